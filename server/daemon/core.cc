@@ -77,7 +77,7 @@ void Core::Tick() {
   for (auto& [name, entry] : jobs_) {
     JobCore* job = entry.job.get();
     for (int rank = 0; rank < job->plan()->world_size; ++rank) {
-      Session* session = job->session(rank);
+      Session* session = job->sessions()[rank].get();
       if (session != nullptr && session->stream == nullptr && now - session->last_command_time > kAttachTimeout) {
         job->SessionLost(rank, "it never opened its session stream");
       }
@@ -85,8 +85,8 @@ void Core::Tick() {
     job->CheckSilence(now);
   }
   ReviewJobs();
-  const bool quiet =
-      std::all_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job.second.job->sessions().attached() == 0; });
+  const bool quiet = std::all_of(jobs_.begin(), jobs_.end(),
+                                 [](const auto& job) { return job.second.job->sessions().attached() == 0; });
   if (heap_trim_.TakeDue(quiet)) {
     reaper_.Post([this] { heap_trim_.Run(); });
   }
@@ -103,11 +103,11 @@ void Core::ReviewJobs() {
   for (auto it = jobs_.begin(); it != jobs_.end();) {
     Entry& entry = it->second;
     JobCore& job = *entry.job;
-    if (!job.closed() && job.finished()) {
+    if (!job.closed() && job.nodes().finished()) {
       job.Close("all ranks have finished");
     }
     if (!job.closed()) {
-      if (job.sessions().attached() > 0 || entry.arriving > 0 || job.ServesOthers()) {
+      if (job.sessions().attached() > 0 || entry.arriving > 0 || job.nodes().ServesOthers()) {
         entry.empty_since = absl::InfiniteFuture();
       } else {
         ReviewEmpty(&entry, now);
@@ -117,8 +117,8 @@ void Core::ReviewJobs() {
       for (const auto& pending : std::exchange(entry.batches, {})) {
         EndBatch(pending);
       }
-      if (!entry.freed && job.version() > 1) {
-        freed_.Forget(job.name(), job.owner().uid);  // a later job of the name has come to its end
+      if (!entry.freed && job.committed().version() > 1) {
+        freed_.Forget(job.name(), job.identity().owner.uid);  // a later job of the name has come to its end
       }
       it = jobs_.erase(it);  // the memory goes when the last device work has ended
     } else {
@@ -139,20 +139,20 @@ void Core::ReviewEmpty(Entry* entry, absl::Time now) {
   }
   entry->empty_since = std::min(entry->empty_since, now);
   const absl::Duration empty = now - entry->empty_since;
-  const bool has_commits = job.version() > 1;
+  const bool has_commits = job.committed().version() > 1;
   const absl::Duration grace = absl::Milliseconds(job.plan()->config.grace_ms());
   if (empty <= (has_commits || job.plan()->nodes() > 1 ? grace : std::min(grace, kGraceOfNothing))) {
     return;
   }
   if (has_commits) {
     v1::LostJob lost;
-    lost.set_committed_step(job.committed_step());
+    lost.set_committed_step(job.view().committed_step());
     lost.set_freed_unix_ms(absl::ToUnixMillis(absl::Now()));
-    lost.set_text(absl::StrCat("the job of this name had ", job.committed_step(), " committed steps and was freed at ",
-                               absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone()),
-                               ", because no rank had come for ", absl::FormatDuration(grace),
-                               " (graceMs, or SHARDD_GRACE_MS); a longer one would have kept it"));
-    freed_.Add(job.name(), job.owner(), std::move(lost), now);
+    lost.set_text(absl::StrCat(
+        "the job of this name had ", job.view().committed_step(), " committed steps and was freed at ",
+        absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone()), ", because no rank had come for ",
+        absl::FormatDuration(grace), " (graceMs, or SHARDD_GRACE_MS); a longer one would have kept it"));
+    freed_.Add(job.name(), job.identity().owner, std::move(lost), now);
     entry->freed = true;
   }
   job.Close(absl::StrCat("no session for ", absl::FormatDuration(empty)));
@@ -160,7 +160,7 @@ void Core::ReviewEmpty(Entry* entry, absl::Time now) {
 
 JobCore* Core::FindJob(uint64_t job_id) const {
   for (const auto& [name, entry] : jobs_) {
-    if (entry.job->id() == job_id && !entry.job->closed()) {
+    if (entry.job->identity().id == job_id && !entry.job->closed()) {
       return entry.job.get();
     }
   }
@@ -177,15 +177,15 @@ absl::StatusOr<JobCore*> Core::FindJobByName(const Caller& caller, const v1::Job
     }
   }
   // To other users it makes no difference whether it is there.
-  if (found.empty() || (!caller.is_admin && found.front()->owner().uid != caller.tenant.uid)) {
+  if (found.empty() || (!caller.is_admin && found.front()->identity().owner.uid != caller.tenant.uid)) {
     return absl::NotFoundError(absl::StrCat("no job \"", ref.job(), "\""));
   }
   if (found.size() > 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "job \"", ref.job(), "\": several users have one of that name (uid ", found[0]->owner().uid, ", uid ",
-        found[1]->owner().uid, found.size() > 2 ? ", ..." : "", "); say whose with uid (shardctl: --uid)"));
+        "job \"", ref.job(), "\": several users have one of that name (uid ", found[0]->identity().owner.uid, ", uid ",
+        found[1]->identity().owner.uid, found.size() > 2 ? ", ..." : "", "); say whose with uid (shardctl: --uid)"));
   }
-  if (!caller.MaySee(found.front()->owner())) {
+  if (!caller.MaySee(found.front()->identity().owner)) {
     return SecretRefused(absl::StrCat("job \"", ref.job(), "\""), caller.tenant);
   }
   return found.front();
@@ -228,7 +228,7 @@ Session* Core::FindSessionOf(uint64_t session_id, const SessionStream& stream, J
 }
 
 Core::Entry* Core::FindEntryOf(const JobCore& job) {
-  const auto it = jobs_.find({job.owner().uid, job.name()});
+  const auto it = jobs_.find({job.identity().owner.uid, job.name()});
   return it == jobs_.end() || it->second.job.get() != &job ? nullptr : &it->second;
 }
 

@@ -61,10 +61,10 @@ struct Core::Attaching {
   std::string what() const { return absl::StrCat("attach rank ", request.rank(), " of job ", request.job_id()); }
   // NOT_FOUND where there is no job (null), also where another user has it. PERMISSION_DENIED: the secret is missing.
   absl::Status Check(const JobCore* job) const {
-    if (job == nullptr || job->owner().uid != caller.uid) {
+    if (job == nullptr || job->identity().owner.uid != caller.uid) {
       return absl::NotFoundError(absl::StrCat(what(), ": no such job; open it first"));
     }
-    return job->owner().Admits(caller) ? absl::OkStatus() : SecretRefused(what(), caller);
+    return job->identity().owner.Admits(caller) ? absl::OkStatus() : SecretRefused(what(), caller);
   }
 };
 
@@ -80,7 +80,7 @@ void Core::AttachRank(PeerCredentials peer, const JobSecret& secret, UniqueFd pi
     End(caller.uid);
     if (IsFinalRefusal(result.status())) {
       loop_.Post([this, caller, job_id, rank, status = result.status()] {
-        if (JobCore* const job = FindJob(job_id); job != nullptr && job->owner().Admits(caller)) {
+        if (JobCore* const job = FindJob(job_id); job != nullptr && job->identity().owner.Admits(caller)) {
           job->RankAnswered(rank, status, TicksSinceBoot());
         }
       });
@@ -139,7 +139,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
                 absl::StrCat(what, ": no such rank (got ", rank, ", want 0 to ", job->plan()->world_size - 1, ")"));
           }
           UniqueFd killed;
-          if (Session* holder = job->session(rank); holder != nullptr) {
+          if (Session* holder = job->sessions()[rank].get(); holder != nullptr) {
             pollfd ended{holder->pidfd.get(), POLLIN, 0};
             const bool dead = holder->pidfd.valid() && poll(&ended, 1, 0) == 1;
             if (!dead && !request.replace()) {
@@ -158,7 +158,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
               }
             }
             job->SessionLost(rank, dead ? "its process ended" : "it was replaced", /*replaced=*/true);
-            if (job->session(rank) != nullptr) {
+            if (job->sessions()[rank].get() != nullptr) {
               return absl::AbortedError(absl::StrCat(what, ": a commit is under way; attach again"));
             }
           }
@@ -168,7 +168,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
           Found result;
           result.killed = std::move(killed);
           result.plan = job->plan();
-          result.epoch = job->epoch();
+          result.epoch = job->committed().epoch();
           result.session_id = next_session_id_++;
           return result;
         }));
@@ -196,9 +196,9 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
           result.set_epoch(session->epoch());
           DescribePlace(*job, *session, &result);
           SHARDD_RETURN_IF_ERROR(job->AddSession(std::move(session)));
-          result.set_committed_step(job->committed_step());
-          result.set_version(job->version());
-          result.set_trainer_state(job->trainer_state(rank));
+          result.set_committed_step(job->view().committed_step());
+          result.set_version(job->committed().version());
+          result.set_trainer_state(job->committed().trainer_states()[rank]);
           result.set_device(job->devices()[rank]->name());
           return result;
         });

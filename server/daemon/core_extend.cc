@@ -215,8 +215,9 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
           absl::StrCat("extend job \"", (*job)->name(),
                        "\": more to train is not served on several nodes; say so when the job is opened"));
     }
-    SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec spec, FillIn(request.spec(), (*job)->spec().config().trainer_sums()));
-    return Extend(spec, (*job)->spec(), *(*job)->plan());
+    SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec spec,
+                            FillIn(request.spec(), (*job)->identity().spec.config().trainer_sums()));
+    return Extend(spec, (*job)->identity().spec, *(*job)->plan());
   };
   absl::StatusOr<Extension> extension = extend();
   if (!extension.ok()) {
@@ -235,11 +236,11 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
   };
   auto build = [this, job = *job](const std::shared_ptr<const Extension>& agreed,
                                   std::vector<JobCore::ExtendDone> asked) {
-    const uint64_t epoch = job->epoch();
+    const uint64_t epoch = job->committed().epoch();
     WithMemory([this, job, agreed, epoch] { return BuildExtended(job, *agreed, epoch); },
                [this, job, epoch, asked = std::move(asked)](const absl::Status& status) {
                  loop_.Post([job, epoch, asked, status] {
-                   if (!status.ok() && job->extending() && job->epoch() == epoch) {
+                   if (!status.ok() && job->extending() && job->committed().epoch() == epoch) {
                      job->GiveUpExtension();
                    }
                    for (const JobCore::ExtendDone& one : asked) one(status);
@@ -271,11 +272,11 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
   };
   const auto ended = [&] { return absl::AbortedError(absl::StrCat(what, ": the epoch has ended")); };
   SHARDD_ASSIGN_OR_RETURN(Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
-                            if (!job->extending() || job->epoch() != epoch) return ended();
+                            if (!job->extending() || job->committed().epoch() != epoch) return ended();
                             Found result;
                             for (const auto& [name, entry] : jobs_) {
                               result.reserved_bytes += entry.job->memory_account().reserved_bytes();
-                              if (entry.job->owner().uid == job->owner().uid && entry.job != job) {
+                              if (entry.job->identity().owner.uid == job->identity().owner.uid && entry.job != job) {
                                 result.bytes_of_uid +=
                                     entry.job->plan()->memory.TotalBytes(entry.job->plan()->world_size);
                               }
@@ -287,13 +288,13 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
   const auto failed = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(what, " by ", extension.what, ": ", status.message()));
   };
-  if (absl::Status status = CheckQuota("memory", job->owner().uid, found.bytes_of_uid,
+  if (absl::Status status = CheckQuota("memory", job->identity().owner.uid, found.bytes_of_uid,
                                        extension.plan.memory.TotalBytes(extension.plan.world_size));
       !status.ok()) {
     return failed(status);
   }
-  absl::StatusOr<JobCore::Init> init =
-      MakeInit(found.new_id, job->owner(), extension.spec, extension.plan, found.reserved_bytes, /*extends=*/true);
+  absl::StatusOr<JobCore::Init> init = MakeInit(found.new_id, job->identity().owner, extension.spec, extension.plan,
+                                                found.reserved_bytes, /*extends=*/true);
   if (!init.ok()) {
     return failed(init.status());
   }
@@ -314,8 +315,9 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
   init->committed = std::move(found.committed);
   absl::Status status = absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
   loop_.RunAndWait([&] {
-    const auto it = jobs_.find({job->owner().uid, job->name()});
-    if (!job->extending() || job->closed() || job->epoch() != epoch || it == jobs_.end() || it->second.job != job) {
+    const auto it = jobs_.find({job->identity().owner.uid, job->name()});
+    if (!job->extending() || job->closed() || job->committed().epoch() != epoch || it == jobs_.end() ||
+        it->second.job != job) {
       status = ended();
       return;
     }

@@ -68,7 +68,7 @@ absl::Status Core::CheckNode(absl::string_view what, const ShardPlan& plan, int 
 
 absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init) {
   const ShardPlan& plan = *init->plan;
-  auto nodes = std::make_unique<JobCore::Init::Nodes>();
+  auto nodes = std::make_unique<NodeParts>();
   nodes->node = node;
   nodes->worker = &node_values_;
   std::string serialized = init->spec.SerializeAsString();

@@ -49,7 +49,7 @@ void Core::OpenJob(PeerCredentials peer, JobSecret secret, v1::OpenJobRequest re
   // Null: there is none, or the caller has no part in it.
   auto find = [this, caller, name = JobName(peer.uid, request.spec().name())]() -> Entry* {
     const auto it = jobs_.find(name);
-    return it != jobs_.end() && it->second.job->owner().Admits(caller) ? &it->second : nullptr;
+    return it != jobs_.end() && it->second.job->identity().owner.Admits(caller) ? &it->second : nullptr;
   };
   loop_.Post([this, find] {
     ++opening_;
@@ -183,11 +183,11 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
     uint64_t new_id = 0;
   };
   auto fill = [&](const JobCore& job, v1::OpenJobResponse* response) {
-    response->set_job_id(job.id());
+    response->set_job_id(job.identity().id);
     response->set_plan_digest(job.plan()->digest);
-    response->set_epoch(job.epoch());
-    response->set_committed_step(job.committed_step());
-    response->set_initialized(job.has_parameters());
+    response->set_epoch(job.committed().epoch());
+    response->set_committed_step(job.view().committed_step());
+    response->set_initialized(job.view().has_parameters());
     if (is_filled_in) {
       *response->mutable_spec() = spec;
     }
@@ -198,7 +198,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
         ReviewJobs();
         for (const auto& [job_name, entry] : jobs_) {
           result.reserved_bytes += entry.job->memory_account().reserved_bytes();
-          if (entry.job->owner().uid == peer.uid) {
+          if (entry.job->identity().owner.uid == peer.uid) {
             ++result.jobs_of_uid;
             result.bytes_of_uid += entry.job->plan()->memory.TotalBytes(entry.job->plan()->world_size);
           }
@@ -209,10 +209,10 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
           return result;
         }
         JobCore& job = *it->second.job;
-        if (!job.owner().Admits(caller)) {
+        if (!job.identity().owner.Admits(caller)) {
           return SecretRefused(what, caller);
         }
-        if (caller.secret.has_value() && !job.owner().secret.has_value()) {
+        if (caller.secret.has_value() && !job.identity().owner.secret.has_value()) {
           return absl::FailedPreconditionError(
               absl::StrCat(what,
                            ": it was opened without a secret and this rank gives one (SHARDD_JOB_SECRET), so others of "
@@ -226,10 +226,10 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
           fill(job, &result.response);
           return result;
         }
-        if (job.node() != request.node()) {
+        if (job.nodes().node() != request.node()) {
           return absl::FailedPreconditionError(absl::StrCat(what,
                                                             ": this rank is of another node than the first one (got ",
-                                                            request.node(), ", want ", job.node(), ")"));
+                                                            request.node(), ", want ", job.nodes().node(), ")"));
         }
         it->second.empty_since = absl::InfiniteFuture();  // its grace time begins anew: somebody is coming
         if (launcher.known()) {
@@ -244,15 +244,15 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   }
   if (found.other != nullptr && request.adopt()) {
     SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec widened,
-                            Widened(spec, found.other->spec(), *found.other->plan(), /*own_groups=*/false));
+                            Widened(spec, found.other->identity().spec, *found.other->plan(), /*own_groups=*/false));
     const absl::StatusOr<ShardPlan> as_widened = PlanShards(widened);
     if (as_widened.ok() && as_widened->digest == found.other->plan()->digest) {
-      *found.response.mutable_spec() = found.other->spec();
+      *found.response.mutable_spec() = found.other->identity().spec;
       return found.response;
     }
   }
   if (found.other != nullptr) {  // plans both again: not the loop's work
-    const std::string difference = FirstDifference(spec, found.other->spec());
+    const std::string difference = FirstDifference(spec, found.other->identity().spec);
     return absl::FailedPreconditionError(absl::StrCat(what, ": this rank describes another job than the first one: ",
                                                       difference.empty() ? "plans differ" : difference));
   }
@@ -299,9 +299,9 @@ void Core::CloseJob(PeerCredentials peer, const JobSecret& secret, bool is_admin
   const Caller caller{{peer.uid, secret.digest()}, is_admin};
   loop_.Post([this, peer, caller, job_id, done = std::move(done)] {
     if (JobCore* job = FindJob(job_id); job != nullptr) {
-      if (!caller.MaySee(job->owner())) {
+      if (!caller.MaySee(job->identity().owner)) {
         const std::string what = absl::StrCat("close job ", job_id);
-        done(job->owner().uid == peer.uid
+        done(job->identity().owner.uid == peer.uid
                  ? SecretRefused(what, caller.tenant)
                  : absl::PermissionDeniedError(absl::StrCat(what, ": it belongs to another user")));
         return;

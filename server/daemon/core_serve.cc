@@ -19,10 +19,10 @@ bool Core::BeforeSleep() {
   bool found = false;
   std::map<uint32_t, int> busy;  // jobs, by uid, that have used up a turn: they share one
   for (const auto& [name, entry] : jobs_) {
-    busy[entry.job->owner().uid] += entry.used_turn ? 1 : 0;
+    busy[entry.job->identity().owner.uid] += entry.used_turn ? 1 : 0;
   }
   for (auto& [name, entry] : jobs_) {
-    found = Serve(entry, kTurn / std::max(1, busy[entry.job->owner().uid])) || found;
+    found = Serve(entry, kTurn / std::max(1, busy[entry.job->identity().owner.uid])) || found;
   }
   if (found) {
     return true;
@@ -34,7 +34,7 @@ bool Core::BeforeSleep() {
   }
   for (auto& [name, entry] : jobs_) {
     for (int rank = 0; rank < entry.job->plan()->world_size; ++rank) {
-      if (Session* session = entry.job->session(rank); session != nullptr && session->HasCommands()) {
+      if (Session* session = entry.job->sessions()[rank].get(); session != nullptr && session->HasCommands()) {
         return true;
       }
     }

@@ -54,8 +54,8 @@ void Core::ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) {
     v1::ListJobsResponse response;
     std::vector<JobDescription> descriptions;  // of the response's jobs
     for (const auto& [name, entry] : jobs_) {
-      if (caller.MaySee(entry.job->owner()) && !entry.job->closed()) {
-        descriptions.push_back(entry.job->Describe(response.add_jobs()));
+      if (caller.MaySee(entry.job->identity().owner) && !entry.job->closed()) {
+        descriptions.push_back(entry.job->view().Describe(response.add_jobs()));
       }
     }
     status_.Post(
@@ -84,7 +84,8 @@ void Core::Query(const Caller& caller, const v1::JobRef& job, Done<T> done,
 }
 
 void Core::ListRanks(const Caller& caller, const v1::JobRef& job, Done<v1::ListRanksResponse> done) {
-  Query<v1::ListRanksResponse>(caller, job, std::move(done), [](const JobCore& j, auto* out) { j.DescribeRanks(out); });
+  Query<v1::ListRanksResponse>(caller, job, std::move(done),
+                               [](const JobCore& j, auto* out) { j.view().DescribeRanks(out); });
 }
 template <typename T>
 void Core::QueryPlan(const Caller& caller, const v1::JobRef& job, Done<T> done, void (*fill)(const ShardPlan&, T*)) {
@@ -117,8 +118,8 @@ void Core::ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done)
   loop_.Post([this, caller, done = std::move(done)] {
     // What runs names groups, and how busy a device is tells of others' jobs. Devices are shared, so it is all or
     // nothing.
-    const bool may_see_work =
-        std::all_of(jobs_.begin(), jobs_.end(), [&](const auto& e) { return caller.MaySee(e.second.job->owner()); });
+    const bool may_see_work = std::all_of(jobs_.begin(), jobs_.end(),
+                                          [&](const auto& e) { return caller.MaySee(e.second.job->identity().owner); });
     v1::ListStreamsResponse response;
     const auto add = [&](const Device& device) {
       for (const StreamStatus& status : device.Status()) {
@@ -180,7 +181,7 @@ void Core::TraceJob(const Caller& caller, const v1::TraceJobRequest& request, st
                                 : job.status());
           return;
         }
-        (*job)->Trace(request, std::move(sink));
+        (*job)->trace().Begin(request, std::move(sink));
       });
     });
   });

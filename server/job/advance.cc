@@ -60,13 +60,9 @@ const char* FactName(Fact fact) {
 absl::Span<const Transition> JobCore::Transitions() {
   static constexpr auto kAlways = [](const JobCore&) { return true; };
   static constexpr Transition kTable[] = {
-      {"send state", kOverNodes, 0,
-       [](const JobCore& job) {
-         return job.nodes_->senders().waiting() &&
-                !(job.commits_.decision().committing() && !job.commits_.decision().applied());
-       },
+      {"send state", kOverNodes, 0, [](const JobCore& job) { return job.nodes_.states().MaySend(); },
        [](JobCore& job) {
-         job.SendWaitedState();
+         job.nodes_.states().SendWaited();
          return absl::OkStatus();
        },
        nullptr, "",
@@ -74,7 +70,8 @@ absl::Span<const Transition> JobCore::Transitions() {
        "not "
        "shown yet with it.",
        "The node may be the one that is to hold the step, also where the epoch ends next."},
-      {"end the epoch", kEnding, 0, [](const JobCore& job) { return !job.promised() && job.commits_.MayEndEpoch(); },
+      {"end the epoch", kEnding, 0,
+       [](const JobCore& job) { return !job.nodes_.promised() && job.commits_.MayEndEpoch(); },
        [](JobCore& job) {
          auto [cause, lost] = *std::exchange(job.pending_abort_, std::nullopt);
          job.Abort(std::move(cause), std::move(lost));
@@ -82,13 +79,15 @@ absl::Span<const Transition> JobCore::Transitions() {
        },
        nullptr, "", "A rank was lost, or went wrong, while a version was being made, which always completes first.",
        "Nothing else is begun in an epoch that is to end."},
-      {"tell who was refused", 0, kEnding, [](const JobCore& job) { return job.SomeWaitInVain(); },
-       [](JobCore& job) { return job.RefusedError(); }, nullptr, "",
+      {"tell who was refused", 0, kEnding,
+       [](const JobCore& job) { return job.absent_.SomeWaitInVain(MonotonicNow()); },
+       [](JobCore& job) { return job.absent_.RefusedError(); }, nullptr, "",
        "A rank whose description of the job was refused does not come, and others wait for it.",
        "Nothing else is begun in an epoch that ends."},
-      {"finish the restore", kOverNodes | kNobodyAttached, 0, [](const JobCore& job) { return job.MayFinishRestore(); },
+      {"finish the restore", kOverNodes | kNobodyAttached, 0,
+       [](const JobCore& job) { return job.nodes_.states().MayRestore(); },
        [](JobCore& job) {
-         job.FinishRestore();
+         job.nodes_.states().Restore();
          return absl::OkStatus();
        },
        nullptr, "the slabs and the counts of the other node", "All of another node's state has come.",
@@ -103,11 +102,9 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Shards go back to the kept copy when nobody can store into them any more.",
        "Nobody attaches before it has ended."},
       {"say that ranks have finished", kOverNodes | kNobodyAttached, 0,
-       [](const JobCore& job) {
-         return job.node_gathers_ != nullptr && !job.finished_said_ && job.leavers_.all_finished();
-       },
+       [](const JobCore& job) { return job.nodes_.MaySayFinished(); },
        [](JobCore& job) {
-         job.SayFinished();
+         job.nodes_.SayFinished();
          return absl::OkStatus();
        },
        nullptr, "", "Other nodes go on for as long as they like, and need what this node holds.",
@@ -131,9 +128,10 @@ absl::Span<const Transition> JobCore::Transitions() {
        nullptr, "the step, or the gradients, of the rank that leaves",
        "A rank has detached before its step was committed, or its gradients were added.",
        "A window that opens for another rank first would make leaving an interruption."},
-      {"say that backwards are closed", kOverNodes, 0, [](const JobCore& job) { return job.ClosedToSay() > 0; },
+      {"say that backwards are closed", kOverNodes, 0,
+       [](const JobCore& job) { return job.nodes_.sums().MaySayClosed(); },
        [](JobCore& job) {
-         job.SayClosed();
+         job.nodes_.sums().SayClosed();
          return absl::OkStatus();
        },
        nullptr, "", "Node 0 takes it that what was not said of these backwards by then never will be.",
@@ -177,8 +175,7 @@ absl::Span<const Transition> JobCore::Transitions() {
       {"decide the step", kAllStepped, kCommitting | kDeciding | kReducing,
        [](const JobCore& job) {
          return !job.commits_.decision().awaits_devices() && job.unsharding_.pending_fills() == 0 &&
-                (job.nodes_ == nullptr ||
-                 (job.nodes_->closed() == kAllBackwards && !job.nodes_->digests().under_way()));
+                job.nodes_.MayDecide();
        },
        [](JobCore& job) { return job.commits_.BeginDecision(); },
        [](const JobCore& job, int rank) { return job.commits_.WaitingToStep(rank); }, "Step of every rank",
@@ -255,7 +252,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "It changes nothing that the row below asks for."},
       {"commit values", kAllCommitted, kCommitting, [](const JobCore& job) { return !job.values_.commit().said(); },
        [](JobCore& job) {
-         job.CommitValues();
+         job.nodes_.over_nodes() ? job.nodes_.SayValues() : job.values_.Commit();
          return absl::OkStatus();
        },
        [](const JobCore& job, int rank) {
@@ -277,7 +274,7 @@ absl::Span<const Transition> JobCore::Transitions() {
 uint32_t JobCore::SeeFacts() const {
   const auto when = [](bool holds, Fact fact) { return holds ? static_cast<uint32_t>(fact) : 0u; };
   const bool attached = std::any_of(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; });
-  uint32_t facts = when(unsharding_.pooled(), kPooled) | when(nodes_ != nullptr, kOverNodes) |
+  uint32_t facts = when(unsharding_.pooled(), kPooled) | when(nodes_.over_nodes(), kOverNodes) |
                    when(writes_.trainers_write(), kTrainersWrite) | when(writes_.pass_copies(), kPassCopies) |
                    when(commits_.decision().committing(), kCommitting) | when(commits_.decision().applied(), kApplied) |
                    when(commits_.decision().deciding(), kDeciding) |

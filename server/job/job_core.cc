@@ -15,16 +15,13 @@ namespace {
 // Whoever gives up and goes on does so soon.
 constexpr int kOfSilenceAfterGivingUp = 12;
 constexpr absl::Duration kLeastSilence = absl::Seconds(1);
-constexpr absl::Duration kTellWaitingAfter = absl::Milliseconds(500);
 // How long the end of a job waits for its sessions' memory to be free.
 constexpr absl::Duration kFreeSessions = absl::Seconds(1);
 
 }  // namespace
 
 JobCore::JobCore(Init init)
-    : id_(init.id),
-      owner_(init.owner),
-      spec_(std::move(init.spec)),
+    : identity_{init.id, init.owner, std::move(init.spec), absl::Now(), std::move(init.lost)},
       plan_(std::move(init.plan)),
       memory_(std::move(init.memory)),
       own_devices_(std::move(init.own_devices)),
@@ -34,10 +31,8 @@ JobCore::JobCore(Init init)
       collective_(std::move(init.collective)),
       loop_(init.loop),
       memory_worker_(std::move(init.memory_worker)),
-      created_(absl::Now()),
-      lost_(std::move(init.lost)),
-      committed_(spec_.name(), static_cast<int>(plan_->params.size()), plan_->world_size, std::move(init.journal)),
-      events_(spec_.name(), owner_, &committed_, init.events),
+      committed_(name(), static_cast<int>(plan_->params.size()), plan_->world_size, std::move(init.journal)),
+      events_(name(), identity_.owner, &committed_, init.events),
       work_(
           loop_, [this] { return shared_from_this(); }, [this] { Advance(); }),
       waits_({plan_.get(), &committed_, &sessions_, &devices_},
@@ -48,30 +43,31 @@ JobCore::JobCore(Init init)
                {&committed_, &gradients_, &writes_, &unsharding_, &waits_.given_back(), &snapshots_, &work_, &trace_,
                 &counters_, [this](absl::Status status) { Abort(std::move(status), {}); },
                 [this](const std::string& why) { Close(why); }}),
-      gradients_(
-          plan_,
-          {{&committed_, &sessions_, &commits_.steps(), &writes_, memory_.get(), &devices_, owner_.IsTheDaemons()},
-           &commits_.decision(),
-           &extensions_},
-          {{collective_.get(), &waits_.given_back(), &waits_.timer(), &work_, &trace_, &counters_, memory_worker_.get(),
-            [this](absl::Status status) { Abort(std::move(status), {}); }},
-           &events_}),
+      gradients_(plan_,
+                 {{&committed_, &sessions_, &commits_.steps(), &writes_, memory_.get(), &devices_,
+                   identity_.owner.IsTheDaemons()},
+                  &commits_.decision(),
+                  &extensions_},
+                 {{collective_.get(), &waits_.given_back(), &waits_.timer(), &work_, &trace_, &counters_,
+                   memory_worker_.get(), [this](absl::Status status) { Abort(std::move(status), {}); }},
+                  &events_}),
       values_({plan_.get(), &commits_.decision(), &summons_, &extensions_, &sessions_},
               {memory_.get(), &committed_, &gradients_.presence(), &commits_, &events_, &work_, loop_,
                [this](absl::Status status) { Abort(std::move(status), {}); },
                [this](const std::string& why) { Close(why); }},
               init.copier, WorkOwner{init.owner.uid, init.id}),
       summons_(
-          {&spec_, plan_.get(), init.nodes != nullptr, &committed_, &commits_.decision(), &sessions_,
+          {&identity_.spec, plan_.get(), init.nodes != nullptr, &committed_, &commits_.decision(), &sessions_,
            &gradients_.pairing(), &writes_, &extensions_, &values_.undo()},
           {&devices_, &waits_.given_back(), &work_, &events_, [this] { return gradients_.reductions().SettleAll(); },
            [this] { return memory_account_.CheckUndoFits(); },
            [this](absl::Status status) { Abort(std::move(status), {}); }}),
+      absent_(name(), {&sessions_, &leavers_}, &events_),
       snapshots_({plan_.get(), &commits_.decision(), &sessions_, &writes_, &optimizer_devices_},
                  {memory_.get(), &committed_, &work_, &events_, loop_, memory_worker_.get(),
                   [this](absl::Status status) { Abort(std::move(status), {}); },
                   [this](const std::string& why) { Close(why); }},
-                 owner_.uid),
+                 identity_.owner.uid),
       writes_({plan_.get(), &committed_, &sessions_, &commits_.steps(), &gradients_.pairing(), &summons_.full_params(),
                &extensions_, &snapshots_.snapshot()},
               &counters_),
@@ -79,7 +75,7 @@ JobCore::JobCore(Init init)
                                                    &summons_, &waits_.given_back(), &work_, loop_}),
       leavers_(plan_->world_size, {&committed_, &sessions_, &commits_.steps(), &gradients_.pairing(), &writes_.passes(),
                                    &writes_.hand_ins(), &summons_.full_params(), &values_.commit()}),
-      renewal_({plan_.get(), &sessions_, &commits_.decision(), &values_.undo(), [this] { return promised(); }},
+      renewal_({plan_.get(), &sessions_, &commits_.decision(), &values_.undo(), [this] { return nodes_.promised(); }},
                {memory_.get(), &work_, &optimizer_devices_, loop_, memory_worker_.get(), &events_,
                 [this](absl::AnyInvocable<void()> closure) { values_.Behind(std::move(closure)); },
                 [this](absl::Status status) { Abort(std::move(status), {}); },
@@ -91,13 +87,55 @@ JobCore::JobCore(Init init)
       unsharding_(plan_, {&committed_, &commits_.decision(), &commits_.steps(), &writes_, &sessions_, memory_.get()},
                   {collective_.get(), &waits_.given_back(), &work_, &events_, &counters_,
                    [this](absl::Status status) { Abort(std::move(status), {}); }}),
-      memory_account_({&spec_, plan_.get(), memory_.get(), &sessions_, &renewal_.writers(), &snapshots_.snapshot(),
-                       &summons_.full_params(), &values_.undo()},
+      nodes_(
+          init.nodes.get(),
+          {plan_, memory_.get(), &commits_.decision(), &commits_.steps(), &leavers_, &optimizer_devices_},
+          {loop_, &committed_, &gradients_.pairing(), &gradients_.presence(), &values_, &work_, &events_},
+          {{[this](PairKey key, int occurrence, const GivenGradients& given) {
+              return gradients_.reductions().AddGiven(key, occurrence, given);
+            },
+            [this](absl::Status status) { Abort(std::move(status), {}); }},
+           {[this](double norm) { commits_.Measured(norm); },
+            [this](const v1::PeerMessage::Decided& decided) { commits_.Heard(decided); }, [this] { values_.Commit(); }},
+           [this](const absl::Status& cause) {
+             auto [own, lost] = pending_abort_.has_value() && !commits_.decision().committing()
+                                    ? *std::exchange(pending_abort_, std::nullopt)
+                                    : std::pair(cause, std::vector<int>());
+             Abort(std::move(own), std::move(lost));
+           },
+           [this](absl::Status status) { Abort(std::move(status), {}); },
+           [this](const std::string& why) { Close(why); },
+           [this] { Advance(); }}),
+      memory_account_({&identity_.spec, plan_.get(), memory_.get(), &sessions_, &renewal_.writers(),
+                       &snapshots_.snapshot(), &summons_.full_params(), &values_.undo()},
                       std::move(init.reserved_by_all)),
-      trace_(plan_, std::move(init.work_trace)),
+      view_({&identity_,
+             plan_,
+             memory_.get(),
+             &devices_,
+             collective_.get(),
+             &committed_,
+             &counters_,
+             &gradients_.pairing(),
+             &sessions_,
+             &values_,
+             &summons_,
+             &absent_,
+             &writes_,
+             &leavers_,
+             &commits_.steps(),
+             &unsharding_,
+             &commits_.decision(),
+             &nodes_,
+             &snapshots_,
+             &closed_,
+             [this](int rank) { return WaitingFor(rank); }}),
+      trace_({name(), plan_, &devices_, &sessions_, &committed_, &memory_account_,
+              [this](int rank) { return view_.WaitText(rank); }},
+             std::move(init.work_trace), loop_, &work_),
       // Who reads whether a version is being made comes behind commits_; who reads what trainers handed in, before
       // writes_; what waits for ranks' devices is dropped (here) before the slots that it would have filled.
-      parts_({&commits_, &gradients_, &waits_, this, &snapshots_, &values_, &work_, &writes_, &leavers_, &summons_,
+      parts_({&commits_, &gradients_, &waits_, &nodes_, &snapshots_, &values_, &work_, &writes_, &leavers_, &summons_,
               &unsharding_, &extensions_, &waits_.sums(), &trace_}) {
   committed_.Tell(&parts_);
   parts_.EndEpoch();
@@ -105,32 +143,20 @@ JobCore::JobCore(Init init)
     committed_.TakeOver(init.committed);
     counters_ = init.committed.counters;
   }
-  if (init.nodes != nullptr) {
-    NodeJob* const job = this;
-    nodes_ = std::make_unique<JobNodes>(plan_, loop_, init.nodes.get(), job);
-    commits_.SpanNodes({nodes_->member().node(), [this] { return nodes_->member().held_step(); },
-                        [this](const Norm& own_norm) {
-                          nodes_->SayReduced(committed_.step() + 1, committed_.version(),
-                                             gradients_.presence().by_param(), own_norm);
-                        },
-                        [this] { SayDecided(); }});
-    const auto say_ready = [this](PairKey key, const Pairing::Said& said) {
-      nodes_->SayReady(committed_.step() + 1, key.first, key.second, said.occurrence, said.present, said.fresh);
-    };
+  unsharding_.GatherFromNodes(nodes_.gathers());
+  if (nodes_.over_nodes()) {
+    commits_.SpanNodes({nodes_.node(), [this] { return nodes_.held_step(); },
+                        [this](const Norm& own_norm) { nodes_.steps().SayReduced(own_norm); },
+                        [this] { nodes_.SayDecided(); }});
     gradients_.reductions().AddOverNodes(
-        {say_ready, [this] { return nodes_->closed(); }, [this] { return nodes_->member().generation(); }});
-    if (init.nodes->gather != nullptr) {
-      node_gathers_ = std::make_unique<NodeGathers>(
-          std::move(init.nodes->gather), [this] { return nodes_->member().Unreached(); },
-          [this](absl::AnyInvocable<void()> closure) { loop_->Post(std::move(closure)); });
-      unsharding_.GatherFromNodes(node_gathers_.get());
-    }
+        {[this](PairKey key, const Pairing::Said& said) { nodes_.sums().SayReady(key, said); },
+         [this] { return nodes_.closed(); }, [this] { return nodes_.generation(); }});
   }
   events_.Add(-1, "open",
               absl::StrCat("world size ", world_size(), ", ", plan_->groups.size(), " groups, ",
                            memory_->allocated_bytes(), " bytes of slabs"));
-  if (lost_.has_value()) {
-    events_.Add(-1, "lost", lost_->text());
+  if (identity_.lost.has_value()) {
+    events_.Add(-1, "lost", identity_.lost->text());
   }
 }
 
@@ -144,12 +170,8 @@ JobCore::~JobCore() {
     (void)memory_worker_.release();
     for (std::unique_ptr<Device>& device : own_devices_) (void)device.release();  // of that memory
   }
-  if (nodes_ != nullptr) {  // the exchange is the collective's, and uses the links
-    nodes_->ForgetExchange();
-    collective_.reset();
-    node_gathers_.reset();
-    nodes_.reset();  // what was said leaves
-  }
+  nodes_.ForgetExchange();  // it is the collective's, and uses the links
+  collective_.reset();
 }
 
 bool JobCore::PollRings(absl::Time until) {
@@ -322,12 +344,8 @@ absl::Status JobCore::OnLeaveFullParams(Session* session, uint64_t done) {
 
 void JobCore::CheckSilence(absl::Time now) {
   renewal_.FreeUnused();
-  CheckAbsent();
-  for (const auto& session : sessions_) {
-    if (session != nullptr) {
-      TellWaiting(session.get(), now);
-    }
-  }
+  absent_.TellEnded();
+  sessions_.TellWaiting(now, [this](int rank) { return view_.WaitText(rank); });
   if (values_.IsStuck(now) && !closed_) {  // whatever else the job asks the copier for would be, too
     Close(absl::StrCat("a copy of its values has not ended after ", absl::FormatDuration(ValueCopies::kLimit),
                        ": a GPU's driver does not return (devices ", devices_.front()->name(), " to ",
@@ -341,28 +359,13 @@ void JobCore::CheckSilence(absl::Time now) {
     Abort(std::move(stuck), {hangs});
     return;
   }
-  if (nodes_ != nullptr && !closed_ && (!commits_.decision().committing() || commits_.decision().applied())) {
-    const uint64_t epoch = committed_.epoch();
-    nodes_->member().CheckSilence(now, absl::Milliseconds(plan_->config.silence_timeout_ms()));
-    if (epoch != committed_.epoch()) {
-      return;
-    }
-  }
-  if (absl::Status gone = CheckUnreached(now); !closed_ && !gone.ok()) {
-    Close(std::string(gone.message()));
+  if (closed_) {
     return;
   }
-  if (closed_ || commits_.decision().committing() || promised()) {
-    return;
-  }
-  if (node_gathers_ != nullptr) {
-    const absl::Duration limit = absl::Milliseconds(plan_->config.silence_timeout_ms());
-    if (absl::Status late = node_gathers_->CheckDeadlines(now, limit); !late.ok()) {
-      Abort(std::move(late), {});
-      return;
-    }
-  }
-  if (sessions_.attached() < world_size()) {
+  const uint64_t epoch = committed_.epoch();
+  nodes_.CheckSilence(now);
+  if (epoch != committed_.epoch() || commits_.decision().committing() || nodes_.promised() ||
+      sessions_.attached() < world_size()) {
     return;
   }
   if (absl::Status stuck = writes_.CheckStuck(now, [this](int rank) { return WaitingFor(rank); }); !stuck.ok()) {
@@ -401,21 +404,6 @@ void JobCore::CheckSilence(absl::Time now) {
       }
     }
   }
-}
-
-// So that a client whose own patience ends can say for whom it has waited.
-void JobCore::TellWaiting(Session* session, absl::Time now) {
-  if (session->stream == nullptr || now - session->last_command_time < kTellWaitingAfter) {
-    return;
-  }
-  std::string waits = WaitText(session->rank());
-  if (waits == session->told_waiting_for) {
-    return;
-  }
-  v1::SessionEvent event;
-  event.mutable_waiting()->set_for_what(waits);
-  session->stream->Send(std::move(event));
-  session->told_waiting_for = std::move(waits);
 }
 
 }  // namespace shardd

@@ -24,11 +24,6 @@ void Farewell(const Session& session, v1::SessionEvent event) {
 
 }  // namespace
 
-bool JobCore::finished() const {
-  return leavers_.all_finished() && (nodes_ == nullptr || (plan_->cut_over_nodes ? nodes_->member().OthersFinished()
-                                                                                 : nodes_->member().AllServed()));
-}
-
 absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace, const UniqueFd& process) {
   const std::string what = absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ");
   if (snapshots_.awaits_writers()) {
@@ -38,17 +33,6 @@ absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace, const 
   }
   SHARDD_RETURN_IF_ERROR(renewal_.Settle(what, rank, waits_.MayAttach(what, rank, pid, replace)));
   return renewal_.MayAttach(what, rank, pid, process, replace);
-}
-
-absl::Status JobCore::CheckMayBegin(const std::string& what) {
-  if (node_gathers_ != nullptr && leavers_.all_finished()) {  // they know, and count on no word of this node any more
-    return absl::AbortedError(
-        absl::StrCat(what,
-                     "all ranks of this node have finished, and its daemon serves the other nodes until theirs "
-                     "have, too; attach again, or use another name"));
-  }
-  const std::string lacking = nodes_ == nullptr ? "" : nodes_->member().Lacking();
-  return lacking.empty() ? absl::OkStatus() : absl::AbortedError(absl::StrCat(what, lacking, "; attach again"));
 }
 
 absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
@@ -63,7 +47,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   }
   SHARDD_RETURN_IF_ERROR(CheckMayAttach(rank, session->peer.pid, /*replace=*/false, session->pidfd));
   SHARDD_RETURN_IF_ERROR(parts_.CheckMayBegin(what));
-  SHARDD_RETURN_IF_ERROR(CheckStillHas(*session));
+  SHARDD_RETURN_IF_ERROR(view_.CheckStillHas(*session));
   if (sessions_[rank] != nullptr) {
     return absl::AlreadyExistsError(absl::StrCat(what, "the rank has a live session (session=", sessions_[rank]->id(),
                                                  ", pid=", sessions_[rank]->peer.pid,
@@ -78,7 +62,6 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   session->words().PublishVersion(committed_.version());
   session->last_command_time = MonotonicNow();
   leavers_.Came(rank);
-  finished_said_ = false;
   UniqueFd pidfd = std::move(session->pidfd);
   absent_.Came(rank);
   sessions_.Add(std::move(session));
@@ -87,6 +70,13 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   waits_.sums().SessionBegins(*sessions_[rank]);
   counters_.set_attaches(counters_.attaches() + 1);
   return absl::OkStatus();
+}
+
+void JobCore::RankAnswered(int rank, const absl::Status& status, uint64_t ticks) {
+  if (!closed_) {
+    absent_.Answered(rank, status, ticks, MonotonicNow());
+    Advance();
+  }
 }
 
 void JobCore::WatchProcess(Session* session, UniqueFd pidfd) {
@@ -178,9 +168,9 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     Close(absl::StrCat("what lay on its device is lost: ", cause.message()));  // there is nothing to go back to
     return;
   }
-  if (!commits_.MayEndEpoch() || promised()) {
+  if (!commits_.MayEndEpoch() || nodes_.promised()) {
     // A decided step always completes forward, with the copy that is kept of it; those who died in between are found
-    // out afterwards. On several nodes it may be decided already, and node 0 says whether (NodeAbort, NodeDecided).
+    // out afterwards. On several nodes it may be decided already, and node 0 says whether (NodeStepsListener).
     // Only a step that is applied and may not be shown yet ends here, unshown.
     if (!pending_abort_.has_value()) {
       pending_abort_.emplace(std::move(cause), std::move(lost_ranks));
@@ -188,20 +178,17 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
       pending_abort_->second.insert(pending_abort_->second.end(), lost_ranks.begin(), lost_ranks.end());
     }
     if (!commits_.decision().committing()) {
-      nodes_->member().WantsToEnd(pending_abort_->first);
+      nodes_.WantsToEnd(pending_abort_->first);
     }
     return;
   }
   const auto extensions = extensions_.TakeAll();
   committed_.EndEpoch();
-  if (node_gathers_ != nullptr) node_gathers_->EndEpoch();
   // What it costs is the difference: outside of a step ranks attach again, and nothing is done anew.
-  const bool drops_work = IsMidStep();
+  const bool drops_work = view_.IsMidStep();
   counters_.set_aborts(counters_.aborts() + (drops_work ? 1 : 0));
   events_.Add(-1, drops_work ? "abort" : "epoch", std::string(cause.message()));
-  if (nodes_ != nullptr) {
-    nodes_->member().AttemptEnded(cause);
-  }
+  nodes_.AttemptEnded(cause);
   values_.Undo();
   if (closed_) {
     Extensions::Answer(extensions, cause);
@@ -245,15 +232,6 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   Advance();
 }
 
-void JobCore::StepCommitted() {
-  if (nodes_ != nullptr) nodes_->EndStep();
-  CompareReplicasIfDue();
-}
-
-void JobCore::EndEpoch() {
-  if (nodes_ != nullptr) nodes_->EndStep();
-}
-
 void JobCore::Close(const std::string& why, CloseOn on) {
   if (closed_) {
     return;
@@ -262,7 +240,6 @@ void JobCore::Close(const std::string& why, CloseOn on) {
   const auto extensions = extensions_.TakeAll();
   committed_.EndEpoch();
   closed_ = true;
-  if (node_gathers_ != nullptr) node_gathers_->EndEpoch();
   for (int rank = 0; rank < world_size(); ++rank) {
     if (Session* session = sessions_[rank].get(); session != nullptr) {
       session->Poison(committed_.epoch());
@@ -276,13 +253,7 @@ void JobCore::Close(const std::string& why, CloseOn on) {
       EndSession(rank);
     }
   }
-  if (nodes_ != nullptr) {
-    if (leavers_.all_finished() || on == CloseOn::kAllNodes || plan_->cut_over_nodes) {  // of that, a part is no job
-      nodes_->member().Closing(why, plan_->cut_over_nodes ? finished() : leavers_.all_finished());
-    }
-    nodes_->Stop();
-    if (node_gathers_ != nullptr) node_gathers_->EndJob();
-  }
+  nodes_.Close(why, on == CloseOn::kAllNodes);
   waits_.EndEpoch();
   renewal_.Close();
   trace_.EndAll(why);

@@ -87,4 +87,14 @@ void DescribeParameters(const ShardPlan& plan, v1::ListParametersResponse* out) 
   }
 }
 
+void DescribeTraced(const ShardPlan& plan, v1::TraceStart* out) {
+  for (const GroupPlan& group : plan.groups) {
+    v1::TraceStart::Group* to = out->add_groups();
+    to->set_name(group.name);
+    to->set_unsharded_bytes(group.unsharded_bytes);
+    to->set_gradient_bytes(group.gradient_bytes);
+    to->set_gradient_slot(group.gradient_slot);
+  }
+}
+
 }  // namespace shardd

@@ -8,13 +8,13 @@
 namespace shardd {
 
 NodeMember::NodeMember(std::shared_ptr<const ShardPlan> plan, int node, CoreLoop* loop, PeerLinks* links,
-                       std::shared_ptr<NodeEvents> events, NodeJob* job)
+                       std::shared_ptr<NodeEvents> events, const NodeFacts* facts)
     : plan_(std::move(plan)),
       node_(node),
       loop_(loop),
       links_(links),
       events_(std::move(events)),
-      job_(job),
+      facts_(facts),
       links_state_(static_cast<size_t>(plan_->nodes())) {
   if (node_ == 0) {
     coordinator_ = std::make_unique<NodeCoordinator>(
@@ -28,8 +28,8 @@ NodeMember::NodeMember(std::shared_ptr<const ShardPlan> plan, int node, CoreLoop
                 promised_) {
               std::vector<v1::PeerMessage::Reduced> reduced;
               for (int of = 0; of < plan_->nodes(); ++of) reduced.push_back(coordinator_->reduced(of));
-              job_->NodesReduced(reduced);
-              job_->Advance();
+              hear_.steps->NodesReduced(reduced);
+              hear_.attempts->Advance();
             }
           });
         },
@@ -42,7 +42,8 @@ void NodeMember::Stop() {
   events_->SetListener(nullptr);
 }
 
-void NodeMember::Start() {
+void NodeMember::Start(NodeListeners listeners) {
+  hear_ = listeners;
   unheard_since_ = MonotonicNow();
   links_state_[static_cast<size_t>(node_)].up = true;
   if (coordinator_ != nullptr) {
@@ -139,14 +140,14 @@ void NodeMember::AttemptEnded(const absl::Status& cause) {
   if (!ended_) {
     Tell(cause);
     ended_ = true;
-    job_->NodeGeneration(generation_ + 1);  // whichever comes next is that, or later
+    hear_.attempts->NodeGeneration(generation_ + 1);  // whichever comes next is that, or later
   }
 }
 
 void NodeMember::Adopt(uint64_t generation) {
   generation_ = generation;
   ended_ = told_ = false;
-  job_->NodeGeneration(generation);
+  hear_.attempts->NodeGeneration(generation);
   for (v1::PeerMessage& message : std::exchange(kept_, {})) {
     Say(std::move(message));
   }
@@ -216,7 +217,8 @@ void NodeMember::CheckSilence(absl::Time now, absl::Duration limit) {
   unheard_since_ = now;
   // Whoever has committed the promised step gives it to this node, too.
   promised_ = promised_values_ = false;
-  job_->NodeAbort(absl::DeadlineExceededError(absl::StrCat(waits, " (limit ", absl::FormatDuration(limit), ")")));
+  hear_.attempts->NodeAbort(
+      absl::DeadlineExceededError(absl::StrCat(waits, " (limit ", absl::FormatDuration(limit), ")")));
 }
 
 std::string NodeMember::WaitText() const {
@@ -224,7 +226,7 @@ std::string NodeMember::WaitText() const {
     return coordinator_->Waiting();
   }
   if (heard_) {
-    return job_->NodeStep() > held_step_ ? Lacking() : "";
+    return facts_->NodeStep() > held_step_ ? Lacking() : "";
   }
   if (node0_fetches_) {
     return absl::StrCat("node 0 (", plan_->config.nodes().addresses(0),

@@ -34,53 +34,21 @@
 #include "server/loop/core_loop.h"
 #include "server/multinode/node_coordinator.h"
 #include "server/multinode/node_events.h"
+#include "server/multinode/node_listeners.h"
 #include "server/peer/peer_links.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
 
-// What a member asks of its job.
-class NodeJob {
- public:
-  virtual ~NodeJob() = default;
-  virtual int64_t NodeStep() const = 0;      // committed, or about to be
-  virtual bool NodeInitialized() const = 0;  // likewise version 1
-  virtual void NodeGo(const v1::PeerMessage::Go& go) = 0;
-  virtual void NodesClosed(int backwards) = 0;
-  // Node 0: Decide is to follow. What each node has reduced, in their order.
-  virtual void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) = 0;
-  virtual void NodeDecided(const v1::PeerMessage::Decided& decided) = 0;
-  virtual void NodeValuesAgreed() = 0;
-  // NodeMember::held_step has grown: a step that was decided may be shown.
-  virtual void NodeHeld() = 0;
-  // The attempt has ended on all nodes; AttemptEnded is to follow when it has here, behind a commit under way.
-  virtual void NodeAbort(const absl::Status& cause) = 0;
-  // Exchanges of earlier generations are to be ended.
-  virtual void NodeGeneration(uint64_t generation) = 0;
-  virtual void NodeIsUp() {}  // a link is there
-  virtual void NodeClose(const std::string& why) = 0;
-  // The state of a node that has lost its own (job_restore.cc). Is to be sent to `node`, as soon as no commit is under
-  // way; nothing is decided until that node takes part again.
-  virtual void NodeSendState(int node, uint64_t transfer) = 0;
-  // The link is lost.
-  virtual void NodeStopSending(int node) = 0;
-  // That node: is to be asked for (Fetch), and NodeMember::Restored to be called when it is there; until then no rank
-  // is, and what the node had is nothing.
-  virtual void NodeBeginFetch(int from, uint64_t transfer) = 0;
-  virtual void NodeTakeState(const v1::PeerMessage::State& state) = 0;
-  virtual void NodeTakeRankState(const v1::PeerMessage::RankState& state) = 0;
-  // What came has been said: the job goes on with what may happen now.
-  virtual void Advance() {}
-};
-
 // Loop-confined.
 class NodeMember final : public NodeEvents::Listener {
  public:
-  // All outlive it; `job` hears nothing after Stop.
+  // All outlive it. `facts`: of its job.
   NodeMember(std::shared_ptr<const ShardPlan> plan, int node, CoreLoop* loop, PeerLinks* links,
-             std::shared_ptr<NodeEvents> events, NodeJob* job);
-  void Start();
-  void Stop();  // the job hears nothing any more, and nothing is said
+             std::shared_ptr<NodeEvents> events, const NodeFacts* facts);
+  // Until Stop, which they outlive, all `listeners` hear; to be called once, and before the job says anything.
+  void Start(NodeListeners listeners);
+  void Stop();  // nobody hears anything any more, and nothing is said
 
   // The job says:
   void Ready(v1::PeerMessage::Ready ready);
@@ -149,7 +117,8 @@ class NodeMember final : public NodeEvents::Listener {
   CoreLoop* const loop_;
   PeerLinks* const links_;
   const std::shared_ptr<NodeEvents> events_;
-  NodeJob* const job_;
+  const NodeFacts* const facts_;
+  NodeListeners hear_;
   std::unique_ptr<NodeCoordinator> coordinator_;  // of node 0
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 

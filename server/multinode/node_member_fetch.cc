@@ -12,12 +12,12 @@ void NodeMember::SayHolds() {
   v1::PeerMessage message;
   v1::PeerMessage::Holds* holds = message.mutable_holds();
   holds->set_generation(std::max(generation_, adopting_));
-  holds->set_initialized(job_->NodeInitialized());
-  holds->set_step(job_->NodeStep());
-  if (decided_.step() > 0 && decided_.step() == job_->NodeStep()) {
+  holds->set_initialized(facts_->NodeInitialized());
+  holds->set_step(facts_->NodeStep());
+  if (decided_.step() > 0 && decided_.step() == facts_->NodeStep()) {
     *holds->mutable_decided() = decided_;
   }
-  holds->set_held_step(std::min(held_step_, job_->NodeStep()));
+  holds->set_held_step(std::min(held_step_, facts_->NodeStep()));
   holds->mutable_finished()->Add(finished_.begin(), finished_.end());
   links_->Send(0, std::move(message));
 }
@@ -31,7 +31,7 @@ void NodeMember::Fetch(int from, uint64_t generation) {
                      "job was opened anew there while others had the old one. What its ranks held ",
                      "is nowhere else; open the job anew on all nodes, from a checkpoint");
     Closing(why, /*finished=*/false);
-    job_->NodeClose(why);
+    hear_.attempts->NodeClose(why);
     return;
   }
   promised_ = promised_values_ = false;
@@ -39,8 +39,8 @@ void NodeMember::Fetch(int from, uint64_t generation) {
   fetching_ = told_ = true;
   fetches_from_ = from;
   fetched_generation_ = generation;
-  job_->NodeAbort(absl::AbortedError(absl::StrCat(Lacking(), "; attach again")));
-  job_->NodeBeginFetch(from, static_cast<uint64_t>(absl::ToUnixNanos(absl::Now())));
+  hear_.attempts->NodeAbort(absl::AbortedError(absl::StrCat(Lacking(), "; attach again")));
+  hear_.state->NodeBeginFetch(from, static_cast<uint64_t>(absl::ToUnixNanos(absl::Now())));
 }
 
 // Within a call of the coordinator.
@@ -54,13 +54,13 @@ void NodeMember::Recover(int from) {
 void NodeMember::Restored() {
   fetching_ = false;
   if (coordinator_ != nullptr) {
-    coordinator_->Recovered(job_->NodeStep());  // the next generation is for this node, too
+    coordinator_->Recovered(facts_->NodeStep());  // the next generation is for this node, too
     return;
   }
   v1::PeerMessage message;
   message.mutable_fetched();
   links_->Send(0, std::move(message));
-  Holding(job_->NodeStep());
+  Holding(facts_->NodeStep());
   Adopt(fetched_generation_);
 }
 
@@ -69,9 +69,9 @@ std::string NodeMember::Lacking() const {
     return absl::StrCat("the node's state is being brought from node ", fetches_from_, " (",
                         plan_->config.nodes().addresses(fetches_from_), ")");
   }
-  if (job_->NodeStep() > held_step_) {
+  if (facts_->NodeStep() > held_step_) {
     const std::string step =
-        absl::StrCat("step ", job_->NodeStep(), " is decided, and not shown before all nodes hold it");
+        absl::StrCat("step ", facts_->NodeStep(), " is decided, and not shown before all nodes hold it");
     return coordinator_ == nullptr ? absl::StrCat(step, "; node 0 (", plan_->config.nodes().addresses(0),
                                                   heard_ ? ")" : "), which has no link,", " has not said that they do")
                                    : absl::StrCat(step, "; ", coordinator_->Unheld());

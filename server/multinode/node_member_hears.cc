@@ -16,24 +16,24 @@ void NodeMember::ToMember(int node, v1::PeerMessage message) {
   loop_->Post([this, alive = alive_, message = std::move(message)] {
     if (*alive) {
       FromCoordinator(message);
-      job_->Advance();
+      hear_.attempts->Advance();
     }
   });
 }
 
 void NodeMember::OnUp(int node) {
   HearUp(node);
-  job_->Advance();
+  hear_.attempts->Advance();
 }
 
 void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {
   Hear(node, message);
-  job_->Advance();
+  hear_.attempts->Advance();
 }
 
 void NodeMember::OnDown(int node, const absl::Status& why) {
   HearDown(node, why);
-  job_->Advance();
+  hear_.attempts->Advance();
 }
 
 void NodeMember::HearUp(int node) {
@@ -47,7 +47,7 @@ void NodeMember::HearUp(int node) {
   } else if (node == 0) {
     SayHolds();
   }
-  job_->NodeIsUp();
+  hear_.attempts->NodeIsUp();
 }
 
 void NodeMember::HearDown(int node, const absl::Status& why) {
@@ -55,19 +55,20 @@ void NodeMember::HearDown(int node, const absl::Status& why) {
   const bool was_up = std::exchange(link.up, false);
   link.why = std::string(why.message());
   // Who trains already is not ended by another user's job in a place that a lost daemon has left.
-  if (absl::IsFailedPrecondition(why) || (absl::IsPermissionDenied(why) && !job_->NodeInitialized())) {
-    job_->NodeClose(absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), "): ", why.message()));
+  if (absl::IsFailedPrecondition(why) || (absl::IsPermissionDenied(why) && !facts_->NodeInitialized())) {
+    hear_.attempts->NodeClose(
+        absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), "): ", why.message()));
     return;
   }
   if (coordinator_ != nullptr) {
-    job_->NodeStopSending(node);
+    hear_.state->NodeStopSending(node);
     coordinator_->OnDown(node, why);
     return;
   }
   if (node != 0 || !was_up) {
     return;  // sums that it was needed for fail, and node 0 hears of it
   }
-  job_->NodeStopSending(0);
+  hear_.state->NodeStopSending(0);
   heard_ = false;
   fetching_ = node0_fetches_ = false;  // the next link begins it anew
   node0_waits_.clear();
@@ -75,9 +76,9 @@ void NodeMember::HearDown(int node, const absl::Status& why) {
   if (!ended_ && !promised_ && generation_ != 0 && (!node0_finished_ || said_)) {
     told_ = true;  // nobody is there to be told
     const std::string node0 = absl::StrCat("node 0 (", plan_->config.nodes().addresses(0), ")");
-    job_->NodeAbort(node0_finished_ ? absl::FailedPreconditionError(
-                                          absl::StrCat(node0, " has finished and takes part in nothing any more"))
-                                    : absl::AbortedError(absl::StrCat(node0, " is lost: ", why.message())));
+    hear_.attempts->NodeAbort(node0_finished_ ? absl::FailedPreconditionError(absl::StrCat(
+                                                    node0, " has finished and takes part in nothing any more"))
+                                              : absl::AbortedError(absl::StrCat(node0, " is lost: ", why.message())));
   }
 }
 
@@ -85,7 +86,7 @@ void NodeMember::HearDown(int node, const absl::Status& why) {
 void NodeMember::OnRefused(int node, const absl::Status& why) {
   links_state_[static_cast<size_t>(node)].why = std::string(why.message());
   // As in HearDown: who has not the secret ends nothing of a job that trains.
-  if (coordinator_ != nullptr && !(absl::IsPermissionDenied(why) && job_->NodeInitialized())) {
+  if (coordinator_ != nullptr && !(absl::IsPermissionDenied(why) && facts_->NodeInitialized())) {
     coordinator_->OnRefused(node, why);
   }
 }
@@ -93,14 +94,14 @@ void NodeMember::OnRefused(int node, const absl::Status& why) {
 void NodeMember::Hear(int node, const v1::PeerMessage& message) {
   if (message.kind_case() == v1::PeerMessage::kClosing) {
     if (!message.closing().finished()) {
-      job_->NodeClose(absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node),
-                                   ") has closed it: ", message.closing().why()));
+      hear_.attempts->NodeClose(absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node),
+                                             ") has closed it: ", message.closing().why()));
       return;
     }
     node0_finished_ = node0_finished_ || node == 0;
     finished_.insert(node);
     if (node == 0) {
-      AllHold(job_->NodeStep());  // it has shown all that it has decided
+      AllHold(facts_->NodeStep());  // it has shown all that it has decided
     }
     if (coordinator_ != nullptr) {
       coordinator_->OnFinished(node);
@@ -112,13 +113,13 @@ void NodeMember::Hear(int node, const v1::PeerMessage& message) {
       return;
     }
     if (message.has_state()) {
-      job_->NodeTakeState(message.state());
+      hear_.state->NodeTakeState(message.state());
     } else {
-      job_->NodeTakeRankState(message.rank_state());
+      hear_.state->NodeTakeRankState(message.rank_state());
     }
   } else if (message.has_fetch() && (coordinator_ != nullptr || node == 0)) {
     if (coordinator_ != nullptr) coordinator_->SetFetching(node, true);
-    if (job_->NodeInitialized()) job_->NodeSendState(node, message.fetch().transfer());
+    if (facts_->NodeInitialized()) hear_.state->NodeSendState(node, message.fetch().transfer());
   } else if (coordinator_ != nullptr && message.has_fetched()) {
     coordinator_->SetFetching(node, false);
   } else if (coordinator_ != nullptr) {
@@ -148,22 +149,22 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
   }
   switch (message.kind_case()) {
     case v1::PeerMessage::kGo:
-      job_->NodeGo(message.go());
+      hear_.sums->NodeGo(message.go());
       return;
     case v1::PeerMessage::kAllClosed:
-      job_->NodesClosed(message.all_closed().backwards());
+      hear_.sums->NodesClosed(message.all_closed().backwards());
       return;
     case v1::PeerMessage::kDecided:
-      if (promised_ && !promised_values_ && message.decided().step() == job_->NodeStep() + 1) {
+      if (promised_ && !promised_values_ && message.decided().step() == facts_->NodeStep() + 1) {
         said_ = promised_ = false;
         decided_ = message.decided();
-        job_->NodeDecided(message.decided());
+        hear_.steps->NodeDecided(message.decided());
       }
       return;
     case v1::PeerMessage::kValuesAgreed:
       if (promised_values_) {
         said_ = promised_ = promised_values_ = false;
-        job_->NodeValuesAgreed();
+        hear_.steps->NodeValuesAgreed();
       }
       return;
     default:
@@ -171,12 +172,7 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
   }
 }
 
-void NodeMember::AllHold(int64_t step) {
-  if (step > held_step_) {
-    held_step_ = step;
-    job_->NodeHeld();
-  }
-}
+void NodeMember::AllHold(int64_t step) { held_step_ = std::max(held_step_, step); }
 
 void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
   const bool answers = !std::exchange(heard_, true);  // what the node holds, and not an end
@@ -186,24 +182,24 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
   if (answers) {
     node0_finished_ = node0_fetches_ = false;
     node0_waits_.clear();
-    if (promised_ && !promised_values_ && begin.has_decided() && begin.decided_step() == job_->NodeStep() + 1) {
+    if (promised_ && !promised_values_ && begin.has_decided() && begin.decided_step() == facts_->NodeStep() + 1) {
       said_ = promised_ = false;
-      job_->NodeDecided(begin.decided());
+      hear_.steps->NodeDecided(begin.decided());
     } else if (promised_values_ && begin.initialized() && begin.agreed_generation() == generation_) {
       said_ = promised_ = promised_values_ = false;
-      job_->NodeValuesAgreed();
-    } else if (begin.initialized() && (!job_->NodeInitialized() || job_->NodeStep() < begin.decided_step())) {
+      hear_.steps->NodeValuesAgreed();
+    } else if (begin.initialized() && (!facts_->NodeInitialized() || facts_->NodeStep() < begin.decided_step())) {
       Fetch(0, begin.generation());
       return;
-    } else if (begin.decided_step() != job_->NodeStep() || begin.initialized() != job_->NodeInitialized()) {
-      job_->NodeClose(absl::StrCat("the nodes' states do not belong together: this node has ",
-                                   job_->NodeInitialized() ? absl::StrCat("step ", job_->NodeStep()) : "no parameters",
-                                   " and node 0 ",
-                                   begin.initialized() ? absl::StrCat("step ", begin.decided_step()) : "none",
-                                   "; open the job anew on all nodes, from a checkpoint"));
+    } else if (begin.decided_step() != facts_->NodeStep() || begin.initialized() != facts_->NodeInitialized()) {
+      hear_.attempts->NodeClose(
+          absl::StrCat("the nodes' states do not belong together: this node has ",
+                       facts_->NodeInitialized() ? absl::StrCat("step ", facts_->NodeStep()) : "no parameters",
+                       " and node 0 ", begin.initialized() ? absl::StrCat("step ", begin.decided_step()) : "none",
+                       "; open the job anew on all nodes, from a checkpoint"));
       return;
     }
-  } else if (coordinator_ == nullptr && begin.initialized() && !job_->NodeInitialized() && !fetching_) {
+  } else if (coordinator_ == nullptr && begin.initialized() && !facts_->NodeInitialized() && !fetching_) {
     Fetch(0, begin.generation());  // node 0 has been sent the state that this node lacks, too
     return;
   }
@@ -230,8 +226,9 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
   adopting_ = begin.generation();
   told_ = true;
   promised_ = promised_values_ = false;
-  job_->NodeAbort(begin.code() == 0 ? absl::AbortedError("the link to node 0 was lost before the step was decided")
-                                    : absl::Status(NodeErrorCode(begin.code()), begin.message()));
+  hear_.attempts->NodeAbort(begin.code() == 0
+                                ? absl::AbortedError("the link to node 0 was lost before the step was decided")
+                                : absl::Status(NodeErrorCode(begin.code()), begin.message()));
 }
 
 }  // namespace shardd

@@ -13,11 +13,18 @@ bool IsFinalRefusal(const absl::Status& status) {
   return absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status) || absl::IsUnimplemented(status);
 }
 
-bool AbsentRanks::Refused(int rank, std::string why, uint64_t ticks, absl::Time now) {
+void AbsentRanks::Answered(int rank, const absl::Status& status, uint64_t ticks, absl::Time now) {
+  const int ranks = static_cast<int>(see_.sessions->by_rank().size());
+  if (!IsFinalRefusal(status) || rank < 0 || rank >= ranks || (*see_.sessions)[rank] != nullptr ||
+      see_.leavers->finished(rank)) {
+    return;
+  }
+  std::string why(status.message());
   Refusal& refusal = refusals_[rank];
-  const bool is_news = refusal.why != why;
+  if (refusal.why != why) {
+    events_->Add(rank, "refused", why);
+  }
   refusal = {std::move(why), ticks, now};
-  return is_news;
 }
 
 bool AbsentRanks::WaitsInVain(uint64_t start_ticks, absl::Time now) const {
@@ -25,6 +32,17 @@ bool AbsentRanks::WaitsInVain(uint64_t start_ticks, absl::Time now) const {
     const Refusal& refusal = entry.second;
     return now - refusal.time < kOneAttempt && start_ticks <= refusal.ticks;
   });
+}
+
+bool AbsentRanks::SomeWaitInVain(absl::Time now) const {
+  return !refusals_.empty() && std::any_of(see_.sessions->begin(), see_.sessions->end(), [&](const auto& session) {
+    return session != nullptr && session->stream != nullptr && WaitsInVain(session->start_ticks, now);
+  });
+}
+
+absl::Status AbsentRanks::RefusedError() const {
+  return absl::FailedPreconditionError(
+      absl::StrCat("job \"", job_, "\" waits for a rank that does not come: ", WhyRefused()));
 }
 
 std::vector<int> AbsentRanks::refused() const {
@@ -51,18 +69,18 @@ void AbsentRanks::SessionEnded(int rank, pid_t pid, UniqueFd process) {
   }
 }
 
-std::vector<AbsentRanks::Ended> AbsentRanks::TakeEnded() {
-  std::vector<Ended> ended;
+void AbsentRanks::TellEnded() {
   for (auto it = processes_.begin(); it != processes_.end();) {
     pollfd state{it->second.fd.get(), POLLIN, 0};
     if (poll(&state, 1, 0) == 1) {
-      ended.push_back({it->first, it->second.pid});
+      events_->Add(it->first, "lost",
+                   absl::StrCat("its process (pid ", it->second.pid,
+                                ") ended without attaching again; its session had ended with its epoch"));
       it = processes_.erase(it);
     } else {
       ++it;
     }
   }
-  return ended;
 }
 
 void AbsentRanks::Came(int rank) {

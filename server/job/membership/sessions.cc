@@ -4,6 +4,11 @@
 #include <utility>
 
 namespace shardd {
+namespace {
+
+constexpr absl::Duration kTellWaitingAfter = absl::Milliseconds(500);
+
+}  // namespace
 
 Session* Sessions::Find(uint64_t session_id) const {
   const auto found = std::find_if(by_rank_.begin(), by_rank_.end(), [session_id](const auto& session) {
@@ -56,6 +61,21 @@ void Sessions::ForgetProcess(const Session& session) {
 void Sessions::Unwatch(const Session& session) {
   loop_->RemoveFd(session.doorbell());
   ForgetProcess(session);
+}
+
+void Sessions::TellWaiting(absl::Time now, absl::FunctionRef<std::string(int rank)> wait_text) {
+  for (const auto& session : by_rank_) {
+    if (session == nullptr || session->stream == nullptr || now - session->last_command_time < kTellWaitingAfter) {
+      continue;
+    }
+    std::string waits = wait_text(session->rank());
+    if (waits != session->told_waiting_for) {
+      v1::SessionEvent event;
+      event.mutable_waiting()->set_for_what(waits);
+      session->stream->Send(std::move(event));
+      session->told_waiting_for = std::move(waits);
+    }
+  }
 }
 
 }  // namespace shardd

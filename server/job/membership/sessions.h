@@ -4,8 +4,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/time/time.h"
 #include "common/shm/unique_fd.h"
 #include "server/loop/core_loop.h"
 #include "server/session/session.h"
@@ -26,6 +29,9 @@ class Sessions {
   int attached() const;
 
   void SetAwake(bool awake) const;
+  // Ranks that have sent nothing for a while hear for whom they wait, as `wait_text` says, so that a client whose own
+  // patience ends can say it.
+  void TellWaiting(absl::Time now, absl::FunctionRef<std::string(int rank)> wait_text);
   // Watches the doorbell of a new session. REQUIRES: its rank has none.
   void Add(std::unique_ptr<Session> session);
   // The end of the process becomes the session's: `on_end` runs then, unless the rank has another session. A session

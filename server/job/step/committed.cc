@@ -77,7 +77,7 @@ void Committed::Restore(int64_t step, uint64_t version, std::vector<int64_t> ste
   WriteHeader();
 }
 
-std::shared_ptr<const std::vector<int64_t>> Committed::ShareStepCounts() {
+std::shared_ptr<const std::vector<int64_t>> Committed::ShareStepCounts() const {
   step_counts_are_shared_ = true;
   return step_counts_;
 }

@@ -42,7 +42,7 @@ class Committed {
   // By parameter, with counts that were loaded and not committed yet.
   const std::vector<int64_t>& step_counts() const { return *step_counts_; }
   // The same for other threads: it never changes. The next change makes a copy of its own.
-  std::shared_ptr<const std::vector<int64_t>> ShareStepCounts();
+  std::shared_ptr<const std::vector<int64_t>> ShareStepCounts() const;
   const std::vector<std::string>& trainer_states() const { return trainer_states_; }  // by rank
   // An error of the rank in the running step: "WHAT: FACT (rank=R, step=S)".
   absl::Status RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {
@@ -89,7 +89,7 @@ class Committed {
   uint64_t version_ = 0;
   int64_t step_ = 0;
   std::shared_ptr<std::vector<int64_t>> step_counts_;
-  bool step_counts_are_shared_ = false;
+  mutable bool step_counts_are_shared_ = false;
   std::vector<std::string> trainer_states_;
   bool had_parameters_ = false;
 };

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/version.h"
 #include "server/loop/core_loop.h"
 
 namespace shardd {
@@ -12,15 +13,32 @@ namespace {
 // After the commit of the last step: the calls that its ranks are returning from.
 constexpr absl::Duration kLastCalls = absl::Seconds(1);
 constexpr int kSpansPerMessage = 512;
+constexpr absl::Duration kInterval = absl::Milliseconds(2);
 
 }  // namespace
 
-void JobTrace::Begin(const v1::TraceJobRequest& request, v1::TraceStart start, int64_t committed_step,
-                     std::shared_ptr<TraceSink> sink, const std::vector<std::unique_ptr<Session>>& sessions) {
+v1::TraceStart JobTrace::Start() const {
+  v1::TraceStart start;
+  start.set_job(see_.job);
+  start.set_world_size(plan_->world_size);
+  start.set_version(kVersion);
+  for (int rank = 0; rank < plan_->world_size; ++rank) {
+    const Session* session = (*see_.sessions)[rank].get();
+    start.add_devices((*see_.devices)[static_cast<size_t>(rank)]->name());
+    start.add_pids(session == nullptr ? 0 : session->peer.pid);
+  }
+  see_.memory->Describe(start.mutable_memory());
+  return start;
+}
+
+void JobTrace::Begin(const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) {
   constexpr int kDefaultSteps = 3;
   constexpr int64_t kDefaultTimeoutMs = 60'000;
-  committed_step_ = committed_step;
-  if (on()) {  // what was lost until now is not lost to this one
+  v1::TraceStart start = Start();
+  const int64_t committed_step = committed_step_ = see_.committed->step();
+  const auto& sessions = see_.sessions->by_rank();
+  const bool polled = on();
+  if (polled) {  // what was lost until now is not lost to this one
     TakeCallsOfAll(sessions);
     TakeWork();
   } else {
@@ -60,6 +78,27 @@ void JobTrace::Begin(const v1::TraceJobRequest& request, v1::TraceStart start, i
     rank.closed_step = 0;
   }
   traces_.push_back(std::move(trace));
+  if (!polled) {
+    PollLater();
+  }
+}
+
+void JobTrace::PollLater() {
+  loop_->AddTimer(MonotonicNow() + kInterval, [this, weak = std::weak_ptr<void>(keep_->Keep())] {
+    if (const std::shared_ptr<void> job = weak.lock(); job != nullptr && on()) {
+      Poll();
+      if (on()) PollLater();
+    }
+  });
+}
+
+void JobTrace::Complete(v1::TraceEnd* end) const {
+  see_.memory->Describe(end->mutable_memory());
+  for (int rank = 0; rank < plan_->world_size && end->reason() == v1::TRACE_END_REASON_TIMEOUT; ++rank) {
+    if (const std::string waits = see_.wait_text(rank); !waits.empty()) {
+      end->set_text(absl::StrCat(end->text(), "; rank ", rank, " waits for ", waits));
+    }
+  }
 }
 
 void JobTrace::Add(const v1::TraceSpan& span) {
@@ -86,7 +125,9 @@ void JobTrace::Flush(Trace& trace) {
   }
 }
 
-void JobTrace::Poll(const std::vector<std::unique_ptr<Session>>& sessions, const Describe& describe) {
+void JobTrace::Poll() {
+  const auto& sessions = see_.sessions->by_rank();
+  const Describe describe = [this](v1::TraceEnd* end) { Complete(end); };
   TakeCallsOfAll(sessions);
   TakeWork();
   const absl::Time now = MonotonicNow();

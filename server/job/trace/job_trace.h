@@ -9,14 +9,20 @@
 // whole step is the one after the latest s of all ranks.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
+#include "server/device/device.h"
 #include "server/device/traced_device.h"
 #include "server/job/job_part.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/memory_account.h"
+#include "server/job/step/committed.h"
+#include "server/job/work/job_work.h"
 #include "server/loop/core_loop.h"
 #include "server/observe/trace_sink.h"
 #include "server/session/session.h"
@@ -27,20 +33,29 @@ namespace shardd {
 // Loop-confined. The owner calls the hooks; each is free while nobody traces.
 class JobTrace final : public JobPart {
  public:
-  JobTrace(std::shared_ptr<const ShardPlan> plan, std::shared_ptr<WorkTrace> work)
-      : plan_(std::move(plan)), work_(std::move(work)), ranks_(plan_->world_size) {}
+  struct Facts {
+    std::string job;  // its name
+    std::shared_ptr<const ShardPlan> plan;
+    const std::vector<Device*>* devices = nullptr;
+    const Sessions* sessions = nullptr;
+    const ::shardd::Committed* committed = nullptr;
+    const MemoryAccount* memory = nullptr;
+    std::function<std::string(int rank)> wait_text;  // for whom and for what the rank waits
+  };
+  // All outlive it. `keep` keeps the job alive while its timer runs. `measured`: what devices do; null: not known.
+  JobTrace(Facts facts, std::shared_ptr<WorkTrace> measured, CoreLoop* loop, const JobWork* keep)
+      : see_(std::move(facts)),
+        plan_(see_.plan),
+        work_(std::move(measured)),
+        loop_(loop),
+        keep_(keep),
+        ranks_(plan_->world_size) {}
 
   bool on() const { return !traces_.empty(); }
 
-  // `start` is complete but for its times and what the sink was prepared with. REQUIRES: request within the limits of
-  // the rpc.
-  void Begin(const v1::TraceJobRequest& request, v1::TraceStart start, int64_t committed_step,
-             std::shared_ptr<TraceSink> sink, const std::vector<std::unique_ptr<Session>>& sessions);
-  // Every kInterval while on(): takes what ranks and devices have measured, as much as other jobs can wait for, and
-  // ends what has come to its end, which `describe` completes.
-  static constexpr absl::Duration kInterval = absl::Milliseconds(2);
-  using Describe = std::function<void(v1::TraceEnd*)>;
-  void Poll(const std::vector<std::unique_ptr<Session>>& sessions, const Describe& describe);
+  // The request is within the limits of the rpc, whoever asks may see the job; the sink was prepared with
+  // DescribeTraced.
+  void Begin(const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink);
   // The job is closed, its sessions have ended.
   void EndAll(const std::string& why);
 
@@ -73,6 +88,14 @@ class JobTrace final : public JobPart {
     std::vector<int64_t> submitted_ns;  // by slot: when it was filled; 0: free
   };
 
+  using Describe = std::function<void(v1::TraceEnd*)>;
+
+  v1::TraceStart Start() const;
+  void Complete(v1::TraceEnd* end) const;
+  // While on(): takes what ranks and devices have measured, as much as other jobs can wait for, and ends what has come
+  // to its end.
+  void Poll();
+  void PollLater();
   bool TakeCalls(Session* session);  // some of them; false: there are no more
   void TakeCallsOfAll(const std::vector<std::unique_ptr<Session>>& sessions);
   void TakeWork();
@@ -83,8 +106,11 @@ class JobTrace final : public JobPart {
   void End(Trace& trace, v1::TraceEndReason reason, const std::string& text, const Describe& describe);
   void Review(const std::vector<std::unique_ptr<Session>>& sessions);  // whether nobody traces any more
 
+  const Facts see_;
   const std::shared_ptr<const ShardPlan> plan_;
   const std::shared_ptr<WorkTrace> work_;  // null: devices are not traced
+  CoreLoop* const loop_;
+  const JobWork* const keep_;
   std::vector<Rank> ranks_;
   std::vector<std::unique_ptr<Trace>> traces_;
   int64_t last_commit_ns_ = 0;

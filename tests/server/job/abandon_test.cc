@@ -29,7 +29,7 @@ TEST_F(AbandonTest, WhatIsAddedUpStaysAndStandsForTheSubmissionOfTheSecondTry) {
   Abandon(0);
   Backward(0, 2);
   Step(0);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; })) << Error();
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; })) << Error();
   EXPECT_EQ(First(kB), -7) << "each rank counts once";
   EXPECT_EQ(First(kA), -3);
 }
@@ -142,7 +142,7 @@ TEST_F(AbandonTest, EveryGroupIsShardedWhoeverHeldIt) {
   Unshard(0, kB);
   Abandon(0);
   OnLoop([&] {
-    for (const Handle& handle : job_->session(0)->handles) {
+    for (const Handle& handle : job_->sessions()[0].get()->handles) {
       EXPECT_EQ(handle.DebugString(), "SHARDED/IDLE");
     }
   });
@@ -157,7 +157,7 @@ TEST_F(AbandonTest, AfterStepOnlyTheNextForwardIsGivenUp) {
   Abandon(0);
   Backward(1, 4);
   Step(1);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; })) << Error();
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; })) << Error();
   EXPECT_EQ(First(kA), -3);
   Backward(0, 2);
   Backward(1, 4);
@@ -232,7 +232,7 @@ TEST_F(AbandonTest, SecondTryThatWaitsForARankWhoseGradientsAreThereNamesTheEndO
   Abandon(0);
   Backward(0, 2);
   v1::ListRanksResponse ranks;
-  OnLoop([&] { job_->DescribeRanks(&ranks); });
+  OnLoop([&] { job_->view().DescribeRanks(&ranks); });
   EXPECT_EQ(ranks.ranks(0).waiting_for(), "rank 1: BackwardDone of backward 0");
 }
 

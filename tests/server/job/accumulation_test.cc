@@ -40,7 +40,7 @@ TEST_F(AccumulationTest, RankWithoutAnyGradientInTheStepCountsAsZero) {
   Step(1);  // rank 1 has closed nothing
   Backward(0, 2);
   Step(0);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
   EXPECT_EQ(First(kA), -2);
   EXPECT_EQ(Last(kA), -2);
 }

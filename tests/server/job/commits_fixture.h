@@ -104,7 +104,10 @@ class CommitsFixture : public ::testing::Test {
   Committed committed_{"job", 1, 2, NewJournal()};
   JobEvents events_{"job", Tenant{}, &committed_, &log_};
   JobWork work_{&loop_, [] { return std::make_shared<int>(0); }, [] {}};
-  JobTrace trace_{plan_, nullptr};
+  JobTrace trace_{{"job", plan_, &by_rank_, &sessions_, &committed_, /*memory=*/nullptr, nullptr},
+                  /*measured=*/nullptr,
+                  &loop_,
+                  &work_};
   Sessions sessions_{2, &loop_};
   PollTimer timer_{&loop_};
   GivenBack given_back_{&sessions_, &timer_, &memory_worker_};

@@ -45,7 +45,7 @@ class ValuesOffLoopTest : public JobCoreTest {
   void Write(int rank, float value) {
     v1::Command command;
     OnLoop([&] {
-      Session* const session = job_->session(rank);
+      Session* const session = job_->sessions()[rank].get();
       const int64_t staging = session->layout().payload_offset_bytes;
       std::fill_n(session->memory()->memory->At<float>(staging), kNumel, value);
       command.mutable_write_parameters()->set_numel(kNumel);
@@ -58,12 +58,12 @@ class ValuesOffLoopTest : public JobCoreTest {
     v1::CommandBatch batch;
     batch.add_commands()->mutable_commit_parameters();
     int executed = 0;
-    OnLoop([&] { executed = job_->ExecuteFromStream(job_->session(rank), batch); });
+    OnLoop([&] { executed = job_->ExecuteFromStream(job_->sessions()[rank].get(), batch); });
     return executed;
   }
   bool Held(int rank) {
     bool held = false;
-    OnLoop([&] { held = job_->session(rank)->held; });
+    OnLoop([&] { held = job_->sessions()[rank].get()->held; });
     return held;
   }
 
@@ -83,17 +83,17 @@ TEST_F(ValuesOffLoopTest, ARankIsHeldUntilItsValuesAreThereAndOthersAreNot) {
   EXPECT_FALSE(Held(1));
   EXPECT_EQ(SendCommit(1), 1);
   LetCopierGo();
-  ASSERT_TRUE(Until([&] { return !job_->session(0)->held; }));
+  ASSERT_TRUE(Until([&] { return !job_->sessions()[0].get()->held; }));
   EXPECT_EQ(value(), 7);
   EXPECT_EQ(SendCommit(0), 1);
-  EXPECT_TRUE(Until([&] { return job_->version() == 2; }));
+  EXPECT_TRUE(Until([&] { return job_->committed().version() == 2; }));
   EXPECT_EQ(value(), 7);
 }
 
 TEST_F(ValuesOffLoopTest, WhatADeadRankHasWrittenIsTakenBackBeforeAnybodyAttaches) {
   EnterWithWriteback();
   Write(0, 7);
-  ASSERT_TRUE(Until([&] { return !job_->session(0)->held; }));
+  ASSERT_TRUE(Until([&] { return !job_->sessions()[0].get()->held; }));
   HoldCopier();
   Write(1, 8);  // on its way when the rank dies
   OnLoop([&] { job_->SessionLost(1, "killed"); });
@@ -121,7 +121,7 @@ TEST_F(ValuesOffLoopTest, ACopyThatWaitsForOthersIsShownAndNotGivenUp) {
   v1::ListRanksResponse ranks;
   bool closed_early = false, closed = false;
   OnLoop([&] {
-    job_->DescribeRanks(&ranks);
+    job_->view().DescribeRanks(&ranks);
     job_->CheckSilence(MonotonicNow() + absl::Seconds(30));
     closed_early = job_->closed();
     job_->CheckSilence(MonotonicNow() + absl::Seconds(61));
@@ -136,7 +136,7 @@ TEST_F(ValuesOffLoopTest, ACopyThatWaitsForOthersIsShownAndNotGivenUp) {
 TEST_F(ValuesOffLoopTest, WhatNobodyCommittedIsTakenBackBeforeAnybodyGoesOn) {
   EnterWithWriteback();
   Write(0, 7);
-  ASSERT_TRUE(Until([&] { return !job_->session(0)->held; }));
+  ASSERT_TRUE(Until([&] { return !job_->sessions()[0].get()->held; }));
   HoldCopier();
   v1::Command leave;
   leave.mutable_leave_full_params();
@@ -145,13 +145,13 @@ TEST_F(ValuesOffLoopTest, WhatNobodyCommittedIsTakenBackBeforeAnybodyGoesOn) {
   Send(1, leave);
   EXPECT_TRUE(Held(0) && Held(1));
   LetCopierGo();
-  ASSERT_TRUE(Until([&] { return !job_->session(0)->held && !job_->session(1)->held; }));
+  ASSERT_TRUE(Until([&] { return !job_->sessions()[0].get()->held && !job_->sessions()[1].get()->held; }));
   EXPECT_EQ(value(), before_);
   EnterWithWriteback();
   Write(0, 9);
-  ASSERT_TRUE(Until([&] { return !job_->session(0)->held; }));
+  ASSERT_TRUE(Until([&] { return !job_->sessions()[0].get()->held; }));
   EXPECT_EQ(SendCommit(0) + SendCommit(1), 2);
-  EXPECT_TRUE(Until([&] { return job_->version() == 2; }));
+  EXPECT_TRUE(Until([&] { return job_->committed().version() == 2; }));
   EXPECT_EQ(value(), 9);
 }
 
@@ -161,7 +161,8 @@ TEST_F(JobCoreTest, WhatHasBeenTakenBackIsNoCopyThatHangs) {
   for (int rank = 0; rank < kRanks; ++rank) Send(rank, command);
   command.mutable_write_parameters()->set_numel(1);
   OnLoop([&] {
-    command.mutable_write_parameters()->set_staging_offset_bytes(job_->session(0)->layout().payload_offset_bytes);
+    command.mutable_write_parameters()->set_staging_offset_bytes(
+        job_->sessions()[0].get()->layout().payload_offset_bytes);
   });
   Send(0, command);
   command.mutable_leave_full_params();

@@ -29,11 +29,11 @@ class ExtendTest : public JobCoreTest {
   void Ask(int rank, int index = 1) {
     SpecBuilder asked = PartlyFrozen();
     asked.module(0).mutable_parameters(index)->set_requires_grad(true);
-    absl::StatusOr<Extension> extension = Extend(asked.spec(), job_->spec(), *plan_);
+    absl::StatusOr<Extension> extension = Extend(asked.spec(), job_->identity().spec, *plan_);
     ASSERT_TRUE(extension.ok()) << extension.status();
     OnLoop([&] {
       job_->AwaitExtension(
-          job_->session(rank), std::make_shared<const Extension>(*std::move(extension)),
+          job_->sessions()[rank].get(), std::make_shared<const Extension>(*std::move(extension)),
           [this, rank](const absl::Status& status) { answers_[rank].push_back(status); },
           [this](const std::shared_ptr<const Extension>& agreed, const std::vector<JobCore::ExtendDone>& asked) {
             built_.push_back(agreed->what);
@@ -68,7 +68,7 @@ TEST_F(ExtendTest, IsBuiltOnceWhenAllRanksHaveAskedForTheSame) {
   EXPECT_EQ(built_, std::vector<std::string>{"parameter \"f\""});
   OnLoop([&] {
     EXPECT_TRUE(job_->extending());
-    EXPECT_EQ(job_->committed_facts().epoch, job_->epoch() + 1);
+    EXPECT_EQ(job_->committed_facts().epoch, job_->committed().epoch() + 1);
     for (const auto& done : asked_) done(absl::OkStatus());
   });
   ExpectAnswer(0, absl::StatusCode::kOk, {});
@@ -99,7 +99,7 @@ TEST_F(ExtendTest, RanksThatAskForDifferentThingsAreToldAndGoOn) {
   EXPECT_TRUE(built_.empty());
   Train(0);
   Train(1);
-  EXPECT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  EXPECT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
   EXPECT_EQ(epoch(), 1u);
 }
 
@@ -108,7 +108,7 @@ TEST_F(ExtendTest, AnInterruptedRankMayGoOn) {
   Train(0);
   ExpectAnswer(0, absl::StatusCode::kCancelled, {"has gone on instead"});
   Train(1);
-  EXPECT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  EXPECT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
 }
 
 TEST_F(ExtendTest, ALostRankEndsTheWaitAndWhatIsBuiltCountsNoMore) {
@@ -128,7 +128,7 @@ TEST_F(ExtendTest, AStepUnderWayComesFirst) {
   Ask(0);
   ExpectAnswer(0, absl::StatusCode::kFailedPrecondition, {"a step is not committed yet"});
   Release();
-  EXPECT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  EXPECT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
 }
 
 // Slabs of a plan; each element of each purpose and copy has a value of its own.

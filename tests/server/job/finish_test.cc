@@ -41,7 +41,7 @@ class FinishTest : public JobCoreTest {
     OnLoop([&] { job_->Detach(rank, /*finished=*/true); });
   }
   uint64_t Of(int rank, TimelineWord DaemonPage::*word) {
-    return TimelineSequence((job_->session(rank)->memory()->daemon_page->At<DaemonPage>(0)->*word).load());
+    return TimelineSequence((job_->sessions()[rank].get()->memory()->daemon_page->At<DaemonPage>(0)->*word).load());
   }
   // A step of an optimizer in the trainers; returns when the pass that commits it has begun.
   void StepTo(float value) {
@@ -58,9 +58,9 @@ TEST_F(FinishTest, BeforeAnotherHasLeftThePassOfTheLastCommitCostsNothing) {
   EXPECT_EQ(streams_[0]->Count(v1::SessionEvent::kDetached), 1);
   ASSERT_EQ(Aborts(1), 0) << streams_[1]->Aborted().message();
   Leave(1);
-  OnLoop([&] { EXPECT_FALSE(job_->finished()); });
+  OnLoop([&] { EXPECT_FALSE(job_->nodes().finished()); });
   Finish(1);
-  OnLoop([&] { EXPECT_TRUE(job_->finished()); });
+  OnLoop([&] { EXPECT_TRUE(job_->nodes().finished()); });
   EXPECT_EQ(Aborts(1), 0);
   EXPECT_EQ(epoch(), 1u);
   EXPECT_EQ(committed(), 1);

@@ -54,7 +54,7 @@ TEST_F(GivenBackMemoryTest, IsReservedUntilTheNextReductionAndStatusSaysWhatIsTh
   EXPECT_EQ(Gradients().allocated_bytes(), 0);
   EXPECT_EQ(Gradients().planned_bytes(), kBytes);
   for (int rank = 0; rank < kRanks; ++rank) Train(rank);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
   EXPECT_EQ(Reserved(), before);
   EXPECT_EQ(Gradients().allocated_bytes(), kBytes);
 }

@@ -45,7 +45,7 @@ class GradientsTest : public JobCoreTest {
     AwaitAdded(rank, group);
     const int slot = plan_->groups[group].gradient_slot;
     OnLoop([&] {
-      auto* numbers = reinterpret_cast<float*>(const_cast<char*>(job_->session(rank)->slot(group)));
+      auto* numbers = reinterpret_cast<float*>(const_cast<char*>(job_->sessions()[rank].get()->slot(group)));
       std::fill(numbers, numbers + plan_->groups[group].gradient_bytes / sizeof(float), value);
     });
     ++submissions_[rank][slot];
@@ -82,7 +82,7 @@ class GradientsTest : public JobCoreTest {
     for (int rank = 0; rank < kRanks; ++rank) {
       Step(rank, weight_decay, max_grad_norm);
     }
-    ASSERT_TRUE(Until([&] { return job_->committed_step() == number; })) << streams_[0]->Aborted().message();
+    ASSERT_TRUE(Until([&] { return job_->view().committed_step() == number; })) << streams_[0]->Aborted().message();
   }
   void Abandon(int rank) {
     v1::Command command;
@@ -102,13 +102,13 @@ class GradientsTest : public JobCoreTest {
   }
   v1::Counters Counters() {
     v1::Job job;
-    OnLoop([&] { job_->Describe(&job).Complete(&job); });
+    OnLoop([&] { job_->view().Describe(&job).Complete(&job); });
     return job.counters();
   }
   uint64_t Word(int rank, int slot) {
     uint64_t result = 0;
     const auto read = [&] {
-      if (Session* session = job_->session(rank); session != nullptr) {
+      if (Session* session = job_->sessions()[rank].get(); session != nullptr) {
         const DaemonPageView page(session->memory()->daemon_page->data(),
                                   static_cast<int64_t>(plan_->gradient_slots.size()),
                                   static_cast<int64_t>(plan_->groups.size()));

@@ -77,7 +77,8 @@ class HeldSumsTest : protected OfTheJob, public GradientsTest {
   uint64_t FullParamsWord(int rank) {
     uint64_t sequence = 0;
     OnLoop([&] {
-      sequence = TimelineSequence(job_->session(rank)->memory()->daemon_page->At<DaemonPage>(0)->full_params.load());
+      sequence =
+          TimelineSequence(job_->sessions()[rank].get()->memory()->daemon_page->At<DaemonPage>(0)->full_params.load());
     });
     return sequence;
   }

@@ -182,7 +182,7 @@ class JobCoreTest : public ::testing::Test {
       command.mutable_commit_parameters();
       Send(rank, command);
     }
-    EXPECT_TRUE(Until([&] { return job_->version() == 1; }));
+    EXPECT_TRUE(Until([&] { return job_->committed().version() == 1; }));
   }
   static SpecBuilder SgdJob() {
     SpecBuilder builder(kRanks);
@@ -231,7 +231,7 @@ class JobCoreTest : public ::testing::Test {
     v1::CommandBatch batch;
     *batch.add_commands() = command;
     OnLoop([&] {
-      if (Session* session = job_->session(rank); session != nullptr) {
+      if (Session* session = job_->sessions()[rank].get(); session != nullptr) {
         job_->ExecuteFromStream(session, batch);
       }
     });
@@ -243,8 +243,8 @@ class JobCoreTest : public ::testing::Test {
   }
   void Backward(int rank) {
     OnLoop([&] {
-      ASSERT_NE(job_->session(rank), nullptr) << "rank " << rank;
-      auto* slot = reinterpret_cast<float*>(const_cast<char*>(job_->session(rank)->slot(0)));
+      ASSERT_NE(job_->sessions()[rank].get(), nullptr) << "rank " << rank;
+      auto* slot = reinterpret_cast<float*>(const_cast<char*>(job_->sessions()[rank].get()->slot(0)));
       std::fill(slot, slot + 64, 1.0f);
     });
     v1::Command command;
@@ -280,12 +280,12 @@ class JobCoreTest : public ::testing::Test {
   }
   uint64_t epoch() {
     uint64_t result = 0;
-    OnLoop([&] { result = job_->epoch(); });
+    OnLoop([&] { result = job_->committed().epoch(); });
     return result;
   }
   int64_t committed() {
     int64_t result = 0;
-    OnLoop([&] { result = job_->committed_step(); });
+    OnLoop([&] { result = job_->view().committed_step(); });
     return result;
   }
   float value() { return *SlabAt<float>(job_->memory().shards(), 0); }

@@ -16,7 +16,7 @@ TEST_F(JobCoreTest, RankThatDiesAfterTheDecisionChangesNothingOfTheStep) {
   EXPECT_EQ(epoch(), before) << "the abort waits";
   EXPECT_EQ(committed(), 0);
   Release();
-  ASSERT_TRUE(Until([&] { return job_->epoch() == before + 1; }));
+  ASSERT_TRUE(Until([&] { return job_->committed().epoch() == before + 1; }));
   EXPECT_EQ(committed(), 1);
   EXPECT_EQ(value(), -0.5f);
   EXPECT_EQ(streams_[1]->Count(v1::SessionEvent::kCommitted), 1);
@@ -43,9 +43,9 @@ TEST_F(JobCoreTest, BothRanksThatDieAfterTheDecisionAreNamedOnce) {
 TEST_F(JobCoreTest, RankThatFinishesAfterItsBackwardLeavesItToTheOthersAndNoStepToCommit) {
   Backward(0);
   OnLoop([&] { job_->Detach(0, /*finished=*/true); });
-  OnLoop([&] { EXPECT_NE(job_->session(0), nullptr) << "rank 1 needs its gradients"; });
+  OnLoop([&] { EXPECT_NE(job_->sessions()[0].get(), nullptr) << "rank 1 needs its gradients"; });
   Backward(1);
-  ASSERT_TRUE(Until([&] { return job_->session(0) == nullptr; }));
+  ASSERT_TRUE(Until([&] { return job_->sessions()[0].get() == nullptr; }));
   EXPECT_EQ(streams_[0]->Count(v1::SessionEvent::kDetached), 1);
   EXPECT_EQ(streams_[1]->Count(v1::SessionEvent::kAborted), 0);
   EXPECT_EQ(SlabAt<float>(job_->memory().gradients(), 0)[0], 1.0f) << "the mean of both";
@@ -58,7 +58,7 @@ TEST_F(JobCoreTest, RankThatFinishesWhileAnotherIsInALaterBackwardEndsTheStepAtO
   Backward(0);
   Backward(1);
   ASSERT_TRUE(Until([&] {
-    const DaemonPageView page(job_->session(0)->memory()->daemon_page->data(),
+    const DaemonPageView page(job_->sessions()[0].get()->memory()->daemon_page->data(),
                               static_cast<int64_t>(plan_->gradient_slots.size()),
                               static_cast<int64_t>(plan_->groups.size()));
     return TimelineSequence(page.slot(0).released.load()) == 1;
@@ -78,7 +78,7 @@ TEST_F(JobCoreTest, RankThatComesBackInTheMiddleOfAStepBeginsItAnew) {
   Backward(0);
   Backward(1);
   OnLoop([&] { job_->Detach(0, /*finished=*/true); });
-  ASSERT_TRUE(Until([&] { return job_->session(0) == nullptr; }));
+  ASSERT_TRUE(Until([&] { return job_->sessions()[0].get() == nullptr; }));
   const uint64_t before = epoch();
   auto session = Session::Create(plan_, 77, 0, before);
   if (session.ok()) (*session)->peer.pid = getpid();
@@ -89,7 +89,7 @@ TEST_F(JobCoreTest, RankThatComesBackInTheMiddleOfAStepBeginsItAnew) {
   Attach(1);
   Train(0);
   Train(1);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
 }
 
 TEST_F(JobCoreTest, RankThatDetachesAfterStepIsLetGoWithTheCommit) {
@@ -99,7 +99,7 @@ TEST_F(JobCoreTest, RankThatDetachesAfterStepIsLetGoWithTheCommit) {
   EXPECT_EQ(streams_[0]->Count(v1::SessionEvent::kDetached), 0);
   OnLoop([&] { job_->SessionLost(0, "its process ended"); });  // it need not wait for the answer
   Release();
-  ASSERT_TRUE(Until([&] { return job_->session(0) == nullptr; }));
+  ASSERT_TRUE(Until([&] { return job_->sessions()[0].get() == nullptr; }));
   EXPECT_EQ(committed(), 1);
   EXPECT_EQ(epoch(), before) << "nobody else is troubled";
 }
@@ -107,12 +107,12 @@ TEST_F(JobCoreTest, RankThatDetachesAfterStepIsLetGoWithTheCommit) {
 TEST_F(JobCoreTest, AnEpochThatEndsOutsideOfAStepIsCountedAsNoAbort) {
   const auto aborts = [this] {
     v1::Job job;
-    OnLoop([&] { job_->Describe(&job).Complete(&job); });
+    OnLoop([&] { job_->view().Describe(&job).Complete(&job); });
     return job.counters().aborts();
   };
   Train(0);
   Train(1);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
   const uint64_t before = epoch();
   OnLoop([&] { job_->SessionLost(1, "its process ended"); });
   EXPECT_EQ(epoch(), before + 1);
@@ -131,7 +131,7 @@ TEST_F(JobCoreTest, CommandsDuringTheCommitAreAnErrorThatComesAfterIt) {
   command.mutable_submit_gradients()->set_group(0);
   Send(1, command);
   EXPECT_EQ(streams_[1]->Count(v1::SessionEvent::kAborted), 0);
-  OnLoop([&] { EXPECT_TRUE(job_->session(1)->broken) << "nothing is read from it any more"; });
+  OnLoop([&] { EXPECT_TRUE(job_->sessions()[1].get()->broken) << "nothing is read from it any more"; });
   Release();
   ASSERT_TRUE(Until([&] { return job_->sessions().attached() == 0; }));
   EXPECT_EQ(committed(), 1);
@@ -147,7 +147,7 @@ TEST_F(JobCoreTest, RankThatDiesBeforeTheDecisionDropsTheStep) {
   Attach(1);
   Train(0);
   Train(1);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
   EXPECT_EQ(value(), -0.5f) << "the dropped gradient took no part";
 }
 
@@ -169,7 +169,7 @@ TEST_F(JobCoreTest, ClientIsToldForWhomItWaitsAndWhetherThatRankIsThere) {
   OnLoop([&] { job_->CheckSilence(MonotonicNow() + absl::Seconds(2)); });
   EXPECT_EQ(streams_[0]->Count(v1::SessionEvent::kWaiting), 1) << "told once";
   v1::ListRanksResponse ranks;
-  OnLoop([&] { job_->DescribeRanks(&ranks); });
+  OnLoop([&] { job_->view().DescribeRanks(&ranks); });
   EXPECT_NE(ranks.ranks(0).waiting_for().find("rank 1: SubmitGradients"), std::string::npos);
   EXPECT_NE(ranks.ranks(0).waiting_for().find("not attached"), std::string::npos);
 }
@@ -180,10 +180,11 @@ TEST_F(JobCoreTest, ProcessOfASessionIsWatchedOnceItsPidfdCame) {
     return 0;
   });
   OnLoop([&] {
-    job_->WatchProcess(job_->session(0), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, process.pid(), 0))));
+    job_->WatchProcess(job_->sessions()[0].get(),
+                       UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, process.pid(), 0))));
   });
   process.Kill();
-  EXPECT_TRUE(Until([&] { return job_->session(0) == nullptr; }));
+  EXPECT_TRUE(Until([&] { return job_->sessions()[0].get() == nullptr; }));
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ class JobCutTest : public JobNodesTest {
       v1::Command command;
       command.mutable_write_parameters()->set_numel(64);
       OnLoop([&] {
-        const Session& session = *job(node).session(0);
+        const Session& session = *job(node).sessions()[0].get();
         const int64_t at = session.layout().payload_offset_bytes;
         command.mutable_write_parameters()->set_staging_offset_bytes(at);
         auto* staging = reinterpret_cast<float*>(const_cast<char*>(session.Staging(at, 256)));
@@ -30,7 +30,7 @@ class JobCutTest : public JobNodesTest {
       Send(node, command);
       CommitParameters(node);
     }
-    ASSERT_TRUE(Until([&] { return job(0).version() == 1 && job(1).version() == 1; }));
+    ASSERT_TRUE(Until([&] { return job(0).committed().version() == 1 && job(1).committed().version() == 1; }));
   }
   // And then there is no link.
   void DecidesUnheardBy1() {
@@ -38,7 +38,7 @@ class JobCutTest : public JobNodesTest {
     TrainAll();
     ASSERT_TRUE(Until([&] {
       v1::Job described;
-      job(0).Describe(&described).Complete(&described);
+      job(0).view().Describe(&described).Complete(&described);
       return described.state() == v1::JOB_STATE_COMMITTING;
     }));
     wire_.SetUp(false);
@@ -58,7 +58,7 @@ class JobCutTest : public JobNodesTest {
   bool IsUnsharded(int node) {
     bool result = false;
     OnLoop([&] {
-      const Session* session = job(node).session(0);
+      const Session* session = job(node).sessions()[0].get();
       result = session != nullptr && session->handles[0].storage() == StorageState::kUnsharded;
     });
     return result;
@@ -78,7 +78,7 @@ TEST_F(JobCutTest, AStepThatIsDecidedBeforeInitialValuesAreAgreedIsNone) {
   Attach(1);
   CommitParameters(0);
   CommitParameters(1);
-  ASSERT_TRUE(Until([&] { return job(0).version() == 1; }));
+  ASSERT_TRUE(Until([&] { return job(0).committed().version() == 1; }));
   v1::PeerMessage decided;
   decided.set_generation(generation);
   decided.mutable_decided()->set_step(1);
@@ -87,8 +87,8 @@ TEST_F(JobCutTest, AStepThatIsDecidedBeforeInitialValuesAreAgreedIsNone) {
   absl::SleepFor(absl::Milliseconds(50));
   OnLoop([&] {
     EXPECT_FALSE(job(1).closed());
-    EXPECT_EQ(job(1).committed_step(), 0);
-    EXPECT_EQ(job(1).version(), 0u);
+    EXPECT_EQ(job(1).view().committed_step(), 0);
+    EXPECT_EQ(job(1).committed().version(), 0u);
   });
   wire_.Drop(nullptr);
 }
@@ -101,12 +101,12 @@ TEST_F(JobCutTest, APromiseOutlastsALongSilenceAndNoNodeIsClosed) {
   for (int node = 0; node < 2; ++node) {
     OnLoop([&] { job(node).CheckSilence(MonotonicNow() + absl::Minutes(10)); });
     EXPECT_FALSE(job(node).closed()) << Why(node);
-    EXPECT_EQ(job(node).committed_step(), 1) << "node " << node;
+    EXPECT_EQ(job(node).view().committed_step(), 1) << "node " << node;
   }
   wire_.SetUp(true);
   for (int node = 0; node < 2; ++node) IsAt(node, 2);
   for (int node = 0; node < 2; ++node) {
-    if (job(node).session(0) == nullptr) Attach(node);
+    if (job(node).sessions()[0].get() == nullptr) Attach(node);
   }
   TrainsTo(3);
 }
@@ -130,7 +130,7 @@ TEST_F(JobCutTest, EachNodeKeepsItsHalfAndIsGivenTheOther) {
     EXPECT_EQ(SlabAt<float>(job(node).memory().shards(), 0)[32 * node], 100 + 32 * node);
     EXPECT_EQ(SlabAt<float>(job(node).memory().shards(), 0)[32 * (1 - node)], 0) << "is the other node's";
     Unshard(node);
-    ASSERT_TRUE(Until([&] { return job(node).session(0)->handles[0].storage() == StorageState::kUnsharded; }))
+    ASSERT_TRUE(Until([&] { return job(node).sessions()[0].get()->handles[0].storage() == StorageState::kUnsharded; }))
         << Why(node);
     for (int i = 0; i < 64; ++i) ASSERT_EQ(Unsharded(node, i), 100 + i) << "node " << node;
     Reshard(node);
@@ -144,13 +144,13 @@ TEST_F(JobCutTest, ValuesOfOtherNodesAndNoneAtAllAreNotWritten) {
     command.mutable_write_parameters()->set_first_element(first);
     command.mutable_write_parameters()->set_numel(numel);
     OnLoop([&] {
-      const Session& session = *job(0).session(0);
+      const Session& session = *job(0).sessions()[0].get();
       const int64_t at = session.layout().payload_offset_bytes;
       command.mutable_write_parameters()->set_staging_offset_bytes(at);
       std::fill_n(reinterpret_cast<float*>(const_cast<char*>(session.Staging(at, 256))), 64, 7.0f);
     });
     Send(0, command);
-    OnLoop([&] { EXPECT_NE(job(0).session(0), nullptr) << first << " + " << numel; });
+    OnLoop([&] { EXPECT_NE(job(0).sessions()[0].get(), nullptr) << first << " + " << numel; });
   }
   for (int i = 0; i < 64; ++i) {
     EXPECT_EQ(SlabAt<float>(job(0).memory().shards(), 0)[i], i == 30 || i == 31 ? 7 : 0) << i;
@@ -169,16 +169,16 @@ TEST_F(JobCutTest, WhoUnshardsWhileALinkIsLostWaitsForItAndTroublesNobody) {
   wire_.SetUp(false);
   ASSERT_TRUE(Gone(0) && Gone(1));
   for (int node = 0; node < 2; ++node) Attach(node);
-  const uint64_t epochs[] = {job(0).epoch(), job(1).epoch()};
+  const uint64_t epochs[] = {job(0).committed().epoch(), job(1).committed().epoch()};
   Unshard(0);
   Unshard(1);
   absl::SleepFor(absl::Milliseconds(100));
   for (int node = 0; node < 2; ++node) {
     EXPECT_FALSE(IsUnsharded(node));
-    EXPECT_EQ(job(node).epoch(), epochs[node]) << Why(node);
+    EXPECT_EQ(job(node).committed().epoch(), epochs[node]) << Why(node);
   }
   v1::ListRanksResponse ranks;
-  OnLoop([&] { job(0).DescribeRanks(&ranks); });
+  OnLoop([&] { job(0).view().DescribeRanks(&ranks); });
   EXPECT_THAT(ranks.ranks(0).waiting_for(), HasSubstr("node 1 (host1:7000) is not reached: the link broke"));
   wire_.SetUp(true);
   for (int node = 0; node < 2; ++node) {
@@ -190,14 +190,14 @@ TEST_F(JobCutTest, WhoHasFinishedServesTheOther) {
   Begin();
   TrainsTo(1);
   OnLoop([&] { job(0).Detach(0, /*finished=*/true); });
-  OnLoop([&] { EXPECT_FALSE(job(0).finished()); });
+  OnLoop([&] { EXPECT_FALSE(job(0).nodes().finished()); });
   EXPECT_THAT(std::string(TryAttach(0).message()), HasSubstr("all ranks of this node have finished"));
   Unshard(1);
   EXPECT_TRUE(testing::PollUntil([&] { return IsUnsharded(1); }, kPatience)) << Why(1);
   EXPECT_EQ(Unsharded(1, 0), -1);
   Reshard(1);
   OnLoop([&] { job(1).Detach(0, /*finished=*/true); });
-  EXPECT_TRUE(Until([&] { return job(0).finished() && job(1).finished(); }));
+  EXPECT_TRUE(Until([&] { return job(0).nodes().finished() && job(1).nodes().finished(); }));
 }
 
 TEST_F(JobCutTest, APartThatIsClosedClosesTheJob) {

@@ -25,7 +25,7 @@ class JobNode0Test : public JobNodesTest {
   }
   bool IsCommitting(int node) {
     v1::Job described;
-    job(node).Describe(&described).Complete(&described);
+    job(node).view().Describe(&described).Complete(&described);
     return described.state() == v1::JOB_STATE_COMMITTING;
   }
   // The step behind `step` is decided, and nodes `first` to `last` do not hear of it: no rank of any node does.
@@ -41,8 +41,8 @@ class JobNode0Test : public JobNodesTest {
     }
     for (int node = 0; node < count(); ++node) {
       OnLoop([&] {
-        EXPECT_NE(job(node).session(0), nullptr) << node;
-        EXPECT_EQ(job(node).committed_step(), step) << "node " << node;
+        EXPECT_NE(job(node).sessions()[0].get(), nullptr) << node;
+        EXPECT_EQ(job(node).view().committed_step(), step) << "node " << node;
       });
     }
     wire_.Drop(nullptr);
@@ -58,10 +58,10 @@ class JobNode0Test : public JobNodesTest {
   }
   void AttachAll() {
     for (int node = 0; node < count(); ++node) {
-      ASSERT_TRUE(Until([&] { return job(node).version() > 0; })) << "node " << node << " has no state";
+      ASSERT_TRUE(Until([&] { return job(node).committed().version() > 0; })) << "node " << node << " has no state";
     }
     for (int node = 0; node < count(); ++node) {
-      if (job(node).session(0) == nullptr) Attach(node);
+      if (job(node).sessions()[0].get() == nullptr) Attach(node);
     }
   }
 };
@@ -76,8 +76,8 @@ TEST_F(JobNode0Test, ItsStateComesFromAnotherAndTheJobGoesOn) {
   }
   OpenAgain(0);
   AttachAll();
-  EXPECT_EQ(job(0).committed_step(), 3);
-  EXPECT_EQ(job(0).version(), job(1).version());
+  EXPECT_EQ(job(0).view().committed_step(), 3);
+  EXPECT_EQ(job(0).committed().version(), job(1).committed().version());
   EXPECT_TRUE(HasEvent("step 3 came from node 1"));
   for (int64_t step = 4; step <= 5; ++step) TrainsTo(step);
 }
@@ -104,7 +104,7 @@ TEST_F(JobNode0Test, WhatNoOtherNodeHoldsIsShownToNobodyAndNobodyAttachesBeforeI
               AllOf(HasSubstr("step 2 is decided, and not shown before all nodes hold it"),
                     HasSubstr("node 1 (host1:7000), which has no link,"), HasSubstr("attach again")));
   wire_.SetUp(0, 1, true);  // which tells node 1, and not node 2
-  OnLoop([&] { EXPECT_EQ(job(0).committed_step(), 1); });
+  OnLoop([&] { EXPECT_EQ(job(0).view().committed_step(), 1); });
   wire_.SetUp(0, 2, false);
   wire_.SetUp(0, 2, true);
   for (int node = 0; node < 3; ++node) IsAt(node, 2);
@@ -119,7 +119,7 @@ TEST_F(JobNode0Test, AnAcknowledgementThatIsLostIsSaidOnTheNextLink) {
   TrainAll();
   for (int node = 0; node < 3; ++node) {
     EXPECT_TRUE(Until([&] { return IsCommitting(node); })) << Why(node);
-    EXPECT_EQ(job(node).committed_step(), 1);
+    EXPECT_EQ(job(node).view().committed_step(), 1);
   }
   wire_.Drop(nullptr);
   for (int node = 1; node < 3; ++node) {
@@ -148,7 +148,7 @@ TEST_F(JobNode0Test, AStepThatItDecidedAndOneHeardOfIsCommittedByAll) {
   TrainsTo(1);
   DecidesUnheardBy(1, 2, 2);
   Kill(0);
-  EXPECT_NE(job(2).session(0), nullptr) << "it has promised";
+  EXPECT_NE(job(2).sessions()[0].get(), nullptr) << "it has promised";
   OpenAgain(0);
   IsAt(2, 2);
   AttachAll();
@@ -165,7 +165,7 @@ TEST_F(JobNode0Test, AlsoWhereTheRankThatPromisedHasDied) {
   EXPECT_FALSE(TryAttach(2).ok());
   OpenAgain(0);
   // The death ends the attempt behind the step, on all nodes: who attaches before that has to come again.
-  ASSERT_TRUE(Until([&] { return job(0).epoch() == 3 && job(1).epoch() == 3; }));
+  ASSERT_TRUE(Until([&] { return job(0).committed().epoch() == 3 && job(1).committed().epoch() == 3; }));
   AttachAll();
   for (int node = 0; node < 3; ++node) IsAt(node, 1);
   TrainsTo(2);
@@ -187,8 +187,8 @@ TEST_F(JobNode0Test, RanksOfANodeThatIsSentTheStateAreToAttachAgain) {
   ASSERT_NO_FATAL_FAILURE(Node2GivesAStepUpThatNode1Has());
   wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_state() && to == 2; });
   OpenAgain(0);
-  ASSERT_TRUE(Until([&] { return job(2).version() == 0; }));
-  OnLoop([&] { EXPECT_TRUE(job(2).has_parameters()); });
+  ASSERT_TRUE(Until([&] { return job(2).committed().version() == 0; }));
+  OnLoop([&] { EXPECT_TRUE(job(2).view().has_parameters()); });
   const absl::Status status = TryAttach(2);
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("is being brought from node 0 (host0:7000); attach again"));
@@ -249,7 +249,7 @@ TEST_F(JobNode0Test, NobodyAttachesToItBeforeAllHaveBeenHeard) {
   OnLoop([] {});
   EXPECT_THAT(std::string(TryAttach(0).message()),
               AllOf(HasSubstr("node 2 (host2:7000), which has no link,"), HasSubstr("step 1 of node 1")));
-  EXPECT_EQ(job(0).version(), 0u);
+  EXPECT_EQ(job(0).committed().version(), 0u);
   wire_.SetUp(0, 2, true);
   AttachAll();
   for (int node = 0; node < 3; ++node) IsAt(node, 1);

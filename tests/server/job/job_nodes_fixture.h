@@ -163,7 +163,7 @@ class JobNodesTest : public ::testing::Test {
     init.copier = &copier_;
     init.memory_worker = CoreLoop::MakeQueue("job memory");
     init.events = &events_;
-    auto nodes = std::make_unique<JobCore::Init::Nodes>();
+    auto nodes = std::make_unique<NodeParts>();
     nodes->node = number;
     nodes->worker = &worker_;
     nodes->events = std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&) { return absl::OkStatus(); });
@@ -222,7 +222,7 @@ class JobNodesTest : public ::testing::Test {
   absl::Status TryAttach(int number) {
     Node& node = nodes_[static_cast<size_t>(number)];
     uint64_t epoch = 0;
-    OnLoop([&] { epoch = node.job->epoch(); });
+    OnLoop([&] { epoch = node.job->committed().epoch(); });
     auto session = Session::Create(node.plan, ++sessions_made_, 0, epoch, {});
     if (session.ok()) (*session)->peer.pid = getpid();
     if (!session.ok()) return session.status();
@@ -243,7 +243,7 @@ class JobNodesTest : public ::testing::Test {
     v1::CommandBatch batch;
     *batch.add_commands() = command;
     OnLoop([&] {
-      if (Session* session = job(node).session(0); session != nullptr) {
+      if (Session* session = job(node).sessions()[0].get(); session != nullptr) {
         job(node).ExecuteFromStream(session, batch);
       }
     });
@@ -259,13 +259,13 @@ class JobNodesTest : public ::testing::Test {
       CommitParameters(node);
     }
     for (int node = 0; node < count(); ++node) {
-      ASSERT_TRUE(Until([&] { return job(node).version() == 1; }));
+      ASSERT_TRUE(Until([&] { return job(node).committed().version() == 1; }));
     }
   }
   void Submit(int node, float gradient) {
     OnLoop([&] {
-      if (job(node).session(0) == nullptr) return;
-      auto* slot = reinterpret_cast<float*>(const_cast<char*>(job(node).session(0)->slot(0)));
+      if (job(node).sessions()[0].get() == nullptr) return;
+      auto* slot = reinterpret_cast<float*>(const_cast<char*>(job(node).sessions()[0].get()->slot(0)));
       std::fill(slot, slot + 64, gradient);
     });
     v1::Command command;
@@ -293,7 +293,7 @@ class JobNodesTest : public ::testing::Test {
     for (int node = 0; node < count(); ++node) IsAt(node, step);
   }
   void IsAt(int node, int64_t step) {
-    EXPECT_TRUE(Until([&] { return job(node).committed_step() == step; })) << "node " << node << Why(node);
+    EXPECT_TRUE(Until([&] { return job(node).view().committed_step() == step; })) << "node " << node << Why(node);
     EXPECT_EQ(Value(node), -static_cast<float>(step)) << "node " << node;
   }
   // The first element that the node holds.
@@ -307,7 +307,7 @@ class JobNodesTest : public ::testing::Test {
     OnLoop([&] { job(node).SessionLost(0, "killed"); });
   }
   bool Gone(int node) {
-    return Until([&] { return job(node).session(0) == nullptr; });
+    return Until([&] { return job(node).sessions()[0].get() == nullptr; });
   }
   int count() const { return static_cast<int>(nodes_.size()); }
   // As trainers do that attach again: each node's rank gives its gradients once for each version and epoch, while ranks
@@ -320,7 +320,7 @@ class JobNodesTest : public ::testing::Test {
     const absl::Time until = MonotonicNow() + absl::Seconds(60);
     const auto behind = [&](int node) {
       bool result = false;
-      OnLoop([&] { result = job(node).committed_step() < kSteps; });
+      OnLoop([&] { result = job(node).view().committed_step() < kSteps; });
       return result;
     };
     while ((behind(0) || behind(1)) && MonotonicNow() < until) {
@@ -328,7 +328,7 @@ class JobNodesTest : public ::testing::Test {
       const uint64_t what = rng() % static_cast<uint64_t>(8 * (1 + seed));
       if (what == 0) {
         OnLoop([&] {
-          if (job(node).session(0) != nullptr) job(node).SessionLost(0, "killed");
+          if (job(node).sessions()[0].get() != nullptr) job(node).SessionLost(0, "killed");
         });
       } else if (what == 1 || !up) {
         up = !up;
@@ -337,8 +337,8 @@ class JobNodesTest : public ::testing::Test {
       bool attached = false;
       std::pair<uint64_t, uint64_t> now;
       OnLoop([&] {
-        attached = job(node).session(0) != nullptr;
-        now = {job(node).epoch(), job(node).version()};
+        attached = job(node).sessions()[0].get() != nullptr;
+        now = {job(node).committed().epoch(), job(node).committed().version()};
         EXPECT_FALSE(job(node).closed());
       });
       if (!attached) {
@@ -353,9 +353,9 @@ class JobNodesTest : public ::testing::Test {
       }
     }
     for (int node = 0; node < 2; ++node) {
-      EXPECT_TRUE(Until([&] { return job(node).committed_step() == kSteps; })) << "node " << node << Why(node);
+      EXPECT_TRUE(Until([&] { return job(node).view().committed_step() == kSteps; })) << "node " << node << Why(node);
       EXPECT_EQ(Value(node), -static_cast<float>(kSteps)) << "node " << node;
-      EXPECT_GT(job(node).epoch(), 3u) << "nothing happened";
+      EXPECT_GT(job(node).committed().epoch(), 3u) << "nothing happened";
     }
   }
   JobCore& job(int node) { return *nodes_[static_cast<size_t>(node)].job; }

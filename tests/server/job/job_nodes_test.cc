@@ -24,7 +24,7 @@ TEST_F(JobNodesTest, AParameterThatDiffersIsNamedWithTheNextStep) {
     EXPECT_THAT(Why(node), HasSubstr("Step 3: node 1 (host1:7000) is no replica of node 0"));
     EXPECT_THAT(Why(node), HasSubstr("\"w\" of group"));
     EXPECT_THAT(Why(node), HasSubstr("behind step 2"));
-    EXPECT_EQ(job(node).committed_step(), 2);
+    EXPECT_EQ(job(node).view().committed_step(), 2);
   }
 }
 
@@ -58,7 +58,7 @@ TEST_F(JobNodesTest, ALinkThatBreaksEndsTheAttemptOnBothNodesAndNothingElse) {
   wire_.SetUp(true);
   Train(1, 3);
   for (int node = 0; node < 2; ++node) {
-    EXPECT_TRUE(Until([&] { return job(node).committed_step() == 2; })) << node << Why(node);
+    EXPECT_TRUE(Until([&] { return job(node).view().committed_step() == 2; })) << node << Why(node);
   }
   TrainsTo(3);
 }
@@ -96,15 +96,15 @@ TEST_F(JobNodesTest, ABackwardThatIsAbandonedBehindWhatItGaveBeginsTheStepAnewOn
 TEST_F(JobNodesTest, ANodeWhoseRanksHaveFinishedLeavesTheOtherItsLastStep) {
   Begin();
   TrainsTo(1);
-  const uint64_t epoch = job(1).epoch();
+  const uint64_t epoch = job(1).committed().epoch();
   OnLoop([&] { job(0).Detach(0, /*finished=*/true); });
-  ASSERT_TRUE(Until([&] { return job(0).finished(); }));
+  ASSERT_TRUE(Until([&] { return job(0).nodes().finished(); }));
   OnLoop([&] { job(0).Close("all its ranks have finished"); });
   wire_.SetUp(false);
-  EXPECT_EQ(job(1).epoch(), epoch) << "nobody was troubled";
+  EXPECT_EQ(job(1).committed().epoch(), epoch) << "nobody was troubled";
   OnLoop([&] { job(1).Detach(0, /*finished=*/true); });
-  EXPECT_TRUE(Until([&] { return job(1).finished(); })) << Why(1);
-  EXPECT_EQ(job(1).committed_step(), 1);
+  EXPECT_TRUE(Until([&] { return job(1).nodes().finished(); })) << Why(1);
+  EXPECT_EQ(job(1).view().committed_step(), 1);
 }
 
 // It has shown its last step and is done; the other holds that and has not heard that it may show it.
@@ -118,12 +118,12 @@ TEST_F(JobNodesTest, Node0IsNotFinishedBeforeTheOtherHasHeardOfTheLastStep) {
   wire_.SetUp(false);
   wire_.Drop(nullptr);
   OnLoop([&] {
-    EXPECT_FALSE(job(0).finished());
-    EXPECT_EQ(job(1).committed_step(), 1);
+    EXPECT_FALSE(job(0).nodes().finished());
+    EXPECT_EQ(job(1).view().committed_step(), 1);
   });
   wire_.SetUp(true);
   IsAt(1, 2);
-  EXPECT_TRUE(Until([&] { return job(0).finished(); }));
+  EXPECT_TRUE(Until([&] { return job(0).nodes().finished(); }));
 }
 
 TEST_F(JobNodesTest, WhatIsBegunWithANode0ThatFinishesComesToAnEnd) {
@@ -134,7 +134,7 @@ TEST_F(JobNodesTest, WhatIsBegunWithANode0ThatFinishesComesToAnEnd) {
   Train(1, 3);
   OnLoop([] {});
   OnLoop([&] { job(0).Detach(0, /*finished=*/true); });
-  ASSERT_TRUE(Until([&] { return job(0).finished(); }));
+  ASSERT_TRUE(Until([&] { return job(0).nodes().finished(); }));
   OnLoop([&] { job(0).Close("all its ranks have finished"); });
   OnLoop([] {});
   wire_.SetUp(false);

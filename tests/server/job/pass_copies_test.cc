@@ -56,7 +56,7 @@ class PassCopiesTest : public JobCoreTest {
   uint64_t Word(int rank, TimelineWord DaemonPage::*word) {
     uint64_t result = 0;
     const auto read = [&] {
-      if (Session* session = job_->session(rank); session != nullptr) {
+      if (Session* session = job_->sessions()[rank].get(); session != nullptr) {
         result = TimelineSequence((session->memory()->daemon_page->At<DaemonPage>(0)->*word).load());
       }
     };
@@ -71,7 +71,7 @@ class PassCopiesTest : public JobCoreTest {
   float state() { return *SlabAt<float>(job_->memory().optimizer(), 0); }
   uint64_t version() {
     uint64_t result = 0;
-    OnLoop([&] { result = job_->version(); });
+    OnLoop([&] { result = job_->committed().version(); });
     return result;
   }
   void Lose(int rank) {
@@ -183,8 +183,8 @@ TEST_F(PassCopiesTest, WhoIsReplacedIsKilledBeforeAnythingIsCopiedBack) {
     _exit(0);
   }
   OnLoop([&] {
-    job_->session(0)->peer.pid = child;
-    job_->WatchProcess(job_->session(0), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child, 0))));
+    job_->sessions()[0].get()->peer.pid = child;
+    job_->WatchProcess(job_->sessions()[0].get(), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child, 0))));
   });
   Store(5);
   Pass();
@@ -218,8 +218,8 @@ TEST_F(PassCopiesTest, WhoIsReplacedHasEndedBeforeAnythingIsCopiedBackWherePidsS
     _exit(0);
   }
   OnLoop([&] {
-    job_->session(0)->peer.pid = 0;
-    job_->WatchProcess(job_->session(0), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child, 0))));
+    job_->sessions()[0].get()->peer.pid = 0;
+    job_->WatchProcess(job_->sessions()[0].get(), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child, 0))));
   });
   Store(5);
   Pass();
@@ -307,7 +307,8 @@ TEST_F(KeptAsRead, ADeathWhileThePassIsCopiedGoesBackToIt) {
   for (int rank = 0; rank < kRanks; ++rank) Enter(rank);
   Lose(1);
   Release();
-  ASSERT_TRUE(Until([&] { return job_->epoch() == 2; })) << "rank 0's session lives until the pass is copied";
+  ASSERT_TRUE(Until([&] { return job_->committed().epoch() == 2; }))
+      << "rank 0's session lives until the pass is copied";
   AttachAll();
   EXPECT_EQ(value(), 7) << "all had entered it";
 }
@@ -384,7 +385,7 @@ TEST_F(DaemonUpdates, AStepOfTheDaemonsOptimizerIsKeptWithItsCommit) {
   Store(4);
   Pass();
   for (int rank = 0; rank < kRanks; ++rank) Train(rank);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
   EXPECT_EQ(value(), 3.5f);
   EXPECT_EQ(read(), 4) << "the copy is of a pass";
   Store(9);
@@ -405,10 +406,10 @@ TEST_F(DaemonUpdates, ADeathWhileADecidedStepIsCopiedCommitsItOnce) {
       << "nothing copies the shards for the step";
   Lose(1);
   Release();
-  ASSERT_TRUE(Until([&] { return job_->epoch() == 2; }));
+  ASSERT_TRUE(Until([&] { return job_->committed().epoch() == 2; }));
   EXPECT_EQ(committed(), 1);
   EXPECT_EQ(version(), 3u);
-  OnLoop([&] { EXPECT_EQ(job_->trainer_state(0), "state of rank 0"); });
+  OnLoop([&] { EXPECT_EQ(job_->committed().trainer_states()[0], "state of rank 0"); });
   AttachAll();
   EXPECT_EQ(value(), 3.5f);
 }

@@ -38,7 +38,9 @@ class PauseTest : public JobCoreTest {
     command.mutable_open_window();
     Send(rank, command);
   }
-  std::atomic<uint32_t>& PassOf(int rank) { return job_->session(rank)->memory()->memory->At<ClientPage>(0)->pass; }
+  std::atomic<uint32_t>& PassOf(int rank) {
+    return job_->sessions()[rank].get()->memory()->memory->At<ClientPage>(0)->pass;
+  }
   void Say(int rank, uint32_t word) {
     OnLoop([&] { PassOf(rank) = word; });
   }
@@ -46,7 +48,7 @@ class PauseTest : public JobCoreTest {
   uint64_t Windows(int rank) {
     uint64_t result = 0;
     OnLoop([&] {
-      const DaemonPage* page = job_->session(rank)->memory()->daemon_page->At<DaemonPage>(0);
+      const DaemonPage* page = job_->sessions()[rank].get()->memory()->daemon_page->At<DaemonPage>(0);
       result = TimelineSequence(page->windows.load());
     });
     return result;
@@ -77,7 +79,7 @@ TEST_F(PauseTest, OnlyTheWordForAPauseLetsAWindowOpenWhateverElseAClientWrites) 
   Leave(1);
   std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 5.0f);
   EnterBoth();
-  ASSERT_TRUE(Until([&] { return job_->version() == 2; }));
+  ASSERT_TRUE(Until([&] { return job_->committed().version() == 2; }));
   EXPECT_EQ(Aborts(0) + Aborts(1), 0);
 }
 
@@ -89,7 +91,7 @@ TEST_F(PauseTest, DeathWhileItIsPausedLosesNothingWhereNobodyWrites) {
   Attach(0);
   Attach(1);
   EnterBoth();
-  OnLoop([&] { EXPECT_EQ(job_->version(), 1u); });
+  OnLoop([&] { EXPECT_EQ(job_->committed().version(), 1u); });
   EXPECT_EQ(Aborts(0) + Aborts(1), 0) << "of the new sessions";
 }
 
@@ -120,7 +122,7 @@ class HeldTest : public JobCoreTest {};
 TEST_F(HeldTest, IsDroppedForItsSuccessorWithWhatItGave) {
   Backward(0);
   OnLoop([&] { job_->Detach(0, /*finished=*/true); });
-  OnLoop([&] { ASSERT_NE(job_->session(0), nullptr) << "rank 1 still needs its gradients"; });
+  OnLoop([&] { ASSERT_NE(job_->sessions()[0].get(), nullptr) << "rank 1 still needs its gradients"; });
   OnLoop([&] { job_->SessionLost(0, "its process ended"); });
   EXPECT_EQ(epoch(), 1u);
   OnLoop([&] { job_->SessionLost(0, "its process ended", /*replaced=*/true); });
@@ -130,7 +132,7 @@ TEST_F(HeldTest, IsDroppedForItsSuccessorWithWhatItGave) {
   Attach(1);
   Train(0);
   Train(1);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
   EXPECT_EQ(value(), -0.5f) << "one gradient of each rank";
 }
 
@@ -139,7 +141,7 @@ TEST_F(HeldTest, WhoHasSteppedIsNotDropped) {
   OnLoop([&] { job_->Detach(0, /*finished=*/true); });
   OnLoop([&] { job_->SessionLost(0, "it was replaced", /*replaced=*/true); });
   Train(1);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
   EXPECT_EQ(epoch(), 1u);
 }
 

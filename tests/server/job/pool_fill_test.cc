@@ -26,20 +26,20 @@ class PoolFillTest : public GradientsTest {
     SendAll(command);
     command.mutable_commit_parameters();
     SendAll(command);
-    ASSERT_TRUE(Until([&] { return job_->version() == before + 1; })) << Error();
+    ASSERT_TRUE(Until([&] { return job_->committed().version() == before + 1; })) << Error();
     command.mutable_leave_full_params();
     SendAll(command);
   }
   uint64_t Version() {
     uint64_t version = 0;
-    OnLoop([&] { version = job_->version(); });
+    OnLoop([&] { version = job_->committed().version(); });
     return version;
   }
   // How many of the rank's unshards of the group are there.
   uint64_t Unsharded(int rank, int group) {
     uint64_t result = 0;
     const auto read = [&] {
-      const DaemonPageView page(job_->session(rank)->memory()->daemon_page->data(),
+      const DaemonPageView page(job_->sessions()[rank].get()->memory()->daemon_page->data(),
                                 static_cast<int64_t>(plan_->gradient_slots.size()),
                                 static_cast<int64_t>(plan_->groups.size()));
       result = TimelineSequence(page.group(group).unsharded.load());

@@ -250,13 +250,13 @@ class FoldedPresenceTest : public PresenceTest {
   void AwaitSlot(int rank, int group) {
     OnLoop([&] {
       const SessionLayout layout = MakeSessionLayout(*plan_);
-      const SessionMemoryView view(job_->session(rank)->memory()->memory->data(), layout.ring_offset_bytes,
+      const SessionMemoryView view(job_->sessions()[rank].get()->memory()->memory->data(), layout.ring_offset_bytes,
                                    layout.masks_offset_bytes);
       CommandRecord record = {};
       record.opcode = Opcode::kWaitGradientSlot;
       record.group = group;
       view.record(0) = record;
-      view.page().submitted.store(TimelineValue(job_->epoch(), 1));
+      view.page().submitted.store(TimelineValue(job_->committed().epoch(), 1));
       job_->PollRings();
     });
   }

@@ -65,9 +65,9 @@ class Renew : private RenewMemory, public JobCoreTest, public ::testing::WithPar
   // The rank's session is of this process, which is stopped and then lost to the job.
   void StopAndLose(int rank, const Process& process) {
     OnLoop([&] {
-      job_->session(rank)->peer.pid = process.pid();
-      job_->session(rank)->pidfd.reset();
-      job_->WatchProcess(job_->session(rank), process.Descriptor());
+      job_->sessions()[rank].get()->peer.pid = process.pid();
+      job_->sessions()[rank].get()->pidfd.reset();
+      job_->WatchProcess(job_->sessions()[rank].get(), process.Descriptor());
     });
     kill(process.pid(), SIGSTOP);
     OnLoop([&] { job_->SessionLost(rank, "silence"); });
@@ -94,7 +94,7 @@ class Renew : private RenewMemory, public JobCoreTest, public ::testing::WithPar
           int attached = 0;
           for (int rank = 0; rank < kRanks; ++rank) {
             bool there = false;
-            OnLoop([&] { there = job_->session(rank) != nullptr; });
+            OnLoop([&] { there = job_->sessions()[rank].get() != nullptr; });
             if (!there) last = TryAttach(rank);
             attached += there || last.ok() ? 1 : 0;
             if (!last.ok() && !absl::IsAborted(last)) return true;
@@ -143,7 +143,7 @@ TEST_P(Renew, WhatAStoppedProcessStoresReachesNoGradientOfALaterEpoch) {
   ASSERT_TRUE(Until([&] { return SlabAt<float>(job_->memory().gradients(), 0)[63] == 1; }));
   std::fill(late, late + 64, 100.0f);  // it goes on
   for (int rank = 0; rank < kRanks; ++rank) Step(rank);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
   EXPECT_EQ(SlabAt<float>(job_->memory().shards(), 0)[0], -0.5f);
 }
 
@@ -205,7 +205,7 @@ TEST_P(Renew, ARankThatComesBackByItselfKeepsTheShards) {
 TEST_P(Renew, RanksThatCannotBeToldApartComeBackAsOftenAsTheyAreLost) {
   for (int time = 0; time < 3; ++time) {
     OnLoop([&] {
-      job_->session(0)->peer.pid = job_->session(1)->peer.pid = 0;
+      job_->sessions()[0].get()->peer.pid = job_->sessions()[1].get()->peer.pid = 0;
       job_->SessionLost(1, "its session stream ended");
     });
     pid_ = 0;

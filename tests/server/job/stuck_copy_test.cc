@@ -35,7 +35,7 @@ class OnGpu : public JobCoreTest {
   void Write(float value) {
     v1::Command command;
     OnLoop([&] {
-      Session* const session = job_->session(0);
+      Session* const session = job_->sessions()[0].get();
       const int64_t staging = session->layout().payload_offset_bytes;
       std::memcpy(session->memory()->memory->At<char>(staging), &value, sizeof(value));
       command.mutable_write_parameters()->set_numel(1);
@@ -45,7 +45,7 @@ class OnGpu : public JobCoreTest {
   }
   bool Held() {
     bool held = false;
-    OnLoop([&] { held = job_->session(0)->held; });
+    OnLoop([&] { held = job_->sessions()[0].get()->held; });
     return held;
   }
   // Whether it is closed when so much time has passed.
@@ -60,7 +60,7 @@ class OnGpu : public JobCoreTest {
   bool TrainsAStep() {
     const int64_t before = committed();
     for (int rank = 0; rank < kRanks; ++rank) Train(rank);
-    return Until([&] { return job_->committed_step() == before + 1; });
+    return Until([&] { return job_->view().committed_step() == before + 1; });
   }
   std::string LastEvent() {
     const std::vector<v1::Event> events = events_.List();

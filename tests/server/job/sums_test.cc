@@ -37,7 +37,7 @@ class SumsTest : public JobCoreTest {
   Client ClientOf(int rank) {
     Client client;
     OnLoop([&] {
-      Session* session = job_->session(rank);
+      Session* session = job_->sessions()[rank].get();
       ASSERT_NE(session, nullptr);
       client = {session->memory(), session->layout(), session->epoch()};
     });
@@ -94,7 +94,7 @@ TEST_F(SumsTest, AreMadeBySessionsAloneAndTheStepTakesThem) {
   absl::SleepFor(absl::Milliseconds(20));
   EXPECT_EQ(committed(), 0);
   Add(1);
-  ASSERT_TRUE(UntilPolled([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(UntilPolled([&] { return job_->view().committed_step() == 1; }));
   EXPECT_FALSE(devices_[0]->Waiting() || devices_[1]->Waiting()) << "a device has added";
   EXPECT_EQ(value(), -0.5f);
 }
@@ -191,7 +191,7 @@ TEST_F(SumsTest, ASumThatLandsLateTouchesNothingThatCounts) {
   for (int rank = 0; rank < kRanks; ++rank) Train(rank);
   Add(0);
   Add(1);
-  ASSERT_TRUE(UntilPolled([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(UntilPolled([&] { return job_->view().committed_step() == 1; }));
   EXPECT_EQ(value(), -0.5f) << "as without what was late";
   EXPECT_EQ(SlabAt<float>(job_->memory().shards(), 0)[63], -0.5f);
 }
@@ -213,8 +213,8 @@ TEST_F(SumsTest, SoDoesAProcessThatHasEndedAndOneThatIsReplacedIsKilled) {
     _exit(0);
   }
   OnLoop([&] {
-    job_->session(1)->peer.pid = child;
-    job_->WatchProcess(job_->session(1), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child, 0))));
+    job_->sessions()[1].get()->peer.pid = child;
+    job_->WatchProcess(job_->sessions()[1].get(), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child, 0))));
   });
   for (int rank = 0; rank < kRanks; ++rank) Backward(rank);
   OnLoop([&] { job_->SessionLost(1, "silence"); });
@@ -239,7 +239,7 @@ TEST_F(SumsTest, ASessionThatEndsBetweenSumsLeavesNothingBehind) {
   for (int rank = 0; rank < kRanks; ++rank) Train(rank);
   Add(0);
   Add(1);
-  ASSERT_TRUE(UntilPolled([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(UntilPolled([&] { return job_->view().committed_step() == 1; }));
   OnLoop([&] { job_->SessionLost(1, "its process ended"); });
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(TryAttach(rank).ok());
 }
@@ -263,7 +263,7 @@ TEST_F(SumsTest, AWordThatCannotBeEndsTheEpoch) {
   Find();
   for (int rank = 0; rank < kRanks; ++rank) Backward(rank);
   clients_[1].words().summed.store(TimelineValue(clients_[1].epoch, 7));
-  ASSERT_TRUE(UntilPolled([&] { return job_->epoch() == 2; }));
+  ASSERT_TRUE(UntilPolled([&] { return job_->committed().epoch() == 2; }));
   EXPECT_THAT(streams_[0]->Aborted().message(), HasSubstr("out of range (got 7"));
   clients_[1].words().ended.store(1);
   EXPECT_TRUE(TryAttach(1).ok());

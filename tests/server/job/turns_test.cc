@@ -14,7 +14,7 @@ class TurnsTest : public JobCoreTest {
   void Fill(int rank, uint64_t count) {
     OnLoop([&] {
       const SessionLayout layout = MakeSessionLayout(*plan_);
-      const SessionMemoryView view(job_->session(rank)->memory()->memory->data(), layout.ring_offset_bytes,
+      const SessionMemoryView view(job_->sessions()[rank].get()->memory()->memory->data(), layout.ring_offset_bytes,
                                    layout.masks_offset_bytes);
       for (uint64_t i = 0; i < count; ++i) {
         CommandRecord record = {};
@@ -23,15 +23,16 @@ class TurnsTest : public JobCoreTest {
         record.sequence = i;
         view.record(i) = record;
       }
-      view.page().submitted.store(TimelineValue(job_->epoch(), count));
+      view.page().submitted.store(TimelineValue(job_->committed().epoch(), count));
     });
   }
   std::vector<uint64_t> PollUntilTime(absl::Time until) {
     std::vector<uint64_t> executed;
     OnLoop([&] {
-      const uint64_t before[] = {job_->session(0)->commands, job_->session(1)->commands};
+      const uint64_t before[] = {job_->sessions()[0].get()->commands, job_->sessions()[1].get()->commands};
       job_->PollRings(until);
-      for (int rank = 0; rank < kRanks; ++rank) executed.push_back(job_->session(rank)->commands - before[rank]);
+      for (int rank = 0; rank < kRanks; ++rank)
+        executed.push_back(job_->sessions()[rank].get()->commands - before[rank]);
     });
     return executed;
   }
@@ -58,7 +59,7 @@ TEST_F(TurnsTest, ABatchOfTheStreamGoesOnWhereItsTurnEnded) {
     }
   }
   OnLoop([&] {
-    Session* const session = job_->session(0);
+    Session* const session = job_->sessions()[0].get();
     EXPECT_EQ(job_->ExecuteFromStream(session, batch, 0, absl::InfinitePast()), 1);
     EXPECT_EQ(job_->ExecuteFromStream(session, batch, 1, absl::InfinitePast()), 2);
     EXPECT_EQ(job_->ExecuteFromStream(session, batch, 2), 6);

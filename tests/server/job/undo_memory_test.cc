@@ -41,7 +41,8 @@ class UndoMemoryTest : private UndoMemory, public JobCoreTest {
   uint64_t FullParamsWord(int rank) {
     uint64_t sequence = 0;
     OnLoop([&] {
-      sequence = TimelineSequence(job_->session(rank)->memory()->daemon_page->At<DaemonPage>(0)->full_params.load());
+      sequence =
+          TimelineSequence(job_->sessions()[rank].get()->memory()->daemon_page->At<DaemonPage>(0)->full_params.load());
     });
     return sequence;
   }
@@ -76,7 +77,7 @@ TEST_F(UndoMemoryTest, AModelLargerThanTheHostIsServedAndItsWritebackAloneIsRefu
   EXPECT_EQ(epoch(), before);
   OnLoop([&] {
     EXPECT_FALSE(job_->closed());
-    EXPECT_EQ(job_->version(), 1u);
+    EXPECT_EQ(job_->committed().version(), 1u);
   });
 }
 

@@ -49,7 +49,7 @@ class WindowsTest : public JobCoreTest {
   uint64_t Windows(int rank) { return Word(rank, &DaemonPage::windows); }
   uint64_t version() {
     uint64_t result = 0;
-    OnLoop([&] { result = job_->version(); });
+    OnLoop([&] { result = job_->committed().version(); });
     return result;
   }
   // Both ranks write `value` into the parameter, as a step of their own, and enter the next pass.
@@ -57,7 +57,8 @@ class WindowsTest : public JobCoreTest {
     for (int rank = 0; rank < kRanks; ++rank) {
       Ask(rank);
     }
-    ASSERT_TRUE(Until([&] { return job_->session(0) != nullptr && Windows(0) > seen_ && Windows(1) > seen_; }));
+    ASSERT_TRUE(
+        Until([&] { return job_->sessions()[0].get() != nullptr && Windows(0) > seen_ && Windows(1) > seen_; }));
     ++seen_;
     Write(value);
     const uint64_t passes = Passes(0);
@@ -72,15 +73,16 @@ class WindowsTest : public JobCoreTest {
   // The rank's process is `process`.
   void HoldBy(int rank, const testing::Child& process) {
     OnLoop([&] {
-      job_->session(rank)->peer.pid = process.pid();
-      job_->WatchProcess(job_->session(rank), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, process.pid(), 0))));
+      job_->sessions()[rank].get()->peer.pid = process.pid();
+      job_->WatchProcess(job_->sessions()[rank].get(),
+                         UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, process.pid(), 0))));
     });
   }
   void Die(int rank) {
     const uint64_t before = epoch();
     const testing::Child process([] { return 0; });
     HoldBy(rank, process);
-    ASSERT_TRUE(Until([&] { return job_->epoch() == before + 1; }));
+    ASSERT_TRUE(Until([&] { return job_->committed().epoch() == before + 1; }));
   }
   void Write(float value) { std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value); }
   uint64_t seen_ = 0;  // windows of this epoch
@@ -90,7 +92,7 @@ class WindowsTest : public JobCoreTest {
   uint64_t Word(int rank, TimelineWord DaemonPage::*word) {
     uint64_t result = 0;
     const auto read = [&] {
-      if (Session* session = job_->session(rank); session != nullptr) {
+      if (Session* session = job_->sessions()[rank].get(); session != nullptr) {
         result = TimelineSequence((session->memory()->daemon_page->At<DaemonPage>(0)->*word).load());
       }
     };
@@ -122,7 +124,7 @@ TEST_F(WindowsTest, WindowWaitsForTheLastReaderAndItsWritesAreTheNextVersion) {
   EXPECT_EQ(Passes(1), 1u) << "rank 0 still writes";
   Write(5);
   Enter(0);
-  ASSERT_TRUE(Until([&] { return job_->version() == 2; }));
+  ASSERT_TRUE(Until([&] { return job_->committed().version() == 2; }));
   ASSERT_TRUE(Until([&] { return Passes(0) == 2 && Passes(1) == 2; }));
   EXPECT_EQ(committed(), 0) << "an edit, no step";
 }
@@ -148,7 +150,7 @@ TEST_F(WindowsTest, DeathInAWindowGoesBackToTheVersionBeforeItWhoseCopyIsMadeAne
   ASSERT_TRUE(Until([&] { return Windows(0) == 3; }));
   Write(99);  // torn
   Die(0);
-  ASSERT_TRUE(Until([&] { return job_->version() == 4; }));
+  ASSERT_TRUE(Until([&] { return job_->committed().version() == 4; }));
   EXPECT_EQ(committed(), 2);
   EXPECT_EQ(value(), 2.0f);
   EXPECT_EQ(streams_[1]->Aborted().committed_step(), 2);
@@ -183,7 +185,7 @@ TEST_F(WindowsTest, NobodyAttachesBeforeTheShardsAreBack) {
     EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
   });
   Release();
-  ASSERT_TRUE(Until([&] { return job_->version() == 3; }));
+  ASSERT_TRUE(Until([&] { return job_->committed().version() == 3; }));
   Attach(0);
 }
 
@@ -257,7 +259,7 @@ TEST_F(EditsTest, ARankThatHasSteppedKeepsNobodyFromWritingBeforeItsOwnStep) {
   ASSERT_TRUE(Until([&] { return Windows(0) == 1; }));
   std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 4.0f);
   Step(0);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
   // The gradient slot is bfloat16: floats of 1 are elements of 0 and 1 in turn.
   EXPECT_EQ(SlabAt<float>(job_->memory().shards(), 0)[0], 4.0f);
   EXPECT_EQ(SlabAt<float>(job_->memory().shards(), 0)[1], 3.5f) << "the edit, then lr times the gradient";
@@ -268,7 +270,7 @@ TEST_F(EditsTest, SecondDeathInAnEditGoesBackToTheStepBeforeItAndNoFurther) {
   Ask(1);
   ASSERT_TRUE(Until([&] { return Windows(1) == 1; }));
   Die(1);
-  ASSERT_TRUE(Until([&] { return job_->version() == 2; }));
+  ASSERT_TRUE(Until([&] { return job_->committed().version() == 2; }));
   for (int rank = 0; rank < kRanks; ++rank) {
     Attach(rank);
   }
@@ -278,7 +280,7 @@ TEST_F(EditsTest, SecondDeathInAnEditGoesBackToTheStepBeforeItAndNoFurther) {
   Backward(1);
   Step(0);
   Step(1);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
   const float* const shards = SlabAt<float>(job_->memory().shards(), 0);
   ASSERT_EQ(shards[1], -0.5f);
   const uint64_t before = version();
@@ -286,7 +288,7 @@ TEST_F(EditsTest, SecondDeathInAnEditGoesBackToTheStepBeforeItAndNoFurther) {
   ASSERT_TRUE(Until([&] { return Windows(0) == 1; }));
   std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 4.0f);
   Die(0);
-  ASSERT_TRUE(Until([&] { return job_->version() == before + 1; }));
+  ASSERT_TRUE(Until([&] { return job_->committed().version() == before + 1; }));
   EXPECT_EQ(committed(), 1);
   EXPECT_EQ(shards[1], -0.5f);
 }
@@ -296,7 +298,7 @@ TEST_F(EditsTest, DeathInAnEditLosesTheEditAndNoStep) {
   ASSERT_TRUE(Until([&] { return Windows(1) == 1; }));
   std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 4.0f);
   Die(1);
-  ASSERT_TRUE(Until([&] { return job_->version() == 2; }));
+  ASSERT_TRUE(Until([&] { return job_->committed().version() == 2; }));
   EXPECT_EQ(value(), 0.0f);
   EXPECT_EQ(Cast(), 0.0f);
 }

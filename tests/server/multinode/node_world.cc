@@ -383,6 +383,11 @@ void NodeWorld::MakeNode(int node) {
   made.job->member = made.member.get();
 }
 
+void NodeWorld::Start(int node) {
+  RandomJob* job = nodes_[static_cast<size_t>(node)].job.get();
+  nodes_[static_cast<size_t>(node)].member->Start({job, job, job, job});
+}
+
 // What it had, and what it had not read, goes with it; of what it has sent the last may not come.
 void NodeWorld::Kill(int node) {
   Node& killed = nodes_[static_cast<size_t>(node)];
@@ -400,7 +405,7 @@ void NodeWorld::Kill(int node) {
     return std::none_of(nodes_.begin(), nodes_.end(),
                         [&](const Node& left) { return left.added.contains(generation.first); });
   });
-  killed.member->Start();
+  Start(node);
 }
 
 void NodeWorld::Shown(int node, int64_t step, const std::string& commit) {
@@ -587,7 +592,7 @@ void NodeWorld::Turn() {
 std::string NodeWorld::Run(int events) {
   left_ = events;
   loop_.Post([this] {
-    for (Node& node : nodes_) node.member->Start();
+    for (size_t node = 0; node < nodes_.size(); ++node) Start(static_cast<int>(node));
     Turn();
   });
   ended_.WaitForNotification();

@@ -44,7 +44,11 @@ inline std::shared_ptr<const ShardPlan> NodesPlan(int nodes, bool allow_missing,
 class NodeWorld;
 
 // What JobCore is to its member. Its step: backwards, in each some groups once or twice, in an order of its own.
-class RandomJob final : public NodeJob {
+class RandomJob final : public NodeFacts,
+                        public NodeSumsListener,
+                        public NodeStepsListener,
+                        public NodeStateListener,
+                        public NodeAttemptsListener {
  public:
   RandomJob(NodeWorld* world, int node) : world_(world), node_(node) {}
   void Act();  // the next thing that it does; nothing where it waits
@@ -66,11 +70,11 @@ class RandomJob final : public NodeJob {
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
   void NodeDecided(const v1::PeerMessage::Decided& decided) override;
   void NodeValuesAgreed() override;
-  void NodeHeld() override { MaybeShow(); }
   void NodeIsUp() override;
   void NodeAbort(const absl::Status& cause) override;
   void NodeGeneration(uint64_t generation) override;
   void NodeClose(const std::string& why) override;
+  void Advance() override { MaybeShow(); }
   // The state is `commits`, which goes with the trainer state of rank 0.
   void NodeSendState(int node, uint64_t transfer) override;
   void NodeStopSending(int node) override { wait_for_state_.erase(node); }
@@ -169,6 +173,7 @@ class NodeWorld {
     std::map<uint64_t, size_t> added;        // by generation: how many sums
   };
   void MakeNode(int node);
+  void Start(int node);
   void Kill(int node);
   void Turn();
   bool Deliver(int node);

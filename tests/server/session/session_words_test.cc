@@ -10,12 +10,12 @@ class SessionWordsTest : public GradientsTest {
  protected:
   ClientPage& Page(int rank) {
     ClientPage* page = nullptr;
-    OnLoop([&] { page = job_->session(rank)->memory()->memory->At<ClientPage>(0); });
+    OnLoop([&] { page = job_->sessions()[rank].get()->memory()->memory->At<ClientPage>(0); });
     return *page;
   }
   bool HasDone(int rank, uint64_t done) {
     bool result = false;
-    OnLoop([&] { result = job_->session(rank)->words().HasDone(done); });
+    OnLoop([&] { result = job_->sessions()[rank].get()->words().HasDone(done); });
     return result;
   }
 };

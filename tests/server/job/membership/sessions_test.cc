@@ -83,5 +83,30 @@ TEST_F(SessionsTest, TheEndOfAProcessIsNotTheNextSessions) {
   EXPECT_EQ(ended_, 0);
 }
 
+class KeptEvents final : public SessionStream {
+ public:
+  void Send(v1::SessionEvent event) override { waits.push_back(event.waiting().for_what()); }
+  void Finish(absl::Status) override {}
+  std::vector<std::string> waits;
+};
+
+TEST_F(SessionsTest, ARankThatHasSentNothingForAWhileHearsOnceForWhomItWaits) {
+  Add(1, 7);
+  const auto stream = std::make_shared<KeptEvents>();
+  sessions_[1]->stream = stream;
+  const absl::Time now = MonotonicNow();
+  sessions_[1]->last_command_time = now;
+  std::string text = "rank 0: Step";
+  const auto wait_text = [&](int) { return text; };
+  sessions_.TellWaiting(now, wait_text);
+  EXPECT_TRUE(stream->waits.empty()) << "it has just sent something";
+  sessions_.TellWaiting(now + absl::Seconds(1), wait_text);
+  sessions_.TellWaiting(now + absl::Seconds(2), wait_text);
+  EXPECT_EQ(stream->waits, std::vector<std::string>{"rank 0: Step"});
+  text = "";
+  sessions_.TellWaiting(now + absl::Seconds(3), wait_text);
+  EXPECT_EQ(stream->waits.back(), "") << "it waits no more";
+}
+
 }  // namespace
 }  // namespace shardd

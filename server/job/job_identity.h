@@ -1,0 +1,27 @@
+#ifndef SHARDD_SERVER_JOB_JOB_IDENTITY_H_
+#define SHARDD_SERVER_JOB_JOB_IDENTITY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "server/tenant/tenant.h"
+#include "shardd/v1/jobs.pb.h"
+
+namespace shardd {
+
+// Who a job is: constant from its beginning.
+struct JobIdentity {
+  uint64_t id = 0;
+  Tenant owner;
+  v1::JobSpec spec;
+  absl::Time created;
+  std::optional<v1::LostJob> lost;  // what one of this name had before, which was not kept
+
+  const std::string& name() const { return spec.name(); }
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_JOB_IDENTITY_H_

@@ -1,0 +1,168 @@
+#include "server/job/job_view.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+namespace shardd {
+namespace {
+
+bool IsTraining(const Handle& handle) { return handle.training() != TrainingState::kIdle; }
+
+// Some rank is in the forward or backward of a group.
+bool AnyTrains(const Sessions& sessions) {
+  return std::any_of(sessions.begin(), sessions.end(), [](const auto& session) {
+    return session != nullptr && std::any_of(session->handles.begin(), session->handles.end(), IsTraining);
+  });
+}
+
+}  // namespace
+
+std::string JobView::WaitText(int rank) const {
+  const Session* session = (*see_.sessions)[rank].get();
+  if (session != nullptr && session->held) {
+    return absl::StrCat((*see_.devices)[static_cast<size_t>(rank)]->name(), ": values are copied");
+  }
+  if (const std::string writers = see_.snapshots->AwaitedWriters(); session == nullptr && !writers.empty()) {
+    return absl::StrCat("the process of ", writers, ": attach, or its end");
+  }
+  const Wait wait = see_.waiting_for(rank);
+  if (wait.rank < 0) {
+    if (see_.nodes->gathers() != nullptr && see_.unsharding->AwaitsFill(rank)) {
+      return see_.nodes->gathers()->WaitText(MonotonicNow());
+    }
+    const bool waits = see_.steps->stepped(rank) || see_.pairing->sleeps(rank) || see_.pairing->closed(rank) > 0 ||
+                       see_.values->commit().asked(rank);
+    return waits ? see_.nodes->WaitText() : "";
+  }
+  const std::string refused = see_.absent->WhyRefused(wait.rank);
+  return absl::StrCat("rank ", wait.rank, ": ", wait.call,
+                      (*see_.sessions)[wait.rank] != nullptr ? ""
+                      : refused.empty()                      ? " (it is not attached)"
+                                                             : absl::StrCat(" (", refused, ")"));
+}
+
+v1::JobState JobView::State() const {
+  if (*see_.closed) {
+    return v1::JOB_STATE_CLOSED;
+  }
+  if (see_.decision->committing()) {
+    return v1::JOB_STATE_COMMITTING;
+  }
+  if (see_.sessions->attached() < world_size()) {
+    return v1::JOB_STATE_WAITING;
+  }
+  if (see_.summons->full_params().granted()) {
+    return v1::JOB_STATE_FULL_PARAMS;
+  }
+  return see_.pairing->empty() && !AnyTrains(*see_.sessions) ? v1::JOB_STATE_IDLE : v1::JOB_STATE_FORWARD_BACKWARD;
+}
+
+JobDescription JobView::Describe(v1::Job* out) const {
+  const JobIdentity& identity = *see_.identity;
+  out->set_name(identity.name());
+  out->set_job_id(identity.id);
+  out->set_uid(identity.owner.uid);
+  out->set_has_secret(identity.owner.secret.has_value());
+  out->set_world_size(world_size());
+  out->set_state(State());
+  out->set_epoch(see_.committed->epoch());
+  out->set_committed_step(committed_step());
+  out->set_version(see_.committed->version());
+  out->set_attached_ranks(see_.sessions->attached());
+  out->set_groups(static_cast<int>(see_.plan->groups.size()));
+  out->set_slab_bytes(see_.memory->allocated_bytes());
+  *out->mutable_counters() = *see_.counters;
+  out->set_collective(see_.collective->Describe());
+  see_.nodes->Describe(out);
+  out->set_created_unix_ms(absl::ToUnixMillis(identity.created));
+  if (identity.lost.has_value()) {
+    *out->mutable_lost() = *identity.lost;
+  }
+  out->set_plan_digest(absl::BytesToHexString(see_.plan->digest));
+  return {see_.plan, see_.committed->ShareStepCounts()};
+}
+
+void JobView::DescribeRanks(v1::ListRanksResponse* out) const {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    v1::Rank* described = out->add_ranks();
+    described->set_rank(rank);
+    described->set_device((*see_.devices)[static_cast<size_t>(rank)]->name());
+    described->set_waiting_for(WaitText(rank));
+    if (const Session* session = (*see_.sessions)[rank].get(); session != nullptr) {
+      DescribeSession(*session, described);
+    } else {
+      described->set_state(see_.leavers->finished(rank) ? v1::RANK_STATE_FINISHED : v1::RANK_STATE_ABSENT);
+    }
+  }
+}
+
+void JobView::DescribeSession(const Session& session, v1::Rank* out) const {
+  const int rank = session.rank();
+  v1::RankState state = v1::RANK_STATE_IDLE;
+  for (size_t group = 0; group < session.handles.size(); ++group) {
+    const Handle& handle = session.handles[group];
+    v1::HandleStatus* described = out->add_handles();
+    described->set_group(see_.plan->groups[group].name);
+    described->set_storage_state(handle.storage() == StorageState::kUnsharded
+                                     ? absl::StrCat(StorageStateName(handle.storage()), "(", handle.users(), ")")
+                                     : std::string(StorageStateName(handle.storage())));
+    described->set_training_state(std::string(TrainingStateName(handle.training())));
+    if (handle.training() == TrainingState::kBackwardPre || handle.training() == TrainingState::kBackwardPost) {
+      state = v1::RANK_STATE_BACKWARD;
+    } else if (handle.training() == TrainingState::kForward && state == v1::RANK_STATE_IDLE) {
+      state = v1::RANK_STATE_FORWARD;
+    }
+  }
+  if (session.stream == nullptr) {
+    state = v1::RANK_STATE_ATTACHING;
+  } else if (see_.steps->stepped(rank)) {
+    state = v1::RANK_STATE_STEPPED;
+  } else if (see_.summons->full_params().asked(rank)) {
+    state = v1::RANK_STATE_FULL_PARAMS;
+  }
+  out->set_state(state);
+  out->set_pid(session.peer.pid);
+  out->set_session_id(session.id());
+  out->set_commands(session.commands);
+  out->set_last_command(session.last_command);
+  out->set_last_command_age_ms(absl::ToInt64Milliseconds(MonotonicNow() - session.last_command_time));
+  out->set_departures(session.departures);
+  out->set_stream_ordered(session.ring().stream_ordered());
+}
+
+bool JobView::IsMidStep() const {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (see_.writes->hand_ins().open(rank) || !see_.writes->passes().outside(rank) || see_.pairing->closed(rank) > 0) {
+      return true;
+    }
+  }
+  return see_.pairing->any_seen() || see_.writes->hand_ins().any_since_version() || see_.values->any_initial() ||
+         see_.summons->full_params().AnyAsked() || see_.steps->any_stepped() || see_.values->commit().any_asked() ||
+         AnyTrains(*see_.sessions);
+}
+
+int64_t JobView::committed_step() const { return std::min(see_.committed->step(), see_.nodes->held_step()); }
+
+bool JobView::has_parameters() const {
+  return see_.committed->version() > 0 || (see_.committed->had_parameters() && see_.nodes->fetching());
+}
+
+absl::Status JobView::CheckStillHas(const Session& session) const {
+  if (session.expected_version == 0 || see_.committed->version() > 0) {
+    return absl::OkStatus();
+  }
+  const std::string what = absl::StrCat("reattach rank ", session.rank(), " of job \"", see_.identity->name(), "\": ");
+  if (see_.nodes->MayBeSentState()) {
+    return absl::AbortedError(absl::StrCat(
+        what, "this daemon, a new one, has not heard yet whether another node has its state; attach again"));
+  }
+  return absl::NotFoundError(absl::StrCat(
+      what, "its parameters are lost (got version 0, want ", session.expected_version,
+      " or later): the daemon was restarted, or has freed the job after its grace time; start the program anew, which "
+      "begins from the values that it gives (a checkpoint's)"));
+}
+
+}  // namespace shardd

@@ -1,0 +1,184 @@
+#include "server/job/nodes/job_nodes.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace shardd {
+
+JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& services, Results results)
+    : see_(facts),
+      use_(services),
+      tell_(std::move(results)),
+      collective_(parts == nullptr ? nullptr : parts->collective),
+      events_(parts == nullptr ? nullptr : std::move(parts->events)),
+      links_(parts == nullptr ? nullptr : std::move(parts->links)) {
+  if (parts == nullptr) {
+    return;
+  }
+  const NodeFacts* const own_facts = this;
+  member_ = std::make_unique<NodeMember>(see_.plan, parts->node, use_.loop, links_.get(), events_, own_facts);
+  const ShardPlan* const plan = see_.plan.get();
+  NodeMember* const member = member_.get();
+  digests_ =
+      std::make_unique<ModelDigests>(ModelDigests::Facts{plan, see_.memory, use_.committed},
+                                     ModelDigests::Services{member, use_.loop, parts->worker, use_.work, tell_.fail});
+  sums_ = std::make_unique<SumsOverNodes>(
+      SumsOverNodes::Facts{plan, use_.committed, see_.decision, see_.steps, use_.pairing},
+      SumsOverNodes::Services{member}, tell_.sums);
+  steps_ = std::make_unique<StepsOverNodes>(StepsOverNodes::Facts{plan, use_.committed, see_.decision, digests_.get()},
+                                            StepsOverNodes::Services{member, use_.presence}, tell_.steps);
+  states_ = std::make_unique<StateTransfers>(
+      StateTransfers::Facts{plan, see_.memory, see_.decision, see_.steps},
+      StateTransfers::Services{member, links_.get(), events_.get(), use_.loop, parts->worker, use_.committed, use_.work,
+                               see_.devices, use_.events},
+      StateTransfers::Results{
+          [values = use_.values] { values->BeginRestore(); }, [values = use_.values] { values->Restored(); },
+          [values = use_.values](absl::AnyInvocable<void()> then) { values->Behind(std::move(then)); }, tell_.close});
+  if (parts->gather != nullptr) {
+    gathers_ = std::make_unique<NodeGathers>(
+        std::move(parts->gather), [member] { return member->Unreached(); },
+        [loop = use_.loop](absl::AnyInvocable<void()> closure) { loop->Post(std::move(closure)); });
+  }
+}
+
+void JobNodes::Start() {
+  if (over_nodes()) {
+    member_->Start({sums_.get(), steps_.get(), states_.get(), this});
+  }
+}
+
+void JobNodes::ForgetExchange() {
+  if (over_nodes()) {
+    events_->ForgetExchange();
+  }
+}
+
+bool JobNodes::finished() const {
+  return see_.leavers->all_finished() &&
+         (!over_nodes() || (see_.plan->cut_over_nodes ? member_->OthersFinished() : member_->AllServed()));
+}
+
+void JobNodes::Describe(v1::Job* out) const {
+  if (gathers_ != nullptr) {
+    out->set_collective(absl::StrCat(out->collective(), "; ", gathers_->Describe()));
+  }
+  if (over_nodes()) {
+    member_->Describe(out);
+  }
+}
+
+void JobNodes::SayValues() {
+  use_.values->BeginSaying();
+  digests_->SayValues(use_.values->StaleParts(), [values = use_.values] { values->EndReading(); });
+}
+
+void JobNodes::SetReadable(uint64_t version) {
+  if (gathers_ != nullptr) {
+    gathers_->SetReadable(version);
+  }
+}
+
+void JobNodes::SayDecided() {
+  steps_->SayDecided();
+  SetReadable(0);
+}
+
+void JobNodes::StepCommitted() {
+  EndStep();
+  if (over_nodes()) {
+    digests_->StepCommitted();
+  }
+}
+
+absl::Status JobNodes::CheckMayBegin(const std::string& what) {
+  if (gathers_ != nullptr && see_.leavers->all_finished()) {  // they know, and count on no word of this node any more
+    return absl::AbortedError(
+        absl::StrCat(what,
+                     "all ranks of this node have finished, and its daemon serves the other nodes until theirs "
+                     "have, too; attach again, or use another name"));
+  }
+  const std::string lacking = over_nodes() ? member_->Lacking() : "";
+  return lacking.empty() ? absl::OkStatus() : absl::AbortedError(absl::StrCat(what, lacking, "; attach again"));
+}
+
+void JobNodes::EndStep() {
+  if (over_nodes()) {
+    sums_->EndStep();
+  }
+}
+
+void JobNodes::AttemptEnded(const absl::Status& cause) {
+  if (gathers_ != nullptr) {
+    gathers_->EndEpoch();
+  }
+  if (over_nodes()) {
+    member_->AttemptEnded(cause);
+  }
+}
+
+void JobNodes::SayFinished() {
+  finished_said_ = true;
+  member_->Closing("its ranks have finished", /*finished=*/true);
+}
+
+void JobNodes::CheckSilence(absl::Time now) {
+  if (!over_nodes()) {
+    return;
+  }
+  const absl::Duration limit = absl::Milliseconds(see_.plan->config.silence_timeout_ms());
+  const uint64_t epoch = use_.committed->epoch();
+  if (!see_.decision->committing() || see_.decision->applied()) {
+    member_->CheckSilence(now, limit);
+  }
+  if (gathers_ == nullptr || epoch != use_.committed->epoch()) {
+    return;
+  }
+  const absl::Status gone = gathers_->CheckUnreached(now, use_.committed->version() > 0 || promised(),
+                                                     absl::Milliseconds(see_.plan->config.grace_ms()));
+  if (!gone.ok()) {
+    tell_.close(std::string(gone.message()));
+    return;
+  }
+  if (see_.decision->committing() || promised()) {
+    return;
+  }
+  if (absl::Status late = gathers_->CheckDeadlines(now, limit); !late.ok()) {
+    tell_.fail(std::move(late));
+  }
+}
+
+void JobNodes::Close(const std::string& why, bool everywhere) {
+  if (!over_nodes()) {
+    return;
+  }
+  if (gathers_ != nullptr) {
+    gathers_->EndEpoch();
+  }
+  const bool cut = see_.plan->cut_over_nodes;
+  if (see_.leavers->all_finished() || everywhere || cut) {  // of what is cut, a part is no job
+    member_->Closing(why, cut ? finished() : see_.leavers->all_finished());
+  }
+  member_->Stop();
+  states_->Stop();
+  collective_->Begin(std::numeric_limits<uint64_t>::max());  // nothing of it needs the links any more
+  if (gathers_ != nullptr) {
+    gathers_->EndJob();
+  }
+}
+
+void JobNodes::NodeGeneration(uint64_t generation) {
+  collective_->Begin(generation);
+  if (gathers_ != nullptr) {
+    gathers_->BeginGeneration(generation);
+  }
+}
+
+void JobNodes::NodeIsUp() {
+  finished_said_ = false;  // a link forgets what was said over the one before
+  if (gathers_ != nullptr) {
+    gathers_->Retry();
+  }
+}
+
+}  // namespace shardd

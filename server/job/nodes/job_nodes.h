@@ -1,0 +1,166 @@
+#ifndef SHARDD_SERVER_JOB_NODES_JOB_NODES_H_
+#define SHARDD_SERVER_JOB_NODES_JOB_NODES_H_
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/plan/plan.h"
+#include "server/collective/nodes/node_collective.h"
+#include "server/collective/nodes/node_gather.h"
+#include "server/job/job_events.h"
+#include "server/job/job_part.h"
+#include "server/job/membership/leavers.h"
+#include "server/job/nodes/model_digests.h"
+#include "server/job/nodes/state_transfers.h"
+#include "server/job/nodes/steps_over_nodes.h"
+#include "server/job/nodes/sums_over_nodes.h"
+#include "server/job/unshard/node_gathers.h"
+#include "server/job/writes/value_writes.h"
+#include "server/multinode/backwards.h"
+#include "server/multinode/node_events.h"
+#include "server/multinode/node_listeners.h"
+#include "server/multinode/node_member.h"
+
+namespace shardd {
+
+// What is made for a job over several nodes when it is opened (core_nodes.cc).
+struct NodeParts {
+  int node = 0;
+  std::shared_ptr<NodeEvents> events;
+  std::unique_ptr<PeerLinks> links;      // of `events`; used by the exchange of `collective`
+  NodeCollective* collective = nullptr;  // the job's
+  std::unique_ptr<NodeGather> gather;    // where parameters are cut over nodes, else null; uses `links` and slabs
+  CoreLoop* worker = nullptr;            // reads initial values
+  ~NodeParts() {
+    if (events != nullptr && links != nullptr) events->ForgetExchange();  // it came to no job
+  }
+};
+
+// A job's other nodes. A job on one node has none; each question below has an answer for it, too.
+//
+// Owns the links to them, this node's part in what all decide (NodeMember), what is exchanged, by what it is (sums,
+// steps, states, digests, gathers), and whether the others know that this node's ranks have finished. Hears when
+// attempts end. Loop-confined.
+class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsListener {
+ public:
+  struct Facts {
+    std::shared_ptr<const ShardPlan> plan;
+    const JobMemory* memory = nullptr;
+    const StepDecision* decision = nullptr;
+    const AskedSteps* steps = nullptr;
+    const Leavers* leavers = nullptr;
+    const OptimizerDevices* devices = nullptr;
+  };
+  struct Services {
+    CoreLoop* loop = nullptr;
+    Committed* committed = nullptr;
+    const Pairing* pairing = nullptr;
+    GradientPresence* presence = nullptr;
+    ValueWrites* values = nullptr;
+    JobWork* work = nullptr;
+    JobEvents* events = nullptr;
+  };
+  struct Results {
+    SumsOverNodes::Results sums;
+    StepsOverNodes::Results steps;
+    std::function<void(const absl::Status& cause)> end_attempt;  // all nodes do, whatever this one has promised
+    std::function<void(absl::Status)> fail;                      // the epoch is to end
+    std::function<void(const std::string& why)> close;
+    std::function<void()> advance;
+  };
+  // All outlive it. Takes links, events and the gather out of `parts`; null: the job is on one node.
+  JobNodes(NodeParts* parts, const Facts& facts, const Services& services, Results results);
+  // Hears of the others from here on. To be called once.
+  void Start();
+  // Nothing reaches exchanges any more, which may then go; they go before this, which ends the links.
+  void ForgetExchange();
+
+  bool over_nodes() const { return member_ != nullptr; }
+  int node() const { return over_nodes() ? member_->node() : 0; }
+  // Of the running step, how many backwards all nodes have closed; on one node every rank decides it.
+  int closed() const { return over_nodes() ? sums_->closed() : kAllBackwards; }
+  // This node gives nothing up by itself: the step may be decided already.
+  bool promised() const { return over_nodes() && member_->promised(); }
+  // The last step that all nodes hold, so that ranks may be shown it.
+  int64_t held_step() const { return over_nodes() ? member_->held_step() : std::numeric_limits<int64_t>::max(); }
+  // All nodes have closed the step, and what is to be compared with it is there.
+  bool MayDecide() const { return closed() == kAllBackwards && (!over_nodes() || !digests_->under_way()); }
+  // The state is brought from another node.
+  bool fetching() const { return over_nodes() && member_->fetching(); }
+  // This node has nothing of the job, and may still be sent the state of another node that has.
+  bool MayBeSentState() const { return over_nodes() && member_->MayBeSentState(); }
+  // All of this node's ranks have finished, and no other node needs it; else: it serves the others.
+  bool finished() const;
+  bool ServesOthers() const { return gathers_ != nullptr && see_.leavers->all_finished() && !finished(); }
+  // What those wait for whom no rank of this node lets wait; empty: for nobody.
+  std::string WaitText() const { return over_nodes() ? member_->WaitText() : ""; }
+  void Describe(v1::Job* out) const;
+
+  // REQUIRES of these four: over_nodes().
+  SumsOverNodes& sums() { return *sums_; }
+  const SumsOverNodes& sums() const { return *sums_; }
+  StepsOverNodes& steps() { return *steps_; }
+  StateTransfers& states() { return *states_; }
+  const StateTransfers& states() const { return *states_; }
+  uint64_t generation() const { return member_->generation(); }
+  // Null where nothing is cut over nodes.
+  NodeGathers* gathers() const { return gathers_.get(); }
+
+  // Initial values are asked to be committed, which they are when all nodes have the same.
+  void SayValues();
+  // The decision is journaled here, and shards are about to change. REQUIRES: over_nodes().
+  void SayDecided();
+  void StepCommitted() override;
+  void VersionCommitted() override { SetReadable(use_.committed->version()); }
+  absl::Status CheckMayBegin(const std::string& what) override;
+  void EndEpoch() override { EndStep(); }
+  // The attempt is to end, and has been promised.
+  void WantsToEnd(const absl::Status& cause) { member_->WantsToEnd(cause); }
+  // The epoch has ended here.
+  void AttemptEnded(const absl::Status& cause);
+  // Where parameters are cut over nodes, the others need this one until they have finished, too.
+  bool MaySayFinished() const { return gathers_ != nullptr && !finished_said_ && see_.leavers->all_finished(); }
+  void SayFinished();
+  // Nodes that others wait for, gathers that take too long, and nodes that are not reached. What it finds it tells.
+  void CheckSilence(absl::Time now);
+  // The job has ended here; with `everywhere` on all nodes. Says nothing any more, and hears nothing.
+  void Close(const std::string& why, bool everywhere);
+
+ private:
+  int64_t NodeStep() const override { return use_.committed->step() + (see_.decision->decided() ? 1 : 0); }
+  bool NodeInitialized() const override { return use_.committed->version() > 0 || see_.decision->committing(); }
+  void NodeAbort(const absl::Status& cause) override { tell_.end_attempt(cause); }
+  void NodeGeneration(uint64_t generation) override;
+  void NodeIsUp() override;
+  void NodeClose(const std::string& why) override { tell_.close(why); }
+  void Advance() override { tell_.advance(); }
+  // The other nodes may gather the parameters of this version; 0: of none.
+  void SetReadable(uint64_t version);
+  void EndStep();
+
+  const Facts see_;
+  const Services use_;
+  const Results tell_;
+  NodeCollective* const collective_;
+  // All null on one node.
+  const std::shared_ptr<NodeEvents> events_;
+  const std::unique_ptr<PeerLinks> links_;
+  std::unique_ptr<NodeMember> member_;
+  std::unique_ptr<ModelDigests> digests_;
+  std::unique_ptr<SumsOverNodes> sums_;
+  std::unique_ptr<StepsOverNodes> steps_;
+  std::unique_ptr<StateTransfers> states_;
+  std::unique_ptr<NodeGathers> gathers_;
+  bool finished_said_ = false;  // that all ranks have, over the links that are there
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_NODES_JOB_NODES_H_

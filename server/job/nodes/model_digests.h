@@ -1,0 +1,69 @@
+#ifndef SHARDD_SERVER_JOB_NODES_MODEL_DIGESTS_H_
+#define SHARDD_SERVER_JOB_NODES_MODEL_DIGESTS_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/plan/plan.h"
+#include "server/job/step/committed.h"
+#include "server/job/work/job_work.h"
+#include "server/job/writes/parameter_parts.h"
+#include "server/loop/core_loop.h"
+#include "server/multinode/node_member.h"
+#include "server/storage/job_memory.h"
+#include "shardd/v1/peer.pb.h"
+
+namespace shardd {
+
+// Digests of what this node has of the model, which node 0 compares with those of the other nodes: of initial values
+// before they are committed, and of replicas every `compare_every` steps.
+//
+// Owns the last digests of a version, and how many are being taken. Loop-confined; slabs are read on the worker, which
+// takes as long as reading all of the model does, and keeps the job alive.
+class ModelDigests {
+ public:
+  struct Facts {
+    const ShardPlan* plan = nullptr;
+    const JobMemory* memory = nullptr;
+    const Committed* committed = nullptr;
+  };
+  struct Services {
+    NodeMember* member = nullptr;
+    CoreLoop* loop = nullptr;
+    CoreLoop* worker = nullptr;
+    JobWork* work = nullptr;
+    std::function<void(absl::Status)> fail;  // the epoch is to end
+  };
+  // All of both outlive it.
+  ModelDigests(Facts facts, Services services) : see_(facts), use_(std::move(services)) {}
+
+  // A step was committed: takes digests of the new version, if those of replicas are due. They are said with the next
+  // step, which is not to be decided while they are being taken.
+  void StepCommitted();
+  bool under_way() const { return under_way_ > 0; }
+  // By parameter; empty: none were taken at that version.
+  const std::vector<uint64_t>& At(uint64_t version) const;
+
+  // Clears `stale`, and says the digests of initial values to node 0, if the epoch lasts so long. `ended` runs once
+  // they are read.
+  void SayValues(std::vector<SlabPart> stale, std::function<void()> ended);
+
+ private:
+  using Digests = v1::PeerMessage::Values;
+  // Clears and reads on the worker; `done` runs on the loop, and then what may happen next.
+  void Take(std::vector<SlabPart> stale, std::function<void(const absl::Status&, Digests)> done);
+  // On the worker, while nobody writes the slabs.
+  absl::Status Read(const std::vector<int64_t>& step_counts, Digests* digests) const;
+
+  const Facts see_;
+  const Services use_;
+  uint64_t version_ = 0;
+  std::vector<uint64_t> by_param_;  // of that version
+  int under_way_ = 0;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_NODES_MODEL_DIGESTS_H_

@@ -1,0 +1,139 @@
+#include "server/job/nodes/state_transfers.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace shardd {
+
+StateTransfers::StateTransfers(Facts facts, Services services, Results results)
+    : see_(facts), use_(services), tell_(std::move(results)), senders_(use_.links, use_.worker) {}
+
+StateSlabs StateTransfers::Slabs() const {
+  return {{{v1::SLAB_SHARDS, see_.memory->shards(), see_.plan->memory.shards_bytes},
+           {v1::SLAB_OPTIMIZER, see_.memory->optimizer(), see_.plan->memory.optimizer_bytes}}};
+}
+
+void StateTransfers::SendWaited() {
+  for (const auto& [node, transfer] : senders_.TakeWaiting()) {
+    NodeSendState(node, transfer);
+  }
+}
+
+// Also a step that is not shown yet: the node that asks may be the one that is to hold it.
+void StateTransfers::NodeSendState(int node, uint64_t transfer) {
+  senders_.Stop(node);
+  if (AwaitsUpdate()) {
+    senders_.Await(node, transfer);
+    return;
+  }
+  const Committed& committed = *use_.committed;
+  const bool ahead = see_.decision->applied();
+  v1::PeerMessage::State state;
+  state.set_transfer(transfer);
+  state.set_step(committed.step() + (ahead ? 1 : 0));
+  state.set_version(committed.version() + (ahead ? 1 : 0));
+  for (size_t param = 0; param < committed.step_counts().size(); ++param) {
+    state.add_step_counts(committed.step_counts()[param] + (see_.decision->Applies(param) ? 1 : 0));
+  }
+  const StateSlabs slabs = Slabs();
+  use_.events->Add(
+      -1, "state",
+      absl::StrCat("step ", state.step(), " is sent to node ", node, ", ", slabs[0].bytes + slabs[1].bytes, " bytes"));
+  const auto failed = [this, weak = std::weak_ptr<void>(use_.work->Keep()), loop = use_.loop,
+                       node](const absl::Status& why) {
+    loop->Post([this, weak, node, why] {
+      if (const std::shared_ptr<void> job = weak.lock(); job != nullptr && !stopped_) {
+        tell_.close(absl::StrCat("state for node ", node, ": ", why.message()));
+      }
+    });
+  };
+  const auto trainer_state = [&](int rank) -> const std::string& {
+    return ahead ? see_.steps->step(rank).trainer_state() : committed.trainer_states()[static_cast<size_t>(rank)];
+  };
+  senders_.Send(node, state, see_.plan->world_size, trainer_state, slabs, failed, use_.work->Keep());
+}
+
+void StateTransfers::NodeBeginFetch(int from, uint64_t transfer) {
+  if (stopped_) {
+    return;
+  }
+  if (see_.decision->committing()) {  // a node is never so far behind
+    tell_.close("its state does not belong to the other nodes', which have another step");
+    return;
+  }
+  use_.committed->Lose();  // from here on slabs are torn
+  tell_.begins();
+  fetch_ = std::make_shared<NodeFetch>(from, transfer, see_.plan->world_size);
+  const auto came = use_.work->AndAdvance([this](const absl::Status& status) {
+    status.ok() ? fetch_->SlabsAreThere() : tell_.close(std::string(status.message()));
+  });
+  auto ended = [this, came, loop = use_.loop, weak = std::weak_ptr<void>(use_.work->Keep()),
+                of = std::weak_ptr<NodeFetch>(fetch_)](absl::Status status) {
+    loop->Post([this, came, weak, of, status = std::move(status)] {
+      const std::shared_ptr<void> job = weak.lock();
+      if (job != nullptr && fetch_ != nullptr && fetch_ == of.lock()) came(status);
+    });
+  };
+  auto take = [slabs = fetch_->Begin(Slabs(), std::move(ended)), from](int node, const v1::PeerData& header,
+                                                                       absl::string_view elements) {
+    if (node == from) slabs->Take(header, elements);
+  };
+  use_.bytes->SetState(std::move(take));
+  auto ask = [this, keep = use_.work->Keep(), fetch = fetch_, from, transfer] {
+    if (fetch_ == fetch && use_.member->fetching()) {
+      v1::PeerMessage message;
+      message.mutable_fetch()->set_transfer(transfer);
+      use_.links->Send(from, std::move(message));
+    }
+  };
+  // Behind what still writes initial values of an attempt that has ended.
+  tell_.behind_writes([this, ask = std::move(ask)]() mutable {
+    use_.worker->Post([this, ask = std::move(ask)]() mutable { use_.loop->Post(std::move(ask)); });
+  });
+}
+
+void StateTransfers::NodeTakeRankState(const v1::PeerMessage::RankState& state) { fetch_->TakeRankState(state); }
+
+void StateTransfers::NodeTakeState(const v1::PeerMessage::State& state) {
+  if (const absl::Status taken = fetch_->TakeState(*see_.plan, state); !taken.ok()) {
+    tell_.close(std::string(taken.message()));
+  }
+}
+
+void StateTransfers::Restore() {
+  const v1::PeerMessage::State& state = fetch_->Take();
+  auto cast = use_.work->Join(use_.devices->count(), [this, fetch = fetch_, &state](const absl::Status& status) {
+    if (fetch_ == fetch && use_.member->fetching()) Restored(status, state);
+  });
+  DeviceOps ops(static_cast<size_t>(see_.plan->world_size));
+  for (int rank = 0; rank < see_.plan->world_size; ++rank) {
+    ops[static_cast<size_t>(rank)] = CommitOps(*see_.plan, see_.memory->pointers(), rank);
+  }
+  use_.devices->Submit(absl::StrCat("cast step ", state.step()), use_.devices->Divide(std::move(ops)), cast);
+}
+
+void StateTransfers::Restored(const absl::Status& status, const v1::PeerMessage::State& state) {
+  if (!status.ok()) {
+    tell_.close(absl::StrCat("state from node ", fetch_->from(), ": ", status.message()));
+    return;
+  }
+  use_.committed->Restore(state.step(), state.version(), {state.step_counts().begin(), state.step_counts().end()},
+                          fetch_->TakeTrainerStates());
+  tell_.restored();
+  use_.events->Add(
+      -1, "state",
+      absl::StrCat("step ", state.step(), " came from node ", fetch_->from(), ", in ",
+                   absl::FormatDuration(absl::Trunc(MonotonicNow() - fetch_->began(), absl::Milliseconds(1)))));
+  use_.bytes->SetState(nullptr);
+  fetch_ = nullptr;
+  use_.member->Restored();
+}
+
+void StateTransfers::Stop() {
+  stopped_ = true;
+  senders_.StopAll();
+  fetch_ = nullptr;
+}
+
+}  // namespace shardd

@@ -1,0 +1,92 @@
+#ifndef SHARDD_SERVER_JOB_NODES_STATE_TRANSFERS_H_
+#define SHARDD_SERVER_JOB_NODES_STATE_TRANSFERS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "common/plan/plan.h"
+#include "server/job/job_events.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/work/job_work.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/multinode/node_events.h"
+#include "server/multinode/node_fetch.h"
+#include "server/multinode/node_listeners.h"
+#include "server/multinode/node_member.h"
+#include "server/multinode/state_senders.h"
+#include "server/storage/job_memory.h"
+
+namespace shardd {
+
+// A node whose daemon was lost with its slabs gets what is committed from another, a replica: shards, the optimizer's
+// state, counts. Node 0 gives it to the others, and gets it from one of them where it has lost its own. What is sent
+// cannot change meanwhile, because no step is decided without the node.
+//
+// Owns states on their way to other nodes, and the one that comes to this node. Loop-confined; bytes go over the
+// network's threads and the worker, and keep the job alive while they are read.
+class StateTransfers final : public NodeStateListener {
+ public:
+  struct Facts {
+    const ShardPlan* plan = nullptr;
+    const JobMemory* memory = nullptr;
+    const StepDecision* decision = nullptr;
+    const AskedSteps* steps = nullptr;
+  };
+  struct Services {
+    NodeMember* member = nullptr;
+    PeerLinks* links = nullptr;
+    NodeEvents* bytes = nullptr;  // brings those of the state
+    CoreLoop* loop = nullptr;
+    CoreLoop* worker = nullptr;  // reads slabs
+    Committed* committed = nullptr;
+    JobWork* work = nullptr;
+    const OptimizerDevices* devices = nullptr;  // make what is cast of the state
+    JobEvents* events = nullptr;
+  };
+  // What the job hears, on the loop.
+  struct Results {
+    std::function<void()> begins;    // slabs are written from elsewhere from here on
+    std::function<void()> restored;  // ... and are whole, and committed
+    // Runs its argument behind the trainers' values that are still being written into the slabs.
+    std::function<void(absl::AnyInvocable<void()>)> behind_writes;
+    std::function<void(const std::string& why)> close;
+  };
+  // All of these outlive it.
+  StateTransfers(Facts facts, Services services, Results results);
+
+  // A node waits for a state, and it can be sent: behind a commit under way, and a step that is not shown yet with it.
+  bool MaySend() const { return senders_.waiting() && !AwaitsUpdate(); }
+  void SendWaited();
+  // All of the other node's state has come.
+  bool MayRestore() const { return fetch_ != nullptr && fetch_->complete() && use_.member->fetching(); }
+  void Restore();
+  // Sends nothing any more, and restores nothing.
+  void Stop();
+
+  void NodeSendState(int node, uint64_t transfer) override;
+  void NodeStopSending(int node) override { senders_.Stop(node); }
+  void NodeBeginFetch(int from, uint64_t transfer) override;
+  void NodeTakeState(const v1::PeerMessage::State& state) override;
+  void NodeTakeRankState(const v1::PeerMessage::RankState& state) override;
+
+ private:
+  bool AwaitsUpdate() const { return see_.decision->committing() && !see_.decision->applied(); }
+  StateSlabs Slabs() const;
+  void Restored(const absl::Status& status, const v1::PeerMessage::State& state);
+
+  const Facts see_;
+  const Services use_;
+  const Results tell_;
+  StateSenders senders_;
+  std::shared_ptr<NodeFetch> fetch_;  // null: none; of an earlier attempt where the member fetches nothing
+  bool stopped_ = false;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_NODES_STATE_TRANSFERS_H_

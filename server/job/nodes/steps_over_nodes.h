@@ -1,0 +1,62 @@
+#ifndef SHARDD_SERVER_JOB_NODES_STEPS_OVER_NODES_H_
+#define SHARDD_SERVER_JOB_NODES_STEPS_OVER_NODES_H_
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "common/plan/plan.h"
+#include "common/tensor/norm.h"
+#include "server/job/gradients/gradient_presence.h"
+#include "server/job/nodes/model_digests.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/multinode/node_listeners.h"
+#include "server/multinode/node_member.h"
+
+namespace shardd {
+
+// A step over nodes is decided in one round: all say that theirs is reduced, node 0 measures, journals and says what it
+// has found, and all update with that. Initial values are agreed on likewise.
+//
+// Owns the measure of this node's part of the running step. Loop-confined.
+class StepsOverNodes final : public NodeStepsListener {
+ public:
+  struct Facts {
+    const ShardPlan* plan = nullptr;
+    const Committed* committed = nullptr;
+    const StepDecision* decision = nullptr;
+    const ModelDigests* digests = nullptr;
+  };
+  struct Services {
+    NodeMember* member = nullptr;
+    GradientPresence* presence = nullptr;
+  };
+  struct Results {
+    std::function<void(double norm)> measured;                     // over all nodes, on node 0: the step may be decided
+    std::function<void(const v1::PeerMessage::Decided&)> decided;  // by node 0, elsewhere
+    std::function<void()> agreed;                                  // on initial values, which are to be committed
+  };
+  // All of these outlive it.
+  StepsOverNodes(Facts facts, Services services, Results results)
+      : see_(facts), use_(services), tell_(std::move(results)), own_norm_(/*order=*/2) {}
+
+  // All gradients of the step are reduced here. The measure is of this node's part.
+  void SayReduced(const Norm& own_norm);
+  // The step is journaled here: node 0 tells the others, the others tell node 0 that they hold it.
+  void SayDecided();
+
+  void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
+  void NodeDecided(const v1::PeerMessage::Decided& decided) override;
+  void NodeValuesAgreed() override { tell_.agreed(); }
+
+ private:
+  const Facts see_;
+  const Services use_;
+  const Results tell_;
+  Norm own_norm_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_NODES_STEPS_OVER_NODES_H_

@@ -1,0 +1,67 @@
+#ifndef SHARDD_SERVER_JOB_NODES_SUMS_OVER_NODES_H_
+#define SHARDD_SERVER_JOB_NODES_SUMS_OVER_NODES_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/plan/plan.h"
+#include "server/job/gradients/pairing.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/multinode/given_gradients.h"
+#include "server/multinode/node_listeners.h"
+#include "server/multinode/node_member.h"
+
+namespace shardd {
+
+// Gradients over nodes: what this node's ranks give together is said to node 0 (Ready), and added when all nodes have
+// theirs (Go), in the order of Go on every node. What a node closes without counts as none.
+//
+// Owns how many backwards of the running step all nodes have closed, and this one has said that it has. Loop-confined.
+class SumsOverNodes final : public NodeSumsListener {
+ public:
+  struct Facts {
+    const ShardPlan* plan = nullptr;
+    const Committed* committed = nullptr;
+    const StepDecision* decision = nullptr;
+    const AskedSteps* steps = nullptr;
+    const Pairing* pairing = nullptr;
+  };
+  struct Services {
+    NodeMember* member = nullptr;
+  };
+  struct Results {
+    // Adds what all nodes give of the pair's occurrence.
+    std::function<absl::Status(PairKey, int occurrence, const GivenGradients&)> add;
+    std::function<void(absl::Status)> fail;  // the epoch is to end
+  };
+  // All of these outlive it.
+  SumsOverNodes(Facts facts, Services services, Results results)
+      : see_(facts), use_(services), tell_(std::move(results)) {}
+
+  // The pair's occurrence is complete here.
+  void SayReady(PairKey key, const Pairing::Said& said);
+  int closed() const { return closed_; }
+  // This node has closed backwards that it has not said; node 0 takes it that what was not said of them by then never
+  // will be.
+  bool MaySayClosed() const { return see_.pairing->ClosedToSay() > said_closed_; }
+  void SayClosed();
+  void EndStep() { closed_ = said_closed_ = 0; }
+
+  void NodeGo(const v1::PeerMessage::Go& go) override;
+  void NodesClosed(int backwards) override { closed_ = backwards; }
+
+ private:
+  const Facts see_;
+  const Services use_;
+  const Results tell_;
+  int closed_ = 0;
+  int said_closed_ = 0;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_NODES_SUMS_OVER_NODES_H_

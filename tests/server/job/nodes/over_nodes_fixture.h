@@ -1,0 +1,129 @@
+#ifndef SHARDD_TESTS_SERVER_JOB_NODES_OVER_NODES_FIXTURE_H_
+#define SHARDD_TESTS_SERVER_JOB_NODES_OVER_NODES_FIXTURE_H_
+
+// The member of node 1 of two, whose node 0 is the test, and a job of one rank that has version 1, without the job: for
+// components that say and hear. What is sent is kept.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/job/gradients/pairing.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/work/job_work.h"
+#include "server/multinode/node_member.h"
+#include "tests/server/multinode/node_world.h"
+
+namespace shardd {
+
+class OverNodesTest : public ::testing::Test,
+                      protected NodeFacts,
+                      protected NodeSumsListener,
+                      protected NodeStepsListener,
+                      protected NodeStateListener,
+                      protected NodeAttemptsListener {
+ protected:
+  explicit OverNodesTest(bool cut = false) : plan_(testing::NodesPlan(/*nodes=*/2, /*allow_missing=*/false, cut)) {
+    committed_.CommitVersion();
+  }
+  ~OverNodesTest() override {
+    worker_.Stop();
+    loop_.RunAndWait([this] { member_.Stop(); });
+    loop_.Stop();
+  }
+
+  // Node 0 is there, and begins with what the job has.
+  void Begin(NodeListeners listeners) {
+    loop_.RunAndWait([&] {
+      member_.Start(listeners);
+      member_.OnUp(0);
+    });
+    Hear(BeginMessage(NodeStep()));
+  }
+  NodeListeners Nobody() { return {this, this, this, this}; }
+  v1::PeerMessage BeginMessage(int64_t step) const {
+    v1::PeerMessage message;
+    message.mutable_begin()->set_generation(1);
+    message.mutable_begin()->set_initialized(true);
+    message.mutable_begin()->set_decided_step(step);
+    return message;
+  }
+  void Hear(const v1::PeerMessage& message) {
+    loop_.RunAndWait([&] { member_.OnMessage(0, message); });
+  }
+  // What the worker was asked for has come back to the loop.
+  void Drain() {
+    worker_.RunAndWait([] {});
+    loop_.RunAndWait([] {});
+  }
+  // Messages to node 0 of this kind, in order.
+  std::vector<v1::PeerMessage> Sent(v1::PeerMessage::KindCase kind) {
+    std::vector<v1::PeerMessage> sent;
+    loop_.RunAndWait([&] {
+      for (const v1::PeerMessage& message : links_.sent) {
+        if (message.kind_case() == kind) sent.push_back(message);
+      }
+    });
+    return sent;
+  }
+  static std::unique_ptr<Journal> NewJournal() {
+    absl::StatusOr<std::unique_ptr<Journal>> journal = Journal::Create(/*place_bytes=*/4096);
+    EXPECT_TRUE(journal.ok()) << journal.status();
+    return *std::move(journal);
+  }
+
+  int64_t NodeStep() const override { return committed_.step(); }
+  bool NodeInitialized() const override { return committed_.version() > 0; }
+  void NodeGo(const v1::PeerMessage::Go&) override {}
+  void NodesClosed(int) override {}
+  void NodesReduced(const std::vector<v1::PeerMessage::Reduced>&) override {}
+  void NodeDecided(const v1::PeerMessage::Decided&) override {}
+  void NodeValuesAgreed() override {}
+  void NodeSendState(int, uint64_t) override {}
+  void NodeStopSending(int) override {}
+  void NodeBeginFetch(int, uint64_t) override {}
+  void NodeTakeState(const v1::PeerMessage::State&) override {}
+  void NodeTakeRankState(const v1::PeerMessage::RankState&) override {}
+  void NodeAbort(const absl::Status& cause) override { member_.AttemptEnded(cause); }
+  void NodeGeneration(uint64_t) override {}
+  void NodeIsUp() override {}
+  void NodeClose(const std::string& why) override { ADD_FAILURE() << why; }
+  void Advance() override { ++advanced_; }
+
+  struct Links final : PeerLinks {
+    int node() const override { return 1; }
+    int nodes() const override { return 2; }
+    void Send(int, v1::PeerMessage message) override { sent.push_back(std::move(message)); }
+    void SendData(int, const v1::PeerData&, absl::string_view, std::function<void(absl::Status)> done) override {
+      done(absl::OkStatus());
+    }
+    std::vector<v1::PeerMessage> sent;
+  };
+  const std::shared_ptr<const ShardPlan> plan_;
+  const int params_ = static_cast<int>(plan_->params.size());
+  CoreLoop loop_;
+  CoreLoop worker_;
+  Links links_;
+  const std::shared_ptr<NodeEvents> events_ =
+      std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&) { return absl::OkStatus(); });
+  Committed committed_{"job", params_, 1, NewJournal()};
+  StepDecision decision_;
+  AskedSteps steps_{1, &committed_};
+  Pairing pairing_{plan_, &committed_};
+  const std::shared_ptr<int> job_ = std::make_shared<int>(0);
+  int advanced_ = 0;
+  JobWork work_{&loop_, [this] { return job_; }, [this] { ++advanced_; }};
+  std::vector<std::string> closed_;  // why
+  std::vector<absl::Status> failed_;
+  NodeMember member_{plan_, /*node=*/1, &loop_, &links_, events_, this};
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_TESTS_SERVER_JOB_NODES_OVER_NODES_FIXTURE_H_

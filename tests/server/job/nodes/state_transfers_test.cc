@@ -1,0 +1,222 @@
+#include "server/job/nodes/state_transfers.h"
+
+#include "server/device/device.h"
+#include "tests/server/job/nodes/over_nodes_fixture.h"
+#include "tests/testing/poll.h"
+
+namespace shardd {
+namespace {
+
+constexpr uint64_t kTransfer = 7;
+constexpr float kSent = 0.5;
+
+class StateTransfersTest : public OverNodesTest {
+ protected:
+  StateTransfersTest() : memory_(*JobMemory::Create(*plan_, "job")), made_(*MakeDevices("cpu:1")) {
+    committed_.SetTrainerState(0, "of rank 0");
+  }
+  ~StateTransfersTest() override {
+    loop_.RunAndWait([this] {
+      states_.Stop();
+      member_.Stop();
+    });
+    events_->SetState(nullptr);
+    Drain();
+    made_.devices[0]->Shutdown();
+  }
+  void Begin() { OverNodesTest::Begin(Listeners()); }
+  NodeListeners Listeners() { return {this, this, &states_, this}; }
+  // Node 0 has been sent a state that it lacks.
+  void AskForState() {
+    v1::PeerMessage message;
+    message.mutable_fetch()->set_transfer(kTransfer);
+    Hear(message);
+    Drain();
+  }
+  // Node 0 has a step that this node has not.
+  void BeginBehind() {
+    loop_.RunAndWait([&] {
+      member_.Start(Listeners());
+      member_.OnUp(0);
+    });
+    Hear(BeginMessage(/*step=*/3));
+    Drain();
+  }
+  uint64_t Asked() {
+    const auto asked = Sent(v1::PeerMessage::kFetch);
+    return asked.empty() ? 0 : asked.back().fetch().transfer();
+  }
+  void HearState(uint64_t transfer) {
+    v1::PeerMessage message;
+    message.mutable_rank_state()->set_transfer(transfer);
+    message.mutable_rank_state()->set_trainer_state("of node 0");
+    Hear(message);
+    message.mutable_state()->set_transfer(transfer);
+    message.mutable_state()->set_step(3);
+    message.mutable_state()->set_version(4);
+    for (int param = 0; param < params_; ++param) message.mutable_state()->add_step_counts(3);
+    Hear(message);
+  }
+  void HearSlabs(uint64_t transfer) {
+    for (const auto& [name, bytes] : {std::pair(v1::SLAB_SHARDS, plan_->memory.shards_bytes),
+                                      std::pair(v1::SLAB_OPTIMIZER, plan_->memory.optimizer_bytes)}) {
+      if (bytes == 0) continue;
+      const std::vector<float> elements(static_cast<size_t>(bytes) / sizeof(float), kSent);
+      v1::PeerData header;
+      header.set_sequence(transfer);
+      header.set_slab(name);
+      header.set_numel(bytes / static_cast<int64_t>(sizeof(float)));
+      events_->OnData(0, header, {reinterpret_cast<const char*>(elements.data()), static_cast<size_t>(bytes)});
+    }
+    Drain();
+  }
+  bool MayRestore() {
+    bool may = false;
+    loop_.RunAndWait([&] { may = states_.MayRestore(); });
+    return may;
+  }
+
+  const std::unique_ptr<JobMemory> memory_;
+  Devices made_;
+  const OptimizerDevices devices_{{made_.devices[0].get()}, 1};
+  EventLog log_;
+  JobEvents job_events_{"job", Tenant{}, &committed_, &log_};
+  int begun_ = 0;
+  int restored_ = 0;
+  std::vector<absl::AnyInvocable<void()>> writes_;  // what is to run behind them
+  StateTransfers states_{
+      {plan_.get(), memory_.get(), &decision_, &steps_},
+      {&member_, &links_, events_.get(), &loop_, &worker_, &committed_, &work_, &devices_, &job_events_},
+      {[this] { ++begun_; }, [this] { ++restored_; },
+       [this](absl::AnyInvocable<void()> then) { writes_.push_back(std::move(then)); },
+       [this](const std::string& why) { closed_.push_back(why); }}};
+};
+
+TEST_F(StateTransfersTest, WhoAsksIsSentWhatIsCommitted) {
+  Begin();
+  AskForState();
+  const auto ranks = Sent(v1::PeerMessage::kRankState);
+  ASSERT_EQ(ranks.size(), 1u);
+  EXPECT_EQ(ranks[0].rank_state().trainer_state(), "of rank 0");
+  const auto sent = Sent(v1::PeerMessage::kState);
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0].state().transfer(), kTransfer);
+  EXPECT_EQ(sent[0].state().version(), 1u);
+  EXPECT_EQ(sent[0].state().step_counts_size(), params_);
+}
+
+TEST_F(StateTransfersTest, BehindAnUpdateTheStepThatIsNotShownIsSentToo) {
+  Begin();
+  v1::Step step;
+  step.add_groups()->set_lr(0.5);
+  step.set_trainer_state("of the step");
+  steps_.Ask(0, step, /*signal=*/0);
+  decision_.BeginMeasuring();
+  decision_.Measured(0, step);
+  decision_.Fix(step, std::vector<bool>(static_cast<size_t>(params_), true), committed_.step_counts());
+  decision_.BeginUpdate();
+  AskForState();
+  EXPECT_TRUE(Sent(v1::PeerMessage::kState).empty());
+  EXPECT_FALSE(states_.MaySend());
+  decision_.Applied();
+  ASSERT_TRUE(states_.MaySend());
+  loop_.RunAndWait([&] { states_.SendWaited(); });
+  EXPECT_FALSE(states_.MaySend());
+  const auto sent = Sent(v1::PeerMessage::kState);
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0].state().step(), 1);
+  EXPECT_EQ(sent[0].state().version(), 2u);
+  EXPECT_EQ(sent[0].state().step_counts(0), 1);
+  EXPECT_EQ(Sent(v1::PeerMessage::kRankState)[0].rank_state().trainer_state(), "of the step");
+}
+
+TEST_F(StateTransfersTest, WhoseLinkIsLostWaitsForNoState) {
+  Begin();
+  decision_.BeginCommit();
+  AskForState();
+  loop_.RunAndWait([&] { states_.NodeStopSending(0); });
+  decision_.End();
+  EXPECT_FALSE(states_.MaySend());
+}
+
+TEST_F(StateTransfersTest, AStateIsAskedForBehindWhatIsStillWritten) {
+  BeginBehind();
+  EXPECT_EQ(begun_, 1);
+  EXPECT_EQ(committed_.version(), 0u) << "slabs are torn from here on";
+  EXPECT_EQ(Asked(), 0u);
+  ASSERT_EQ(writes_.size(), 1u);
+  writes_[0]();
+  Drain();
+  EXPECT_NE(Asked(), 0u);
+}
+
+TEST_F(StateTransfersTest, ItIsRestoredWhenAllOfItHasCome) {
+  BeginBehind();
+  writes_[0]();
+  Drain();
+  HearState(Asked());
+  EXPECT_FALSE(MayRestore());
+  const int advanced = advanced_;
+  HearSlabs(Asked());
+  ASSERT_TRUE(MayRestore());
+  EXPECT_GT(advanced_, advanced) << "nobody looks whether it may be restored";
+  loop_.RunAndWait([&] { states_.Restore(); });
+  EXPECT_FALSE(MayRestore()) << "it is under way";
+  ASSERT_TRUE(testing::PollUntil(
+      [&] {
+        int restored = 0;
+        loop_.RunAndWait([&] { restored = restored_; });
+        return restored == 1;
+      },
+      absl::Seconds(60)));
+  EXPECT_EQ(committed_.step(), 3);
+  EXPECT_EQ(committed_.version(), 4u);
+  EXPECT_EQ(committed_.trainer_states()[0], "of node 0");
+  EXPECT_EQ(Sent(v1::PeerMessage::kFetched).size(), 1u);
+  EXPECT_FALSE(member_.fetching());
+  float first = 0;
+  ASSERT_TRUE(memory_->shards()->Read(0, reinterpret_cast<char*>(&first), sizeof first).ok());
+  EXPECT_EQ(first, kSent);
+}
+
+TEST_F(StateTransfersTest, BytesOfAnotherTransferCompleteNothing) {
+  BeginBehind();
+  writes_[0]();
+  Drain();
+  HearState(Asked());
+  HearSlabs(Asked() + 1);
+  EXPECT_FALSE(MayRestore());
+}
+
+TEST_F(StateTransfersTest, AStateThatDoesNotFitThePlanClosesTheJob) {
+  BeginBehind();
+  writes_[0]();
+  Drain();
+  v1::PeerMessage message;
+  message.mutable_state()->set_transfer(Asked());
+  Hear(message);
+  ASSERT_EQ(closed_.size(), 1u);
+  EXPECT_THAT(closed_[0], ::testing::HasSubstr("it does not fit the plan"));
+}
+
+TEST_F(StateTransfersTest, ANodeThatMakesAVersionIsNotSentAnother) {
+  decision_.BeginCommit();
+  loop_.RunAndWait([&] { states_.NodeBeginFetch(/*from=*/0, kTransfer); });
+  ASSERT_EQ(closed_.size(), 1u);
+  EXPECT_THAT(closed_[0], ::testing::HasSubstr("another step"));
+  EXPECT_EQ(begun_, 0);
+}
+
+TEST_F(StateTransfersTest, NothingIsRestoredOnceTheJobHasEnded) {
+  BeginBehind();
+  writes_[0]();
+  Drain();
+  HearState(Asked());
+  loop_.RunAndWait([&] { states_.Stop(); });
+  HearSlabs(Asked());
+  EXPECT_FALSE(MayRestore());
+  EXPECT_TRUE(closed_.empty());
+}
+
+}  // namespace
+}  // namespace shardd

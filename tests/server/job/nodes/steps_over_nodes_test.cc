@@ -1,0 +1,119 @@
+#include "server/job/nodes/steps_over_nodes.h"
+
+#include "server/multinode/param_mask.h"
+#include "tests/server/job/nodes/over_nodes_fixture.h"
+
+namespace shardd {
+namespace {
+
+class StepsOverNodesTest : public OverNodesTest {
+ protected:
+  explicit StepsOverNodesTest(bool cut = false) : OverNodesTest(cut), memory_(*JobMemory::Create(*plan_, "job")) {
+    Begin({this, &over_, this, this});
+  }
+  static Norm NormOf(std::vector<float> values) {
+    Norm norm;
+    norm.Add(values.data(), static_cast<int64_t>(values.size()));
+    return norm;
+  }
+  v1::PeerMessage::Reduced ReducedOf(const Norm& norm) const {
+    v1::PeerMessage::Reduced reduced;
+    reduced.set_present(MaskOf(std::vector<bool>(static_cast<size_t>(params_), true)));
+    reduced.set_norm_scale(norm.state().scale);
+    reduced.set_norm_sum(norm.state().sum);
+    return reduced;
+  }
+  void SayReduced(const Norm& norm) {
+    loop_.RunAndWait([&] { over_.SayReduced(norm); });
+  }
+  v1::PeerMessage Decided() const {
+    v1::PeerMessage message;
+    message.set_generation(1);
+    message.mutable_decided()->set_step(1);
+    message.mutable_decided()->set_grad_norm(2.5);
+    message.mutable_decided()->set_present(MaskOf(std::vector<bool>(static_cast<size_t>(params_), true)));
+    return message;
+  }
+  const std::unique_ptr<JobMemory> memory_;
+  std::vector<double> measured_;
+  std::vector<v1::PeerMessage::Decided> decided_;
+  int agreed_ = 0;
+  ModelDigests digests_{{plan_.get(), memory_.get(), &committed_},
+                        {&member_, &loop_, &worker_, &work_, [](const absl::Status& status) { FAIL() << status; }}};
+  StepsOverNodes over_{
+      {plan_.get(), &committed_, &decision_, &digests_},
+      {&member_, &pairing_.presence()},
+      {[this](double norm) { measured_.push_back(norm); },
+       [this](const v1::PeerMessage::Decided& decided) { decided_.push_back(decided); }, [this] { ++agreed_; }}};
+};
+
+TEST_F(StepsOverNodesTest, AReducedStepIsSaidWithItsNormAndIsPromised) {
+  SayReduced(NormOf({3, 4}));
+  const auto sent = Sent(v1::PeerMessage::kReduced);
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0].reduced().step(), 1);
+  EXPECT_EQ(sent[0].reduced().norm_sum(), 25);
+  EXPECT_EQ(sent[0].reduced().digests_size(), 0) << "none are due";
+  EXPECT_TRUE(member_.promised());
+}
+
+TEST_F(StepsOverNodesTest, DigestsOfTheVersionAreSaidWithIt) {
+  loop_.RunAndWait([&] {
+    while (committed_.step() < plan_->config.compare_every()) {
+      committed_.CommitStep({}, {""});
+      digests_.StepCommitted();
+    }
+  });
+  Drain();
+  SayReduced(NormOf({1}));
+  EXPECT_EQ(Sent(v1::PeerMessage::kReduced).back().reduced().digests_size(), params_);
+}
+
+TEST_F(StepsOverNodesTest, WhatNode0DecidesIsHeardOncePromised) {
+  Hear(Decided());
+  EXPECT_TRUE(decided_.empty()) << "this node has not reduced the step";
+  SayReduced(NormOf({3, 4}));
+  Hear(Decided());
+  ASSERT_EQ(decided_.size(), 1u);
+  EXPECT_EQ(decided_[0].grad_norm(), 2.5);
+}
+
+TEST_F(StepsOverNodesTest, NodesOtherThanNode0SayThatTheyHoldTheStep) {
+  loop_.RunAndWait([&] { over_.SayDecided(); });
+  const auto sent = Sent(v1::PeerMessage::kHeld);
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0].held().step(), 1);
+  EXPECT_TRUE(Sent(v1::PeerMessage::kDecided).empty());
+}
+
+TEST_F(StepsOverNodesTest, ReplicasMeasureWhatEachOfThemHas) {
+  SayReduced(NormOf({3, 4}));
+  over_.NodesReduced({ReducedOf(NormOf({3, 4})), ReducedOf(NormOf({3, 4}))});
+  EXPECT_EQ(measured_, std::vector<double>{5});
+}
+
+TEST_F(StepsOverNodesTest, ValuesAreCommittedWhenAllNodesHaveAgreed) {
+  over_.NodeValuesAgreed();
+  EXPECT_EQ(agreed_, 1);
+}
+
+class CutStepsOverNodesTest : public StepsOverNodesTest {
+ protected:
+  CutStepsOverNodesTest() : StepsOverNodesTest(/*cut=*/true) {}
+};
+
+TEST_F(CutStepsOverNodesTest, PartsOfAllNodesAreMeasuredTogether) {
+  SayReduced(NormOf({3}));
+  over_.NodesReduced({ReducedOf(NormOf({4})), ReducedOf(NormOf({3}))});
+  EXPECT_EQ(measured_, std::vector<double>{5});
+  EXPECT_EQ(pairing_.presence().by_param(), std::vector<bool>(static_cast<size_t>(params_), true));
+}
+
+TEST_F(CutStepsOverNodesTest, WhichGradientsThereAreComesWithTheDecision) {
+  SayReduced(NormOf({3}));
+  Hear(Decided());
+  EXPECT_EQ(pairing_.presence().by_param(), std::vector<bool>(static_cast<size_t>(params_), true));
+}
+
+}  // namespace
+}  // namespace shardd
