@@ -85,8 +85,8 @@ void Core::Tick() {
     job->CheckSilence(now);
   }
   ReviewJobs();
-  const bool quiet =
-      std::all_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job.second.job->sessions().attached() == 0; });
+  const bool quiet = std::all_of(jobs_.begin(), jobs_.end(),
+                                 [](const auto& job) { return job.second.job->sessions().attached() == 0; });
   if (heap_trim_.TakeDue(quiet)) {
     reaper_.Post([this] { heap_trim_.Run(); });
   }
