@@ -129,6 +129,15 @@ TEST_F(ReductionsOverNodesTest, WhatIsCompleteIsSaidAndAddedWhenAllNodesGive) {
   EXPECT_TRUE(sums_.requests[0].staging.empty());
 }
 
+TEST_F(ReductionsOverNodesTest, WhereThisNodeGivesNothingTheOthersAreAdded) {
+  GivenGradients given;
+  given.present = given.fresh = {true};
+  ASSERT_TRUE(reductions_.AddGiven(kKey, /*occurrence=*/0, given).ok());
+  ASSERT_EQ(sums_.requests.size(), 1u);
+  EXPECT_TRUE(sums_.requests[0].sources.empty());
+  EXPECT_TRUE(pairing_.any_seen());
+}
+
 TEST_F(ReductionsOverNodesTest, ABackwardIsClosedWhenAllNodesHaveClosedIt) {
   Close(0);
   Close(1);
