@@ -83,7 +83,7 @@ shardd::ShardOptions MakeOptions(const gpt::Flags& flags) {
                                                          : shardd::Strategy::kFullShard;
   options.layout = flags.layout == "dim0" ? shardd::ShardLayout::kDim0 : shardd::ShardLayout::kFlat;
   if (flags.dtype == "bf16") {
-    options.param_dtype = at::kBFloat16;
+    options.mixed_precision.param_dtype = at::kBFloat16;
   }
   return options;
 }

@@ -27,7 +27,11 @@
 // while their group is unsharded, and raise an error that names the group otherwise. They are read-only and have no
 // .grad: gradients go to the rank's gradient slot, each with one copy, and the daemon's optimizer updates.
 //
-// Not supported: activation recomputation, double backward, changing requires_grad after Shard.
+// A module that is run again in a backward (activation recomputation: the backward of a torch::autograd::Function calls
+// Run with gradients enabled, and then torch::autograd::backward) stays unsharded until its own backward has ended.
+// After torch::autograd::grad with create_graph, modules that were in it stay unsharded until the backward of its
+// result, or BackwardDone; after that they are unsharded for it again.
+// Not supported: changing requires_grad after Shard.
 // Errors: torch code is exception code, so Run, Backward, BackwardDone and Step throw StatusError; Try turns that into
 // its Status. Everything else returns Status and throws nothing.
 // Interrupts: every wait in here ends with CANCELLED when the host says so (Job::SetProcessInterrupt). A pass that

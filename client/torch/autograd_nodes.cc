@@ -25,6 +25,9 @@ struct EndOfBackward : public Node {
   explicit EndOfBackward(std::shared_ptr<Use> forward_use) : use(std::move(forward_use)) {}
   variable_list apply(variable_list&& gradients) override {
     StateOf(use->state)->EndBackward(use.get());
+    if (at::GradMode::is_enabled()) {
+      (void)HookOutputs(use, gradients);  // of the graph that this backward has made, whose backward comes later
+    }
     return std::move(gradients);
   }
   std::string name() const override { return "ShardedModuleEndOfBackward"; }

@@ -30,8 +30,9 @@ Json PolicyJson(const ShardOptions& options) {
 Json OptimizerJson(const ShardOptions& options) {
   static constexpr const char* kKinds[] = {"OPTIMIZER_KIND_NONE", "OPTIMIZER_KIND_ADAMW", "OPTIMIZER_KIND_SGD",
                                            "OPTIMIZER_KIND_ADAM"};
-  Json optimizer = {{"kind", kKinds[static_cast<int>(options.optimizer)]}, {"momentum", options.momentum}};
-  for (const auto& fqns : options.optimizer_groups) {
+  Json optimizer = {{"kind", kKinds[static_cast<int>(options.optimizer.kind)]},
+                    {"momentum", options.optimizer.momentum}};
+  for (const auto& fqns : options.optimizer.groups) {
     optimizer["groups"].push_back({{"fqns", fqns}});
   }
   return optimizer;
@@ -45,13 +46,13 @@ Json ConfigJson(const ShardOptions& options) {
   static constexpr const char* kPrefetch[] = {"BACKWARD_PREFETCH_PRE", "BACKWARD_PREFETCH_POST",
                                               "BACKWARD_PREFETCH_NONE"};
   Json mixed = Json::object();
-  if (options.param_dtype) {
-    mixed["paramDtype"] = DTypeName(*options.param_dtype);
+  if (options.mixed_precision.param_dtype) {
+    mixed["paramDtype"] = DTypeName(*options.mixed_precision.param_dtype);
   }
-  if (options.reduce_dtype) {
-    mixed["reduceDtype"] = DTypeName(*options.reduce_dtype);
+  if (options.mixed_precision.reduce_dtype) {
+    mixed["reduceDtype"] = DTypeName(*options.mixed_precision.reduce_dtype);
   }
-  mixed["keepLowPrecisionGrads"] = options.keep_low_precision_grads;
+  mixed["keepLowPrecisionGrads"] = options.mixed_precision.keep_low_precision_grads;
   Json groups = Json::array();
   for (const std::vector<int>& ranks : options.shard_groups) {
     groups.push_back({{"ranks", ranks}});

@@ -37,6 +37,20 @@ enum class BackwardPrefetch {
 enum class OptimizerKind { kNone, kAdamW, kSgd, kAdam };
 
 struct ShardOptions {
+  // In what parameters are computed with and gradients are added; shards keep the dtype that the module had.
+  struct MixedPrecision {
+    std::optional<at::ScalarType> param_dtype;  // the module's parameters become tensors of it
+    std::optional<at::ScalarType> reduce_dtype;
+    bool keep_low_precision_grads = false;  // sums are kept in reduce_dtype, else in param_dtype
+  };
+  // The daemon's optimizer.
+  struct Optimizer {
+    OptimizerKind kind = OptimizerKind::kAdamW;
+    bool momentum = false;  // kSgd: plan a momentum buffer
+    // FQNs of optimizer groups 1, 2, ...; all other parameters are group 0.
+    std::vector<std::vector<std::string>> groups;
+  };
+
   // Where and who. Empty or negative: from the environment, see client/c/shardd.h (RANK, WORLD_SIZE, SHARDD_ADDRESS).
   std::string job_name;  // required; 1 to 128 characters of [A-Za-z0-9._-]
   int world_size = 0;
@@ -73,15 +87,9 @@ struct ShardOptions {
   int max_inflight_unshards = 0;  // kPooled: 0 is the daemon's default
   bool forward_prefetch = false;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
-  // With param_dtype the module's parameters become tensors of that dtype; shards keep the dtype they had.
-  std::optional<at::ScalarType> param_dtype;
-  std::optional<at::ScalarType> reduce_dtype;
-  bool keep_low_precision_grads = false;  // sums are kept in reduce_dtype, else in param_dtype
+  MixedPrecision mixed_precision;
 
-  OptimizerKind optimizer = OptimizerKind::kAdamW;
-  bool momentum = false;  // kSgd: plan a momentum buffer
-  // FQNs of optimizer groups 1, 2, ...; all other parameters are group 0.
-  std::vector<std::vector<std::string>> optimizer_groups;
+  Optimizer optimizer;
   double gradient_divide_factor = 0;  // 0: the world size
 
   bool strict_order = false;

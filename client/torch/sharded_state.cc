@@ -2,6 +2,8 @@
 
 #include "client/torch/sharded_state.h"
 
+#include <torch/csrc/autograd/graph_task.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -13,11 +15,11 @@ std::string RankText(const Job& job) { return "rank=" + std::to_string(job.info(
 }  // namespace
 
 Use::Use(std::shared_ptr<ShardedState> owner, int32_t use_group)
-    : state(owner), group(use_group), attachment(owner->attachment()) {}
+    : state(owner), group(use_group), generation(owner->generation()) {}
 
 Use::~Use() {
   const std::shared_ptr<ShardedState> owner = state.lock();
-  if (awaits_end && owner != nullptr && owner->attachment_ == attachment) {
+  if (awaits_end && owner != nullptr && owner->generation() == generation) {
     --owner->group_at(group).awaiting_end;  // its graph was dropped without a backward
   }
 }
@@ -26,7 +28,7 @@ Status ShardedState::CheckAlive(const Use& use) const {
   if (job_ == nullptr) {
     return Status(Code::kFailedPrecondition, "use a sharded module: its job is finished");
   }
-  if (use.attachment != attachment_) {
+  if (use.generation != generation()) {
     return Status(Code::kFailedPrecondition, "backward of group \"" + groups_[static_cast<size_t>(use.group)].name +
                                                  "\": its forward was before the last Reattach (" + RankText(*job_) +
                                                  "); run forward again");
@@ -63,15 +65,15 @@ void ShardedState::DropReader(int32_t index) {
   }
 }
 
-Status ShardedState::Acquire(Use* use, shardd_phase phase, bool Use::*hold) {
+Status ShardedState::Acquire(Use* use, shardd_phase phase) {
   GroupState& group = group_at(use->group);
   if (use->hold_stamp != group.hold_stamp) {
     use->hold_stamp = group.hold_stamp;
-    use->holds_forward = use->holds_backward = use->in_backward = false;
+    use->holds = use->in_backward = false;
   }
-  Status status = lives_->Unshard(use->group, phase);
+  Status status = lives_.Unshard(use->group, phase);
   if (status.ok()) {
-    status = lives_->Wait(use->group);
+    status = lives_.Wait(use->group);
   }
   for (size_t i = 0; status.ok() && i < group.also_unshards.size(); ++i) {
     status = AddReader(group.also_unshards[i]);
@@ -79,28 +81,27 @@ Status ShardedState::Acquire(Use* use, shardd_phase phase, bool Use::*hold) {
   if (status.ok()) {
     status = AddReader(use->group);
   }
-  use->*hold = status.ok();
+  use->holds = status.ok();
   return status;
 }
 
-Status ShardedState::Release(Use* use, bool Use::*hold) {
+Status ShardedState::Release(Use* use) {
   GroupState& group = group_at(use->group);
-  const bool held = use->*hold && use->hold_stamp == group.hold_stamp;
-  use->*hold = false;
-  if (!held) {
+  if (!std::exchange(use->holds, false) || use->hold_stamp != group.hold_stamp) {
     return Status();
   }
   DropReader(use->group);
   for (const int32_t other : group.also_unshards) {
     DropReader(other);
   }
-  return lives_->Reshard(use->group);
+  return lives_.Reshard(use->group);
 }
 
 std::shared_ptr<Use> ShardedState::BeginForward(int32_t group) {
   auto use = std::make_shared<Use>(shared_from_this(), group);
   ThrowIfError(CheckAlive(*use));
-  ThrowIfError(Acquire(use.get(), SHARDD_FORWARD, &Use::holds_forward));
+  use->recomputes = torch::autograd::get_current_graph_task_id() != -1;
+  ThrowIfError(Acquire(use.get(), use->recomputes ? SHARDD_BACKWARD : SHARDD_FORWARD));
   return use;
 }
 
@@ -112,18 +113,18 @@ void ShardedState::EndForward(const std::shared_ptr<Use>& use, bool has_backward
     }
     use->order = order_.size();
     order_.push_back(use);
-    lives_->RanForward(use->group);
-    if (!group.reshard_after_forward) {
+    lives_.RanForward(use->group);
+    if (!group.reshard_after_forward || use->recomputes) {
       return;
     }
   }
-  ThrowIfError(Release(use.get(), &Use::holds_forward));
+  ThrowIfError(Release(use.get()));
 }
 
 void ShardedState::AbandonForward(Use* use) {
-  if (job_ != nullptr && use->attachment == attachment_) {
+  if (job_ != nullptr && use->generation == generation()) {
     // The trainer's own error is on its way out; one of the reshard would come up again at the next call.
-    (void)Release(use, &Use::holds_forward);
+    (void)Release(use);
   }
 }
 
@@ -134,8 +135,8 @@ void ShardedState::BeginBackward(Use* use) {
   if (current && use->in_backward) {
     return;  // another output of the same forward was here first
   }
-  if (!current || !use->holds_forward) {
-    ThrowIfError(Acquire(use, SHARDD_BACKWARD, &Use::holds_backward));
+  if (!current || !use->holds) {
+    ThrowIfError(Acquire(use, SHARDD_BACKWARD));
   }
   use->in_backward = true;
   if (options_.prefetch_on_begin) {
@@ -152,10 +153,13 @@ void ShardedState::EndBackward(Use* use) {
     --group.awaiting_end;
   }
   if (group.awaiting_end == 0) {
-    ThrowIfError(lives_->Submit(use->group));
+    ThrowIfError(lives_.Submit(use->group));
   }
-  ThrowIfError(Release(use, &Use::holds_backward));
-  ThrowIfError(Release(use, &Use::holds_forward));
+  // With create_graph what this backward computed is run backward, too, and reads the parameters: until BackwardDone,
+  // or until that backward comes through here.
+  if (!at::GradMode::is_enabled()) {
+    ThrowIfError(Release(use));
+  }
   if (options_.prefetch_on_end) {
     ThrowIfError(PrefetchBefore(use->order));
   }
@@ -167,11 +171,11 @@ Status ShardedState::PrefetchBefore(size_t order) {
     if (use == nullptr) {
       continue;
     }
-    if (lives_->prefetched(use->group)) {
+    if (lives_.prefetched(use->group)) {
       return Status();
     }
-    if (lives_->holds(use->group) == 0) {  // else unsharded since forward: its backward needs nothing more
-      return lives_->Prefetch(use->group);
+    if (lives_.holds(use->group) == 0) {  // else unsharded since forward: its backward needs nothing more
+      return lives_.Prefetch(use->group);
     }
   }
   return Status();
@@ -180,7 +184,7 @@ Status ShardedState::PrefetchBefore(size_t order) {
 Status ShardedState::ReshardAll() {
   Status first;
   for (size_t g = 0; g < groups_.size(); ++g) {
-    Status status = lives_->ReshardAll(static_cast<int32_t>(g));
+    Status status = lives_.ReshardAll(static_cast<int32_t>(g));
     if (first.ok()) {
       first = std::move(status);
     }

@@ -4,11 +4,13 @@
 // The adaptor's state machine, below the public face (adaptor.h) and the autograd nodes (autograd_nodes.h).
 //
 // One forward of one fully sharded module is a Use. In a pass with gradients it goes through:
-//   BeginForward   unshard (FORWARD); inputs pass through a node that will run after the module's backward
-//   EndForward     reshard, unless the group stays unsharded; outputs get a hook that runs before the module's backward
+//   BeginForward   unshard (FORWARD; in a backward, which recomputes, BACKWARD); inputs pass through a node that will
+//                  run after the module's backward
+//   EndForward     reshard, unless the group stays unsharded or recomputes; outputs get a hook that runs before the
+//                  module's backward
 //   BeginBackward  (hook) unshard (BACKWARD); ask for the group whose backward comes next
 //   OnGradient     (each parameter's gradient accumulator) one copy into the rank's gradient slot
-//   EndBackward    (node) submit, reshard
+//   EndBackward    (node) submit, reshard, unless the backward makes a graph, which reads the parameters again
 // and BackwardDone() does what is left: groups whose inputs need no gradient have no node, and the root has no end
 // before the end of backward. What of it is a parameter group's own, whatever the framework, is in client/fsdp.
 //
@@ -27,6 +29,7 @@
 
 #include "client/cpp/shardd.h"
 #include "client/fsdp/group_lives.h"
+#include "client/fsdp/iteration.h"
 #include "client/torch/parameter_storage.h"
 #include "client/torch/status_error.h"
 
@@ -45,14 +48,14 @@ struct Use {
 
   const std::weak_ptr<ShardedState> state;
   const int32_t group;
-  const uint64_t attachment;  // of the state when it was made; a graph of an earlier attachment is dead
+  const uint64_t generation;  // of the state's iteration when it was made; a graph of another is dead
   size_t order = 0;           // position among the forwards of the pass
   bool awaits_end = false;    // an EndBackward is still to come
   // Valid while hold_stamp is the group's: ReshardAll drops every hold at once by changing the group's.
   uint64_t hold_stamp = 0;
-  bool holds_forward = false;   // its FORWARD unshard has no reshard yet
-  bool holds_backward = false;  // its BACKWARD unshard has no reshard yet
-  bool in_backward = false;     // between BeginBackward and EndBackward
+  bool holds = false;        // its unshard has no reshard yet
+  bool recomputes = false;   // it was made in a backward, which follows at once
+  bool in_backward = false;  // between BeginBackward and EndBackward
 };
 
 struct ParamState {
@@ -105,7 +108,7 @@ class ShardedState : public std::enable_shared_from_this<ShardedState> {
     bool prefetch_on_end = false;   // BackwardPrefetch::kPost
   };
   ShardedState(std::unique_ptr<Job> job, const Options& options)
-      : job_(std::move(job)), shell_(job_.get()), options_(options) {}
+      : job_(std::move(job)), shell_(job_.get()), options_(options), lives_(shell_, *job_) {}
 
   // Finds the module's parameters, given as (name, tensor) pairs, in the plan. Unmanaged ones are left alone.
   Status Bind(const std::vector<std::pair<std::string, at::Tensor>>& tensors);
@@ -133,7 +136,7 @@ class ShardedState : public std::enable_shared_from_this<ShardedState> {
   std::unique_ptr<Job> TakeJob();
 
   Job* job() { return job_.get(); }
-  uint64_t attachment() const { return attachment_; }
+  uint64_t generation() const { return iteration_.generation(); }
   // Uses of the group whose EndBackward is still to come.
   int& AwaitingEnd(int32_t group) { return group_at(group).awaiting_end; }
   const std::vector<ParamState>& params() const { return params_; }
@@ -143,8 +146,8 @@ class ShardedState : public std::enable_shared_from_this<ShardedState> {
   GroupState& group_at(int32_t group) { return groups_[static_cast<size_t>(group)]; }
   Status CheckAlive(const Use& use) const;
   // One unshard, waited for, for `use`.
-  Status Acquire(Use* use, shardd_phase phase, bool Use::*hold);
-  Status Release(Use* use, bool Use::*hold);
+  Status Acquire(Use* use, shardd_phase phase);
+  Status Release(Use* use);
   Status AddReader(int32_t group);
   void DropReader(int32_t group);
   // Asks ahead for the group whose backward comes after that of forward number `order`.
@@ -156,10 +159,10 @@ class ShardedState : public std::enable_shared_from_this<ShardedState> {
   JobShell shell_;
   const Options options_;
   std::vector<GroupState> groups_;
-  std::vector<ParamState> params_;           // by index in the plan
-  std::unique_ptr<fsdp::GroupLives> lives_;  // of groups_; made by Bind
-  std::vector<std::weak_ptr<Use>> order_;    // uses of this pass, in order of their forwards
-  uint64_t attachment_ = 1;
+  std::vector<ParamState> params_;         // by index in the plan
+  fsdp::GroupLives lives_;                 // of groups_
+  std::vector<std::weak_ptr<Use>> order_;  // uses of this pass, in order of their forwards
+  fsdp::Iteration iteration_;
 };
 
 }  // namespace internal

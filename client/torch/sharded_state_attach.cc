@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "client/fsdp/gradient_slots.h"
 #include "client/torch/autograd_nodes.h"
 #include "client/torch/sharded_state.h"
 
@@ -54,7 +53,6 @@ Status ShardedState::Bind(const std::vector<std::pair<std::string, at::Tensor>>&
     param.stored_dtype = ScalarTypeOf(plan.dtype);
     param.unsharded_dtype = ScalarTypeOf(plan.unsharded_dtype);
   }
-  std::vector<int32_t> param_counts;
   for (int32_t g = 0; g < info.group_count; ++g) {
     const shardd_group_info plan = job_->group(g).info();
     GroupState group;
@@ -64,10 +62,7 @@ Status ShardedState::Bind(const std::vector<std::pair<std::string, at::Tensor>>&
     group.reshard_after_forward = plan.reshard_after_forward != 0;
     group.trainable = plan.trainable != 0;
     groups_.push_back(std::move(group));
-    param_counts.push_back(plan.param_count);
   }
-  lives_ = std::make_unique<fsdp::GroupLives>(shell_, param_counts,
-                                              fsdp::SharedSlots(fsdp::GradientRanges(*job_), groups_.size()));
   for (const auto& entry : tensors) {
     const at::Tensor& tensor = entry.second;
     const int32_t index = job_->FindParameter(entry.first);
@@ -137,7 +132,7 @@ void ShardedState::Adopt() {
 }
 
 void ShardedState::ForgetMemory() {
-  ++attachment_;
+  iteration_.EndGraphs();
   order_.clear();
   for (size_t g = 0; g < groups_.size(); ++g) {
     GroupState& group = groups_[g];
@@ -148,7 +143,7 @@ void ShardedState::ForgetMemory() {
     }
     group.readers = group.awaiting_end = 0;
     ++group.hold_stamp;
-    lives_->Forget(static_cast<int32_t>(g));
+    lives_.Forget(static_cast<int32_t>(g));
   }
   for (ParamState& param : params_) {
     param.gradient = at::Tensor();

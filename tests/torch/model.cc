@@ -1,6 +1,11 @@
 #include "tests/torch/model.h"
 
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
 #include <cmath>
+#include <functional>
 
 namespace shardd_test {
 namespace {
@@ -16,6 +21,27 @@ at::Tensor Values(at::IntArrayRef shape, double seed, double scale) {
   }
   return values;
 }
+
+// What torch.utils.checkpoint does: no graph in forward, which runs again in backward.
+struct Recomputed : torch::autograd::Function<Recomputed> {
+  struct Body : torch::CustomClassHolder {
+    std::function<at::Tensor(at::Tensor)> run;
+  };
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, c10::intrusive_ptr<Body> body) {
+    context->save_for_backward({x});
+    context->saved_data["body"] = c10::IValue::make_capsule(body);
+    return body->run(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto body = c10::static_intrusive_pointer_cast<Body>(context->saved_data["body"].toCapsule());
+    at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    const at::AutoGradMode with_graph(true);
+    const at::Tensor y = body->run(x);
+    torch::autograd::backward({y}, {gradients[0]});
+    return {x.grad(), at::Tensor()};
+  }
+};
 
 int next_seed = 1;  // models are made once per process, in the same order
 
@@ -86,24 +112,41 @@ at::Tensor NetImpl::forward(at::Tensor x, at::Tensor index, at::Tensor target, P
     // Two cells side by side.
     at::Tensor left, right;
     if (reversed) {
-      right = Call(*cells[1], h, true);
-      left = Call(*cells[0], h, true);
+      right = CallCell(*cells[1], h, true);
+      left = CallCell(*cells[0], h, true);
     } else {
-      left = Call(*cells[0], h, true);
-      right = Call(*cells[1], h, true);
+      left = CallCell(*cells[0], h, true);
+      right = CallCell(*cells[1], h, true);
     }
-    h = Call(*cells[2], left + right, true);
+    h = CallCell(*cells[2], left + right, true);
   } else {
     for (size_t i = 0; i < cells.size(); ++i) {
       const bool dropped = kind == "absent" && i == 1 && at.step % 5 == 4;  // by all ranks
       const bool with_extra = kind != "absent" || (i == 0 && (at.step + at.rank) % 2 == 0);
       if (!dropped) {
-        h = Call(*cells[i], h, with_extra);
+        h = CallCell(*cells[i], h, with_extra);
       }
     }
   }
   at::Tensor error = out->forward(h).to(at::kFloat) - target;
   return (error * error).mean();
+}
+
+at::Tensor NetImpl::CallCell(CellImpl& cell, at::Tensor x, bool with_extra) {
+  if (!recompute) {
+    return Call(cell, x, with_extra);
+  }
+  auto body = c10::make_intrusive<Recomputed::Body>();
+  body->run = [this, &cell, with_extra](at::Tensor input) { return Call(cell, input, with_extra); };
+  return Recomputed::apply(x, body);
+}
+
+at::Tensor Penalised(const at::Tensor& loss, const at::Tensor& x, double weight) {
+  if (weight == 0) {
+    return loss;
+  }
+  const at::Tensor gradient = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+  return loss + weight * gradient.square().sum();
 }
 
 Batch MakeBatch(const Position& at, at::ScalarType dtype) {

@@ -51,6 +51,7 @@ struct NetImpl : torch::nn::Module {
   std::vector<std::shared_ptr<CellImpl>> cells;
   std::vector<std::shared_ptr<TableImpl>> tables;
   shardd::ShardedModule* sharded = nullptr;
+  bool recompute = false;  // cells keep no activations, and run again in backward
   // Parts that belong to another one.
   std::map<const torch::nn::Module*, shardd::ShardedModule*> others;
 
@@ -61,7 +62,11 @@ struct NetImpl : torch::nn::Module {
     shardd::ShardedModule* owner = other != others.end() ? other->second : sharded;
     return owner != nullptr ? owner->Run(module, args...) : module.forward(args...);
   }
+  at::Tensor CallCell(CellImpl& cell, at::Tensor x, bool with_extra);
 };
+
+// `loss` plus `weight` times the square of its gradient in `x`, which requires one. Weight 0: `loss`.
+at::Tensor Penalised(const at::Tensor& loss, const at::Tensor& x, double weight);
 
 struct Batch {
   at::Tensor x, index, target;

@@ -81,6 +81,7 @@ shardd::Status TrainSharded(const WorkerOptions& options) {
     return status;
   }
   net->sharded = sharded.get();
+  net->recompute = options.recompute;
   OwnParameters own(options, *net);
   Json result;
   result["first_step"] = sharded->job().info().committed_step;

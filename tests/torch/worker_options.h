@@ -29,7 +29,9 @@ struct WorkerOptions {
   std::string dtype = "fp32";
   int steps = 50;
   int accumulate = 1;
-  bool overlap = false;  // all micro-batches forward, then all backward
+  bool recompute = false;  // cells run again in backward, as with torch.utils.checkpoint; the reference's do not
+  double penalty = 0;      // on the square of the loss's gradient in x, which takes a double backward
+  bool overlap = false;    // all micro-batches forward, then all backward
   double clip = 0;
   std::string norm = "2";   // of clipping: a number, or inf
   int fail_at = -1;         // user code throws in the backward of this step, once; it is done again

@@ -67,7 +67,9 @@ void TrainReference(const WorkerOptions& options) {
       for (int micro = 0; micro < options.accumulate; ++micro) {
         const Position at = PositionOf(options, rank, step, micro);
         const Batch batch = MakeBatch(at, dtype);
-        const at::Tensor loss = net->forward(batch.x, batch.index, batch.target, at) / options.accumulate;
+        batch.x.set_requires_grad(options.penalty > 0);
+        const at::Tensor loss = Penalised(net->forward(batch.x, batch.index, batch.target, at) / options.accumulate,
+                                          batch.x, options.penalty);
         sum += loss.item<double>();
         loss.backward();
         const at::NoGradGuard no_grad;

@@ -63,12 +63,12 @@ shardd::ShardOptions MakeShardOptions(const WorkerOptions& options, const torch:
   shard.backward_prefetch = options.prefetch == "none"   ? shardd::BackwardPrefetch::kNone
                             : options.prefetch == "post" ? shardd::BackwardPrefetch::kPost
                                                          : shardd::BackwardPrefetch::kPre;
-  shard.optimizer = options.optimizer == "adamw"  ? shardd::OptimizerKind::kAdamW
-                    : options.optimizer == "adam" ? shardd::OptimizerKind::kAdam
-                                                  : shardd::OptimizerKind::kSgd;
-  shard.momentum = options.optimizer == "sgd";
+  shard.optimizer.kind = options.optimizer == "adamw"  ? shardd::OptimizerKind::kAdamW
+                         : options.optimizer == "adam" ? shardd::OptimizerKind::kAdam
+                                                       : shardd::OptimizerKind::kSgd;
+  shard.optimizer.momentum = options.optimizer == "sgd";
   if (options.dtype == "bf16") {
-    shard.param_dtype = at::kBFloat16;
+    shard.mixed_precision.param_dtype = at::kBFloat16;
   }
   if (options.two_groups) {
     std::vector<std::string> fqns;
@@ -77,7 +77,7 @@ shardd::ShardOptions MakeShardOptions(const WorkerOptions& options, const torch:
         fqns.push_back(parameter.key());
       }
     }
-    shard.optimizer_groups = {fqns};
+    shard.optimizer.groups = {fqns};
   }
   for (const auto& [fqn, mark] : options.left_out) {
     (mark == "ignored" ? shard.ignored : mark == "replicate" ? shard.replicate : shard.already_sharded).push_back(fqn);
@@ -113,6 +113,7 @@ double RunStep(const WorkerOptions& options, int step, NetImpl& net, shardd::Sha
   for (int micro = 0; micro < options.accumulate; ++micro) {
     const Position at = PositionOf(options, options.rank, step, micro);
     const Batch batch = MakeBatch(at, dtype);
+    batch.x.set_requires_grad(options.penalty > 0);
     if (step == options.fail_at && micro == 0) {
       at::Tensor failing = sharded->Run(net, batch.x, batch.index, batch.target, at);
       try {
@@ -126,7 +127,8 @@ double RunStep(const WorkerOptions& options, int step, NetImpl& net, shardd::Sha
         }
       }
     }
-    losses.push_back(sharded->Run(net, batch.x, batch.index, batch.target, at) / options.accumulate);
+    losses.push_back(Penalised(sharded->Run(net, batch.x, batch.index, batch.target, at) / options.accumulate, batch.x,
+                               options.penalty));
     sum += losses.back().item<double>();
     if (!options.overlap) {
       sharded->Backward(losses.back(), micro + 1 == options.accumulate);

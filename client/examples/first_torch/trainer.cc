@@ -30,7 +30,7 @@ int main() {
   shardd::ShardOptions options;
   options.job_name = "torch-first";
   options.fully_shard_classes = {"Block"};
-  options.optimizer = shardd::OptimizerKind::kAdamW;
+  options.optimizer.kind = shardd::OptimizerKind::kAdamW;
   std::unique_ptr<shardd::ShardedModule> sharded;  // from here on the parameters live in the daemon
   shardd::Status status = shardd::ShardedModule::Shard(model, options, &sharded);
   if (!status.ok()) return std::fprintf(stderr, "%s\n", status.message().c_str()), 1;
