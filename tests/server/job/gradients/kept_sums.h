@@ -57,7 +57,10 @@ class KeptSumsTest : public FactsTest {
   PollTimer timer_{&loop_};
   GivenBack given_back_{&sessions_, &timer_, &loop_};
   JobWork work_{&loop_, [] { return nullptr; }, [] {}};
-  JobTrace trace_{plan_, nullptr};
+  JobTrace trace_{{"job", plan_, &devices_, &sessions_, &committed_, /*memory=*/nullptr, nullptr},
+                  /*measured=*/nullptr,
+                  &loop_,
+                  &work_};
   v1::Counters counters_;
   KeptSums sums_;
   absl::Status failed_;

@@ -40,9 +40,10 @@ class JobTraceTest : public FactsTest {
   v1::JobSpec spec_;
   WriteUndo undo_;
   const std::unique_ptr<JobMemory> memory_;
-  GradientRenewal renewal_{memory_.get()};
-  MemoryAccount account_{{&spec_, plan_.get(), memory_.get(), &sessions_, &renewal_, &snapshot_, &full_params_, &undo_},
-                         nullptr};
+  GradientWriters writers_of_gradients_{memory_.get()};
+  MemoryAccount account_{
+      {&spec_, plan_.get(), memory_.get(), &sessions_, &writers_of_gradients_, &snapshot_, &full_params_, &undo_},
+      nullptr};
   KeptWork device_;
   std::vector<Device*> devices_{&device_, &device_};
   std::shared_ptr<int> job_ = std::make_shared<int>(0);
