@@ -7,14 +7,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/job/membership/silence.h"
 #include "server/observe/log.h"
 
 namespace shardd {
 namespace {
 
-// Whoever gives up and goes on does so soon.
-constexpr int kOfSilenceAfterGivingUp = 12;
-constexpr absl::Duration kLeastSilence = absl::Seconds(1);
 // How long the end of a job waits for its sessions' memory to be free.
 constexpr absl::Duration kFreeSessions = absl::Seconds(1);
 
@@ -377,32 +375,9 @@ void JobCore::CheckSilence(absl::Time now) {
     return;
   }
   const absl::Duration limit = absl::Milliseconds(plan_->config.silence_timeout_ms());
-  for (int rank = 0; rank < world_size(); ++rank) {
-    const Session& session = *sessions_[rank];
-    const absl::Duration silent = now - std::max(session.last_command_time, session.words().last_progress_time());
-    const absl::Duration allowed =
-        session.gave_up ? std::min(limit, std::max(limit / kOfSilenceAfterGivingUp, kLeastSilence)) : limit;
-    if (silent < allowed || session.held) {  // held: it is not the rank that takes so long
-      continue;
-    }
-    // Silent is only a fault when somebody waits for this very rank.
-    for (int other = 0; other < world_size(); ++other) {
-      const Wait wait = other == rank ? Wait() : WaitingFor(other);
-      if (wait.rank == rank) {
-        const std::string last = sessions_[rank]->last_command;
-        Abort(committed_.RankError(
-                  absl::StatusCode::kDeadlineExceeded, rank, "silence",
-                  absl::StrCat("rank ", rank, " has sent nothing for ", absl::FormatDuration(silent),
-                               session.gave_up ? " after its program gave up a forward or backward, as where "
-                                                 "one raises"
-                                               : "",
-                               " (last command: ", last.empty() ? "none" : last, "; limit ",
-                               absl::FormatDuration(allowed), "); rank ", other, " waits for rank ", rank, ": ",
-                               wait.call)),
-              {rank});
-        return;
-      }
-    }
+  const auto waiting_for = [this](int rank) { return WaitingFor(rank); };
+  if (absl::Status silent = CheckSilentRanks(sessions_, committed_, limit, now, waiting_for, &hangs); !silent.ok()) {
+    Abort(std::move(silent), {hangs});
   }
 }
 

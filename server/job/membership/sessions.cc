@@ -7,6 +7,7 @@ namespace shardd {
 namespace {
 
 constexpr absl::Duration kTellWaitingAfter = absl::Milliseconds(500);
+constexpr int kMostToldAtOnce = 16;  // for each, all ranks are looked at
 
 }  // namespace
 
@@ -64,10 +65,14 @@ void Sessions::Unwatch(const Session& session) {
 }
 
 void Sessions::TellWaiting(absl::Time now, absl::FunctionRef<std::string(int rank)> wait_text) {
-  for (const auto& session : by_rank_) {
+  const int ranks = static_cast<int>(by_rank_.size());
+  for (int looked_at = 0, asked = 0; looked_at < ranks && asked < kMostToldAtOnce; ++looked_at) {
+    Session* const session = by_rank_[next_told_].get();
+    next_told_ = (next_told_ + 1) % ranks;
     if (session == nullptr || session->stream == nullptr || now - session->last_command_time < kTellWaitingAfter) {
       continue;
     }
+    ++asked;
     std::string waits = wait_text(session->rank());
     if (waits != session->told_waiting_for) {
       v1::SessionEvent event;

@@ -30,7 +30,7 @@ class Sessions {
 
   void SetAwake(bool awake) const;
   // Ranks that have sent nothing for a while hear for whom they wait, as `wait_text` says, so that a client whose own
-  // patience ends can say it.
+  // patience ends can say it. A few ranks at a time, in turns.
   void TellWaiting(absl::Time now, absl::FunctionRef<std::string(int rank)> wait_text);
   // Watches the doorbell of a new session. REQUIRES: its rank has none.
   void Add(std::unique_ptr<Session> session);
@@ -46,6 +46,7 @@ class Sessions {
  private:
   CoreLoop* const loop_;
   std::vector<std::unique_ptr<Session>> by_rank_;
+  int next_told_ = 0;
 };
 
 }  // namespace shardd

@@ -4,7 +4,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/common/plan/spec_builder.h"
 #include "tests/testing/process.h"
 
@@ -56,6 +61,48 @@ TEST_F(SessionsTest, AreFoundByIdWhileTheyAreThere) {
   });
   EXPECT_EQ(sessions_.attached(), 0);
   EXPECT_EQ(sessions_.Find(7), nullptr);
+}
+
+class KeptStream final : public SessionStream {
+ public:
+  void Send(v1::SessionEvent event) override { said.push_back(std::move(event)); }
+  void Finish(absl::Status) override {}
+
+  std::vector<v1::SessionEvent> said;
+};
+
+TEST(ManySessionsTest, HearForWhomTheyWaitAFewAtATimeAndOnce) {
+  constexpr int kRanks = 40;
+  SpecBuilder builder(kRanks);
+  builder.Param(0, "w", {kRanks});
+  const auto plan = std::make_shared<const ShardPlan>(builder.Plan());
+  CoreLoop loop;
+  Sessions sessions(kRanks, &loop);
+  std::vector<std::shared_ptr<KeptStream>> streams;
+  int asked = 0;
+  loop.RunAndWait([&] {
+    const auto text = [&asked](int rank) {
+      ++asked;
+      return absl::StrCat("who ", rank, " waits for");
+    };
+    for (int rank = 0; rank < kRanks; ++rank) {
+      auto session = Session::Create(plan, rank + 1, rank, /*epoch=*/1);
+      ASSERT_TRUE(session.ok()) << session.status();
+      streams.push_back(std::make_shared<KeptStream>());
+      (*session)->stream = streams.back();
+      sessions.Add(*std::move(session));
+    }
+    const absl::Time later = MonotonicNow() + absl::Seconds(1);
+    sessions.TellWaiting(later, text);
+    EXPECT_EQ(asked, 16);
+    for (int i = 0; i < 5; ++i) sessions.TellWaiting(later, text);
+  });
+  EXPECT_EQ(asked, 6 * 16);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ASSERT_EQ(streams[rank]->said.size(), 1u) << rank;
+    EXPECT_EQ(streams[rank]->said[0].waiting().for_what(), absl::StrCat("who ", rank, " waits for"));
+  }
+  loop.Stop();
 }
 
 TEST_F(SessionsTest, TheEndOfAProcessIsToldOnce) {
