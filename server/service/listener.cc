@@ -22,7 +22,7 @@
 #include "grpcpp/server_posix.h"
 #include "server/loop/core_loop.h"
 #include "server/observe/log.h"
-#include "server/service/relay.h"
+#include "server/service/relay/relay.h"
 #include "server/service/socket_path.h"
 
 namespace shardd {

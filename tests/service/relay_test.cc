@@ -1,4 +1,4 @@
-#include "server/service/relay.h"
+#include "server/service/relay/relay.h"
 
 #include <sys/socket.h>
 
@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
-#include "server/service/http2_meter.h"
+#include "server/service/relay/http2_meter.h"
 #include "tests/service/service_fixture.h"
 
 namespace shardd {

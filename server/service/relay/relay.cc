@@ -1,4 +1,4 @@
-#include "server/service/relay.h"
+#include "server/service/relay/relay.h"
 
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -22,10 +22,10 @@
 #include "absl/synchronization/mutex.h"
 #include "server/loop/core_loop.h"
 #include "server/observe/log.h"
-#include "server/service/http2_meter.h"
-#include "server/service/http2_refusal.h"
-#include "server/service/relay_account.h"
-#include "server/service/relay_way.h"
+#include "server/service/relay/http2_meter.h"
+#include "server/service/relay/http2_refusal.h"
+#include "server/service/relay/relay_account.h"
+#include "server/service/relay/relay_way.h"
 
 namespace shardd {
 namespace {

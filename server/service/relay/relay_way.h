@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_SERVICE_RELAY_WAY_H_
-#define SHARDD_SERVER_SERVICE_RELAY_WAY_H_
+#ifndef SHARDD_SERVER_SERVICE_RELAY_RELAY_WAY_H_
+#define SHARDD_SERVER_SERVICE_RELAY_RELAY_WAY_H_
 
 #include <cstddef>
 #include <memory>
@@ -32,4 +32,4 @@ struct RelayWay {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_SERVICE_RELAY_WAY_H_
+#endif  // SHARDD_SERVER_SERVICE_RELAY_RELAY_WAY_H_

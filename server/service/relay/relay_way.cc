@@ -1,4 +1,4 @@
-#include "server/service/relay_way.h"
+#include "server/service/relay/relay_way.h"
 
 #include <sys/socket.h>
 

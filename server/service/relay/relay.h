@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_SERVICE_RELAY_H_
-#define SHARDD_SERVER_SERVICE_RELAY_H_
+#ifndef SHARDD_SERVER_SERVICE_RELAY_RELAY_H_
+#define SHARDD_SERVER_SERVICE_RELAY_RELAY_H_
 
 // Stands between clients and gRPC: every connection's bytes pass through, in both directions, a client's frames only as
 // fast as its account allows (http2_meter.h). The excess waits in the client's own socket: nothing is refused, and none
@@ -54,4 +54,4 @@ class Relay {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_SERVICE_RELAY_H_
+#endif  // SHARDD_SERVER_SERVICE_RELAY_RELAY_H_
