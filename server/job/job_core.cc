@@ -13,8 +13,9 @@
 namespace shardd {
 namespace {
 
-// How long the end of a job waits for its sessions' memory to be free.
-constexpr absl::Duration kFreeSessions = absl::Seconds(1);
+// How long the end of a job waits for its sessions' memory to be free: longer than jobs that open wait for it, and than
+// a GPU's driver takes.
+constexpr absl::Duration kFreeSessions = absl::Seconds(20);
 
 }  // namespace
 
