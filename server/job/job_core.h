@@ -177,12 +177,12 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   const JobIdentity identity_;
   const std::shared_ptr<const ShardPlan> plan_;
   const std::unique_ptr<JobMemory> memory_;
-  std::vector<std::unique_ptr<Device>> own_devices_;
+  std::vector<std::unique_ptr<Device>> own_devices_;  // constant, until the end
   const std::vector<Device*> devices_;
   const OptimizerDevices optimizer_devices_;
   std::unique_ptr<Collective> collective_;  // constant, until the end
   CoreLoop* const loop_;
-  std::unique_ptr<CoreLoop> memory_worker_;  // these two are constant until the end
+  std::unique_ptr<CoreLoop> memory_worker_;  // constant, until the end
 
   // Loop-confined. Committed:
   Committed committed_;
