@@ -272,7 +272,7 @@ typedef struct shardd_shard_range {
   int64_t first, numel;                     /* of the parameter: its shard */
   int64_t gradient_first, gradient_numel;   /* of the reduced gradient */
   int64_t optimizer_first, optimizer_numel; /* of the optimizer state */
-  /* Of the shards, and of the states of an optimizer in the trainers, what this rank's trainer writes in a window. The
+  /* Of the shards, and of the states of an optimizer in the trainers, what this rank's trainer writes. The
    * optimizer's range, or its shard with an optimizer of the daemon; nothing where a rank of an earlier replica writes
    * the same (JobConfig.replica_copies false). */
   int64_t write_first, write_numel;
@@ -442,8 +442,8 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
  * what differs in the rank's write range, waits until no rank is inside a pass and hands it in; the job has it from
  * then on. Stores into other ranks' elements are dropped there. Stores inside a pass, inside of full parameters, or
  * between shardd_step and shardd_wait_step, make the call that ends that (pause, leave, step, commit, wait, or the next
- * pass), and all calls after it, fail with FAILED_PRECONDITION and the parameter's name. shardd_open_window hands in at
- * once, for who reads others' elements where they lie. A rank that dies takes along what it has not handed in.
+ * pass), and all calls after it, fail with FAILED_PRECONDITION and the parameter's name. shardd_hand_in_edits hands in
+ * at once, for who reads others' elements where they lie. A rank that dies takes along what it has not handed in.
  * shardd_attach: UNIMPLEMENTED where the process may not read /proc/self/pagemap; set passCopies there.
  *
  * With an optimizer in the trainers, on GPUs, and with JobConfig.passCopies (shardd_job_info.pass_copies says which),
@@ -453,9 +453,9 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
  * - the time in shardd_enter_pass: from the call to its return, or in the stream up to its wait,
  * - between shardd_enter_full_params and the return of shardd_leave_full_params, which then waits until all have left,
  * - between shardd_step and the commit it asks for (shardd_wait_step, shardd_await_step, or the next pass).
- * A store inside a pass is harmless to who reads, and counts from the next pass on. shardd_open_window returns at once,
- * shardd_pause_pass and shardd_resume_pass mean nothing. Every shardd_enter_pass makes a version. As no store is seen,
- * an epoch that ends, whenever and for whatever reason, takes the job back to the copy that was kept, with every
+ * A store inside a pass is harmless to who reads, and counts from the next pass on. shardd_hand_in_edits returns at
+ * once, shardd_pause_pass and shardd_resume_pass mean nothing. Every shardd_enter_pass makes a version. As no store is
+ * seen, an epoch that ends, whenever and for whatever reason, takes the job back to the copy that was kept, with every
  * JobConfig.keep_every-th pass: with 1, to where the current pass began (or to the last commit of the daemon's
  * optimizer, or of written values). Before it goes back, no rank may store any more: shardd_reattach, and shardd_attach
  * of a replacement, wait until the process of every other rank has attached again or has ended, and name it while that
@@ -480,7 +480,7 @@ SHARDD_API int32_t shardd_inside_pass(const shardd_job* job); /* 1: yes */
 /* Waits until no rank is inside a pass and hands in what this one has stored into its write range
  * (shardd_get_shard_range). Nothing with pass_copies. FAILED_PRECONDITION inside a pass or inside of full parameters.
  * [waits] */
-SHARDD_API shardd_status* shardd_open_window(shardd_job* job);
+SHARDD_API shardd_status* shardd_hand_in_edits(shardd_job* job);
 /* on != 0: a store into what this process may only read (shards where trainers never write, what is unsharded on CPUs,
  * state of the daemon's optimizer) writes a line with the parameter's name to standard error before it ends the
  * process. A SIGSEGV handler does so, installed with the first call, which then calls the one before it. Nothing on a

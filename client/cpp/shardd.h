@@ -259,9 +259,9 @@ class Job {
   Status PausePass() { return Status::Take(shardd_pause_pass(job_)); }
   Status ResumePass() { return Status::Take(shardd_resume_pass(job_)); }
   bool inside_pass() const { return shardd_inside_pass(job_) != 0; }
-  Status OpenWindow() { return Status::Take(shardd_open_window(job_)); }
+  Status HandInEdits() { return Status::Take(shardd_hand_in_edits(job_)); }
   Status WatchWrites(bool on = true) { return Status::Take(shardd_watch_writes(job_, on ? 1 : 0)); }
-  // The stored parameter; in a window shard_range(param) says what of it may be written.
+  // The stored parameter; shard_range(param) says what of it may be written.
   void* shard_data(int32_t param) const { return const_cast<void*>(shardd_stored_parameter_data(job_, param)); }
   void* gradient_shard_data(int32_t param) const { return shardd_gradient_shard_data(job_, param); }
   void* optimizer_state_data(int32_t param, int32_t state) const {

@@ -37,8 +37,8 @@ CallText TextOf(v1::TraceCall call) {
       return {"enter pass", "step"};
     case v1::TRACE_CALL_LEAVE_PASS:
       return {"leave pass", "step"};
-    case v1::TRACE_CALL_OPEN_WINDOW:
-      return {"open window", "step"};
+    case v1::TRACE_CALL_HAND_IN:
+      return {"hand in", "step"};
     case v1::TRACE_CALL_ABANDON_BACKWARD:
       return {"abandon backward", "step"};
     case v1::TRACE_CALL_SET_GRADIENT_PRESENCE:

@@ -17,7 +17,7 @@ namespace shardd {
 enum class PassWord : uint32_t {
   kReading = 0,    // it reads, or is not inside a pass
   kPaused = 1,     // between a forward and its possible backward; it reads nothing
-  kOvertaken = 2,  // a write window was opened during the pause; the client's pass is over
+  kOvertaken = 2,  // another rank handed in during the pause; the client's pass is over
 };
 
 // Start of the session memory. The client writes it; the daemon reads each word once and checks its range.
@@ -70,7 +70,7 @@ struct DaemonPage {
   // JobConfig.pass_copies: number of EnterPass that are granted as soon as devices have made the copies, which no rank
   // can delay any more. A stream may then wait for `passes`.
   alignas(128) TimelineWord passes_issued;
-  alignas(128) TimelineWord windows;  // epoch << 40 | number of OpenWindow granted
+  alignas(128) TimelineWord hand_ins;  // epoch << 40 | number of HandIn granted
   // Not 0 while the daemon's loop is awake and will read the ring before it sleeps: no doorbell is needed.
   alignas(128) std::atomic<uint32_t> awake;
   alignas(128) TimelineWord tail[1];  // slot words, then group entries (DaemonPageView)

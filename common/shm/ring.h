@@ -31,7 +31,7 @@ enum class Opcode : uint32_t {
   kLeaveFullParams = 9,
   kEnterPass = 10,  // flags: kStepped; then arg0 = bytes of the trainer state in the payload area
   kLeavePass = 12,
-  kOpenWindow = 13,
+  kHandIn = 13,
   // group: this rank cannot continue until the group's gradient slot is released. Sent once, with a doorbell, before
   // the client sleeps on a word of the slot. When all ranks are stuck like this, the daemon adds what it has out of
   // turn.

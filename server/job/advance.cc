@@ -25,8 +25,8 @@ const char* FactName(Fact fact) {
       return "deciding";
     case kReducing:
       return "reducing";
-    case kWindowOpen:
-      return "window open";
+    case kSomeHandIn:
+      return "some hand in";
     case kEnding:
       return "ending";
     case kAllStepped:
@@ -39,8 +39,8 @@ const char* FactName(Fact fact) {
       return "all in CommitParameters";
     case kSomeInside:
       return "some inside";
-    case kSomeWantWindow:
-      return "some want a window";
+    case kSomeWantToHandIn:
+      return "some want to hand in";
     case kSomeBlocked:
       return "some blocked";
     case kSomeLate:
@@ -127,7 +127,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        },
        nullptr, "the step, or the gradients, of the rank that leaves",
        "A rank has detached before its step was committed, or its gradients were added.",
-       "A window that opens for another rank first would make leaving an interruption."},
+       "Letting another rank hand in first would make leaving an interruption."},
       {"say that backwards are closed", kOverNodes, 0,
        [](const JobCore& job) { return job.nodes_.sums().MaySayClosed(); },
        [](JobCore& job) {
@@ -144,7 +144,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        nullptr, "BackwardDone of every rank, and sums under way",
        "A backward that all ranks have closed has nothing waiting, and what it has under way ends together.",
        "Trainers wait for the word."},
-      {"readmit a late rank", kTrainersWrite | kSomeLate, kCommitting | kWindowOpen,
+      {"readmit a late rank", kTrainersWrite | kSomeLate, kCommitting | kSomeHandIn,
        [](const JobCore& job) {
          return !job.writes_.LateRanks([&job](int rank) { return job.WaitingFor(rank); }).empty();
        },
@@ -227,7 +227,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](JobCore& job) { return job.pass_commits_.CommitBehindDevices(); }, nullptr, "signals of the ranks' devices",
        "All ranks enter a pass, nothing stores into the shards, and nobody reads the copies of before.",
        "What was deferred reads the copies."},
-      {"open windows", kTrainersWrite | kSomeWantWindow, kPassCopies | kCommitting | kDeciding,
+      {"let hand in", kTrainersWrite | kSomeWantToHandIn, kPassCopies | kCommitting | kDeciding,
        [](const JobCore& job) { return job.writes_.MayHandIn() && job.writes_.ReadersPause(); },
        [](JobCore& job) {
          job.pass_commits_.LetHandIn();
@@ -235,8 +235,8 @@ absl::Span<const Transition> JobCore::Transitions() {
        },
        [](const JobCore& job, int rank) { return job.writes_.WaitingToHandIn(rank); }, "LeavePass of every rank",
        "Ranks write while nobody reads; what they wrote before is kept first.",
-       "Who may be let in has nothing to poll for, and nobody who unshards waits for a window."},
-      {"look for pauses", kTrainersWrite | kSomeWantWindow, kPassCopies | kCommitting | kDeciding,
+       "Who may be let in has nothing to poll for, and nobody who unshards waits for a hand-in."},
+      {"look for pauses", kTrainersWrite | kSomeWantToHandIn, kPassCopies | kCommitting | kDeciding,
        [](const JobCore& job) { return job.writes_.MayHandIn() && !job.writes_.hand_ins().polls_pauses(); },
        [](JobCore& job) {
          job.pass_commits_.PollPauses();
@@ -244,7 +244,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        },
        nullptr, "", "A rank that reads may pause, which it tells by a word alone.",
        "It changes nothing that the row below asks for."},
-      {"let store", kPassCopies | kSomeWantWindow, kSomeInside,
+      {"let store", kPassCopies | kSomeWantToHandIn, kSomeInside,
        [](const JobCore& job) { return !job.writes_.hand_ins().awaits_devices(); },
        [](JobCore& job) { return job.pass_commits_.LetStore(); },
        [](const JobCore& job, int rank) { return job.writes_.WaitingToStore(rank); }, "LeaveFullParams of every rank",
@@ -279,7 +279,7 @@ uint32_t JobCore::SeeFacts() const {
                    when(commits_.decision().committing(), kCommitting) | when(commits_.decision().applied(), kApplied) |
                    when(commits_.decision().deciding(), kDeciding) |
                    when(gradients_.reductions().under_way(), kReducing) |
-                   when(writes_.hand_ins().any_since_version(), kWindowOpen) |
+                   when(writes_.hand_ins().any_since_version(), kSomeHandIn) |
                    when(pending_abort_.has_value(), kEnding) | when(!attached, kNobodyAttached) |
                    when(extensions_.all_asked(), kAllExtend) | when(gradients_.reductions().OwesWord(), kToldLess);
   uint32_t all = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted;
@@ -289,7 +289,8 @@ uint32_t JobCore::SeeFacts() const {
            when(summons_.full_params().asked(at) && !commits_.steps().stepped(at), kAllFullParams) |
            when(values_.commit().asked(at), kAllCommitted);
     facts |= when(summons_.full_params().inside(at), kSomeInside) |
-             when(writes_.hand_ins().wants(at), kSomeWantWindow) | when(gradients_.pairing().sleeps(at), kSomeBlocked) |
+             when(writes_.hand_ins().wants(at), kSomeWantToHandIn) |
+             when(gradients_.pairing().sleeps(at), kSomeBlocked) |
              when(enters && !writes_.passes().stepped(at), kSomeLate) | when(leavers_.leaving(at), kSomeLeft);
   }
   return facts | all;

@@ -17,28 +17,28 @@ class JobCore;
 // What rows ask about the job as a whole. Advance collects these facts in one walk over the ranks, so that a row whose
 // time has not come costs two comparisons.
 enum Fact : uint32_t {
-  kPooled = 1u << 0,           // ranks unshard into slots of a pool
-  kOverNodes = 1u << 1,        // the job spans several nodes
-  kTrainersWrite = 1u << 2,    // trainers store into the shards
-  kPassCopies = 1u << 3,       // of these: passes read copies
-  kCommitting = 1u << 4,       // a version is being made
-  kApplied = 1u << 5,          // it is a decided step, which is made and not shown yet
-  kDeciding = 1u << 6,         // the norm of a step is being measured
-  kReducing = 1u << 7,         // gradients are being added
-  kWindowOpen = 1u << 8,       // some rank was let in to write since the last version
-  kEnding = 1u << 9,           // the epoch is to end, as soon as it may
-  kAllStepped = 1u << 10,      // every rank has sent Step
-  kAllEntering = 1u << 11,     // every rank has sent EnterPass
-  kAllFullParams = 1u << 12,   // every rank has sent EnterFullParams
-  kAllCommitted = 1u << 13,    // every rank has sent CommitParameters
-  kSomeInside = 1u << 14,      // some rank is inside EnterFullParams
-  kSomeWantWindow = 1u << 15,  // some rank waits for OpenWindow
-  kSomeBlocked = 1u << 16,     // some rank sleeps until its gradient slot is released
-  kSomeLate = 1u << 17,        // some rank enters a pass without an optimizer step
-  kSomeLeft = 1u << 18,        // some rank has said good-bye and is kept for its gradients or its step
-  kToldLess = 1u << 19,        // ranks have closed backwards that nobody was told are reduced
-  kAllExtend = 1u << 20,       // every rank has sent ExtendJob
-  kNobodyAttached = 1u << 21,  // no rank has a session
+  kPooled = 1u << 0,             // ranks unshard into slots of a pool
+  kOverNodes = 1u << 1,          // the job spans several nodes
+  kTrainersWrite = 1u << 2,      // trainers store into the shards
+  kPassCopies = 1u << 3,         // of these: passes read copies
+  kCommitting = 1u << 4,         // a version is being made
+  kApplied = 1u << 5,            // it is a decided step, which is made and not shown yet
+  kDeciding = 1u << 6,           // the norm of a step is being measured
+  kReducing = 1u << 7,           // gradients are being added
+  kSomeHandIn = 1u << 8,         // some rank was let in to write since the last version
+  kEnding = 1u << 9,             // the epoch is to end, as soon as it may
+  kAllStepped = 1u << 10,        // every rank has sent Step
+  kAllEntering = 1u << 11,       // every rank has sent EnterPass
+  kAllFullParams = 1u << 12,     // every rank has sent EnterFullParams
+  kAllCommitted = 1u << 13,      // every rank has sent CommitParameters
+  kSomeInside = 1u << 14,        // some rank is inside EnterFullParams
+  kSomeWantToHandIn = 1u << 15,  // some rank waits for HandIn
+  kSomeBlocked = 1u << 16,       // some rank sleeps until its gradient slot is released
+  kSomeLate = 1u << 17,          // some rank enters a pass without an optimizer step
+  kSomeLeft = 1u << 18,          // some rank has said good-bye and is kept for its gradients or its step
+  kToldLess = 1u << 19,          // ranks have closed backwards that nobody was told are reduced
+  kAllExtend = 1u << 20,         // every rank has sent ExtendJob
+  kNobodyAttached = 1u << 21,    // no rank has a session
 };
 constexpr int kFacts = 22;
 // The fact's name in the table of README.md.

@@ -317,7 +317,7 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
       return pass_commits_.Enter(rank, std::move(command));
     case Opcode::kLeavePass:
       return writes_.LeavePass(rank);
-    case Opcode::kOpenWindow:
+    case Opcode::kHandIn:
       return writes_.AskToHandIn(rank);
     case Opcode::kAbandonBackward:
       SHARDD_RETURN_IF_ERROR(gradients_.Abandon(session));

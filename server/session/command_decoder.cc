@@ -144,8 +144,8 @@ absl::StatusOr<RankCommand> CommandDecoder::Decode(const v1::Command& in) const 
     case v1::Command::kLeavePass:
       command.opcode = Opcode::kLeavePass;
       break;
-    case v1::Command::kOpenWindow:
-      command.opcode = Opcode::kOpenWindow;
+    case v1::Command::kHandIn:
+      command.opcode = Opcode::kHandIn;
       break;
     case v1::Command::kAbandonBackward:
       command.opcode = Opcode::kAbandonBackward;

@@ -108,7 +108,7 @@ absl::StatusOr<RankCommand> CommandRing::Next() {
     case Opcode::kEnterFullParams:
     case Opcode::kLeaveFullParams:
     case Opcode::kLeavePass:
-    case Opcode::kOpenWindow:
+    case Opcode::kHandIn:
     case Opcode::kAbandonBackward:
     case Opcode::kSetGradientPresence:
       break;

@@ -28,8 +28,8 @@ absl::string_view OpcodeName(Opcode opcode) {
       return "WaitGradientSlot";
     case Opcode::kLeavePass:
       return "LeavePass";
-    case Opcode::kOpenWindow:
-      return "OpenWindow";
+    case Opcode::kHandIn:
+      return "HandIn";
     case Opcode::kAbandonBackward:
       return "AbandonBackward";
     case Opcode::kSetGradientPresence:

@@ -18,7 +18,7 @@ SessionWords::SessionWords(SessionMemoryView view, DaemonPageView page, uint64_t
   daemon_page.consumed.store(begin);
   daemon_page.full_params.store(begin);
   daemon_page.passes.store(begin);
-  daemon_page.windows.store(begin);
+  daemon_page.hand_ins.store(begin);
   daemon_page.reduced.store(begin);
   daemon_page.reducing.store(begin);
   for (int64_t s = 0; s < page_.slots(); ++s) {
@@ -87,9 +87,9 @@ bool SessionWords::Overtake() {
   return view_.page().pass.compare_exchange_strong(paused, static_cast<uint32_t>(PassWord::kOvertaken));
 }
 
-void SessionWords::PublishWindow() {
+void SessionWords::PublishHandIn() {
   NoteProgress();
-  TimelineStore(page_.page().windows, TimelineValue(epoch_, ++windows_), waiting());
+  TimelineStore(page_.page().hand_ins, TimelineValue(epoch_, ++hand_ins_), waiting());
 }
 
 void SessionWords::EndStepBackwards() {
@@ -131,7 +131,7 @@ void SessionWords::Poison(uint64_t epoch) {
   TimelineStore(page.reducing, value, waiting());
   TimelineStore(page.passes, value, waiting());
   TimelineStore(page.passes_issued, value, waiting());
-  TimelineStore(page.windows, value, waiting());
+  TimelineStore(page.hand_ins, value, waiting());
   for (size_t s = 0; s < released_.size(); ++s) {
     TimelineStore(page_.slot(static_cast<int64_t>(s)).released, value, waiting());
     TimelineStore(page_.slot(static_cast<int64_t>(s)).issued, value, waiting());

@@ -31,7 +31,7 @@ class SessionWords {
   uint64_t next_full_params() const { return full_params_ + 1; }
   void PublishPass();
   void PublishPassIssued();  // before it, with pass_copies
-  void PublishWindow();
+  void PublishHandIn();
   // Inside its pass, and reads nothing for now.
   bool pass_paused() const;
   // Ends the pass of a client that has paused in it. False: it reads again.
@@ -62,7 +62,7 @@ class SessionWords {
   uint64_t full_params_ = 0;
   uint64_t passes_ = 0;
   uint64_t passes_issued_ = 0;
-  uint64_t windows_ = 0;
+  uint64_t hand_ins_ = 0;
   uint64_t backwards_ = 0;              // closed
   uint64_t backwards_before_step_ = 0;  // of them, in earlier steps
   uint64_t reduced_ = 0;

@@ -156,7 +156,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
       {&memory->parameters_, "parameters", want.parameters_bytes, SpreadSlab::kParameters},
       {&memory->pool_, "unsharded pool", want.unsharded_pool_bytes, SpreadSlab::kPool},
       {&memory->staging_, "gradient staging", want.gradient_staging_bytes, SpreadSlab::kStaging},
-      // Taken with the first commit; else with the first window, which most jobs never open.
+      // Taken with the first commit; else before the first hand-in, which most jobs never see.
       {&memory->kept_, "kept copy", plan.config.pass_copies() ? want.kept_bytes : 0, SpreadSlab::kKept},
   };
   int max_pieces = 1;

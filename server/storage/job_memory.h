@@ -45,8 +45,8 @@ void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose);
 inline bool IsOffloaded(const ShardPlan& plan) { return plan.config.offload() == v1::OFFLOAD_HOST; }
 
 // The slabs of one job, one per purpose, on the host or spread over the GPUs of its ranks. Immutable after Create but
-// for SetKept and SetGradients; the bytes are written by the job's device work and, in write windows and before version
-// 1, by its core.
+// for SetKept and SetGradients; the bytes are written by the job's device work and, where ranks hand in and before
+// version 1, by its core.
 class JobMemory {
  public:
   // `reserved_bytes` of memory are others' already, though nobody has them yet. Checks the plan and what is

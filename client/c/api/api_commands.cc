@@ -196,8 +196,8 @@ shardd_status* shardd_resume_pass(shardd_job* job) {
 int32_t shardd_inside_pass(const shardd_job* job) {
   return api::CheckJob("inside_pass", job).ok() && job->impl->passes().inside() ? 1 : 0;
 }
-shardd_status* shardd_open_window(shardd_job* job) {
-  SHARDD_CHECKED(api::CheckJob("open_window", job), job->impl->passes().OpenWindow());
+shardd_status* shardd_hand_in_edits(shardd_job* job) {
+  SHARDD_CHECKED(api::CheckJob("hand_in_edits", job), job->impl->passes().HandIn());
 }
 shardd_status* shardd_watch_writes(shardd_job* job, int on) {
   SHARDD_CHECKED(api::CheckJob("watch_writes", job), job->impl->read_only_memory().Set(on != 0));

@@ -32,7 +32,7 @@ class Edits {
   // was, so nothing may be stored. The second returns whether one was.
   void StepSent() { step_under_way_ = on(); }
   bool StepEnded() { return std::exchange(step_under_way_, false); }
-  // Hands in and drops. REQUIRES: this rank's write window is open.
+  // Hands in and drops. REQUIRES: the daemon has let this rank hand in.
   absl::Status HandIn();
 
  private:

@@ -11,7 +11,7 @@ void HandIns::Reset() {
 
 absl::Status HandIns::Request(const WaitFor& reason) {
   CommandRecord record = {};
-  record.opcode = Opcode::kOpenWindow;
+  record.opcode = Opcode::kHandIn;
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
   ++requests_;
   requested_ = true;
@@ -19,7 +19,7 @@ absl::Status HandIns::Request(const WaitFor& reason) {
 }
 
 absl::Status HandIns::Await(const WaitFor& reason) {
-  SHARDD_RETURN_IF_ERROR(attachment_.Wait(attachment_.page().windows, requests_, reason));
+  SHARDD_RETURN_IF_ERROR(attachment_.Wait(attachment_.page().hand_ins, requests_, reason));
   requested_ = false;
   granted_ = true;
   return absl::OkStatus();
@@ -29,7 +29,7 @@ absl::Status HandIns::AwaitOthersLeave() {
   if (!requested_) {
     return absl::OkStatus();
   }
-  SHARDD_RETURN_IF_ERROR(attachment_.Wait(attachment_.page().windows, requests_,
+  SHARDD_RETURN_IF_ERROR(attachment_.Wait(attachment_.page().hand_ins, requests_,
                                           {"leave_full_params", nullptr, "all ranks outside of full parameters"}));
   requested_ = false;
   return absl::OkStatus();

@@ -235,10 +235,10 @@ absl::Status Passes::HandInEdits(const char* call) {
   return edits_.HandIn();
 }
 
-absl::Status Passes::OpenWindow() {
-  CallSpan span(attachment_, v1::TRACE_CALL_OPEN_WINDOW);
+absl::Status Passes::HandIn() {
+  CallSpan span(attachment_, v1::TRACE_CALL_HAND_IN);
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
-  SHARDD_RETURN_IF_ERROR(CheckWrites("open_window"));
+  SHARDD_RETURN_IF_ERROR(CheckWrites("hand_in_edits"));
   const bool copies = attachment_.plan().pass_copies();
   const bool entering = attachment_.ledger().entering_pass();
   if (copies) {
@@ -248,7 +248,7 @@ absl::Status Passes::OpenWindow() {
     return span.Of(absl::OkStatus());
   }
   const auto refuse = [this](const char* fact, const char* remedy) {
-    return absl::FailedPreconditionError(absl::StrCat("open_window job \"", attachment_.plan().job(), "\": ", fact,
+    return absl::FailedPreconditionError(absl::StrCat("hand_in_edits job \"", attachment_.plan().job(), "\": ", fact,
                                                       " (rank=", attachment_.rank(), "); call ", remedy, " first"));
   };
   if (entering || (inside_ && !paused_)) {
@@ -257,7 +257,7 @@ absl::Status Passes::OpenWindow() {
   if (handles_.in_full_params()) {
     return refuse("the rank is inside of full parameters", "shardd_leave_full_params");
   }
-  return span.Of(HandInEdits("open_window"));
+  return span.Of(HandInEdits("hand_in_edits"));
 }
 
 absl::Status Passes::LeaveFor(std::string written) {

@@ -33,7 +33,7 @@ class Passes {
   absl::Status Pause();
   absl::Status Resume();
   bool inside() const;
-  absl::Status OpenWindow();
+  absl::Status HandIn();
 
   // Puts the rank outside of any pass, for a new session or after a step.
   void Reset();

@@ -23,7 +23,7 @@ absl::Status Summons::Enter(Session* session, const RankCommand& command) {
   SHARDD_RETURN_IF_ERROR(see_.extensions->CheckAllTakePart(rank, "EnterFullParams"));
   const HandIns& hand_ins = see_.writes->hand_ins();
   if (hand_ins.any_since_version() || hand_ins.wants(rank) || !see_.writes->passes().outside(rank)) {
-    return Error(rank, "EnterFullParams", "a pass or a write window is open; EnterPass and LeavePass first");
+    return Error(rank, "EnterFullParams", "the rank is inside a pass, or hands in; EnterPass and LeavePass first");
   }
   SHARDD_RETURN_IF_ERROR(Apply(session, HandleEvent::kEnterFullParams));
   if (absl::Status equal = full_params_.CheckEqual(rank, request); !equal.ok()) {

@@ -23,7 +23,7 @@ absl::Status Commits::CheckMayStep(int rank, const v1::Step& step) const {
     return error(absl::StatusCode::kFailedPrecondition,
                  !has_parameters  ? "the job has no parameters yet"
                  : in_trainers    ? "the optimizer runs in the trainers; EnterPass commits what it wrote"
-                 : entering       ? "the rank is waiting for a pass or a write window"
+                 : entering       ? "the rank is waiting for a pass, or to hand in"
                  : in_full_params ? "the rank is inside EnterFullParams"
                                   : "the rank has already sent Step for this step");
   }

@@ -4,7 +4,7 @@
 // Processes of an epoch that has ended that may still store into the shards.
 //
 // Ranks that live on go on storing until a call tells them that the epoch is over, and their GPUs with what they were
-// given: those whose window is open, and with pass_copies all. So nothing is copied back before each of them has asked
+// given: those that hand in, and with pass_copies all. So nothing is copied back before each of them has asked
 // to attach again, which a client does behind all that its stream has and when no store of its process reaches the
 // shards any more, or its process has ended.
 

@@ -53,7 +53,7 @@ absl::Status PassCommits::Commit() {
     }
   }
   Commits::Version version;
-  version.what = copies ? "copies for a pass" : "commit of a write window";
+  version.what = copies ? "copies for a pass" : "commit of what ranks handed in";
   version.label = copies ? "copy" : "cast";
   version.ops = std::move(ops);
   version.in_order = settles || see_.plan->shard_copies > 1;
@@ -102,7 +102,7 @@ absl::Status PassCommits::CommitBehindDevices() {
 }
 
 void PassCommits::LetHandIn() {
-  if (!use_.writes->hand_ins().any_since_version() && use_.snapshots->snapshot().IsDueBeforeWindow()) {
+  if (!use_.writes->hand_ins().any_since_version() && use_.snapshots->snapshot().IsDueBeforeHandIn()) {
     use_.snapshots->Take();
     return;
   }

@@ -3,7 +3,7 @@
 
 // The one copy of shards, and of state that trainers keep, to which a job goes back whose trainers write.
 //
-// With write windows it is taken before one opens, and the job goes back to it where an epoch ends while one is open.
+// Where ranks hand in it is taken before one may, and the job goes back to it where an epoch ends meanwhile.
 // With pass_copies trainers may store at any time and no store is seen: it is taken with commits, while every rank is
 // in a call, and every epoch that ends goes back to it. Where the plan has no room for it (kept_bytes 0), because
 // passes read copies of all that trainers write, as it is stored, those are the copy: each commit makes them anew.
@@ -41,8 +41,8 @@ class Snapshot {
   // The job goes back to it: nobody attaches.
   bool going_back() const { return going_back_; }
   int64_t step() const { return step_; }  // of which it is
-  // Windows open, and passes commit, so often before the next copy is taken (JobConfig.keep_every).
-  bool IsDueBeforeWindow() const { return !whole_ || age_ >= plan_->config.keep_every(); }
+  // Ranks hand in, and passes commit, so often before the next copy is taken (JobConfig.keep_every).
+  bool IsDueBeforeHandIn() const { return !whole_ || age_ >= plan_->config.keep_every(); }
   bool IsDueWithPass() const { return !whole_ || age_ + 1 >= plan_->config.keep_every(); }
 
   // Trainers have written one more version.

@@ -18,7 +18,7 @@ void SnapshotKeeper::Take() {
     }
     if (!status.ok()) {
       snapshot_.GiveUpTaking();
-      use_.fail(absl::Status(status.code(), absl::StrCat("OpenWindow: keep a copy of the shards: ", status.message())));
+      use_.fail(absl::Status(status.code(), absl::StrCat("HandIn: keep a copy of the shards: ", status.message())));
       return;
     }
     TookIt();
@@ -107,7 +107,7 @@ void SnapshotKeeper::GoBackIfStored() {
   const std::string others = former_writers_.Names();
   use_.events->Add(
       -1, "restore",
-      absl::StrCat(writes.pass_copies() ? "shards may have been stored into" : "a write window was open",
+      absl::StrCat(writes.pass_copies() ? "shards may have been stored into" : "a rank was handing in",
                    ": shards go back to the copy of step ", snapshot_.step(),
                    others.empty() ? "" : absl::StrCat(", when the process of ", others, " can store no more")));
 }

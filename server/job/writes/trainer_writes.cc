@@ -31,7 +31,7 @@ absl::Status TrainerWrites::EnterPass(int rank, bool stepped, uint64_t signal, s
     return Error(absl::StatusCode::kFailedPrecondition, rank, "EnterPass",
                  see_.committed->version() == 0  ? "the job has no parameters yet"
                  : see_.full_params->asked(rank) ? "the rank is inside EnterFullParams"
-                 : hand_ins_.wants(rank)         ? "the rank is waiting for its write window"
+                 : hand_ins_.wants(rank)         ? "the rank is waiting to hand in"
                  : passes_.entering(rank)        ? "the rank is entering already"
                                                  : "the rank is inside one; LeavePass first");
   }
@@ -67,17 +67,17 @@ absl::Status TrainerWrites::LeavePass(int rank) {
 }
 
 absl::Status TrainerWrites::AskToHandIn(int rank) {
-  SHARDD_RETURN_IF_ERROR(CheckTrainersWrite(rank, "OpenWindow"));
+  SHARDD_RETURN_IF_ERROR(CheckTrainersWrite(rank, "HandIn"));
   if (see_.committed->version() == 0 || see_.full_params->asked(rank) || !passes_.outside(rank) ||
       hand_ins_.wants(rank) || hand_ins_.open(rank)) {
-    return Error(absl::StatusCode::kFailedPrecondition, rank, "OpenWindow",
+    return Error(absl::StatusCode::kFailedPrecondition, rank, "HandIn",
                  see_.committed->version() == 0                  ? "the job has no parameters yet"
                  : see_.full_params->asked(rank)                 ? "the rank is inside EnterFullParams"
                  : hand_ins_.open(rank) || hand_ins_.wants(rank) ? "the rank has asked for it already"
                                                                  : "the rank is inside a pass; LeavePass first");
   }
   if (!pass_copies()) {  // else it waits for nobody but who reads full parameters
-    SHARDD_RETURN_IF_ERROR(see_.extensions->CheckAllTakePart(rank, "OpenWindow"));
+    SHARDD_RETURN_IF_ERROR(see_.extensions->CheckAllTakePart(rank, "HandIn"));
   }
   hand_ins_.Ask(rank);
   return absl::OkStatus();
@@ -161,7 +161,7 @@ void TrainerWrites::CommitPass() {
 }
 
 void TrainerWrites::CommitHandIns() {
-  if (hand_ins_.Commit()) counters_->set_windows(counters_->windows() + 1);
+  if (hand_ins_.Commit()) counters_->set_hand_ins(counters_->hand_ins() + 1);
 }
 
 // The step's trainer states are newer, and what was handed in is in the version with it.
@@ -237,7 +237,7 @@ void TrainerWrites::LetHandIn() {
   for (int rank = 0; rank < world_size(); ++rank) {
     if (hand_ins_.wants(rank) && !see_.steps->stepped(rank)) {
       hand_ins_.Open(rank);
-      if (const auto& session = (*see_.sessions)[rank]; session != nullptr) session->words().PublishWindow();
+      if (const auto& session = (*see_.sessions)[rank]; session != nullptr) session->words().PublishHandIn();
     }
   }
 }
@@ -265,7 +265,7 @@ absl::Status TrainerWrites::CheckStuck(absl::Time now, WaitsFor waits_for) const
       rank = waited_for >= 0 && stuck[waited_for] ? waited_for : -1;
     }
     if (rank >= 0) {
-      return Error(absl::StatusCode::kFailedPrecondition, rank, "OpenWindow",
+      return Error(absl::StatusCode::kFailedPrecondition, rank, "HandIn",
                    absl::StrCat("the rank writes parameters between a forward and its backward, for whose gradients "
                                 "rank ",
                                 reader, " waits; write after the backward"));
@@ -277,7 +277,7 @@ absl::Status TrainerWrites::CheckStuck(absl::Time now, WaitsFor waits_for) const
 void TrainerWrites::LetStore() {
   for (int rank = 0; rank < world_size(); ++rank) {
     if (hand_ins_.LetStore(rank)) {
-      if (const auto& session = (*see_.sessions)[rank]; session != nullptr) session->words().PublishWindow();
+      if (const auto& session = (*see_.sessions)[rank]; session != nullptr) session->words().PublishHandIn();
     }
   }
 }

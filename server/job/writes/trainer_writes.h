@@ -3,7 +3,7 @@
 
 // Jobs whose trainers write: passes that ranks enter together, and handing in between them.
 //
-//   rank:  kOutside --OpenWindow--> (hands in) --EnterPass--> kEntering --all have--> kInside --LeavePass--> kOutside
+//   rank:  kOutside --HandIn--> (hands in) --EnterPass--> kEntering --all have--> kInside --LeavePass--> kOutside
 //
 // What a reader sees never changes under it: ranks hand in when no rank is inside, passes begin when nobody hands in. A
 // rank that has paused (PassWord) reads nothing: another rank that wants to hand in ends its pass. With pass_copies
@@ -65,7 +65,7 @@ class TrainerWrites final : public JobPart {
   // it. `signal`: behind what the rank's device did before.
   absl::Status EnterPass(int rank, bool stepped, uint64_t signal, std::string* trainer_state);
   absl::Status LeavePass(int rank);
-  // OpenWindow.
+  // HandIn.
   absl::Status AskToHandIn(int rank);
   // The rank has sent Step: it has stopped reading, and writing.
   void Step(int rank);

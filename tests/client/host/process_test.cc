@@ -130,7 +130,7 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
        [&] { return refused(shardd_write_optimizer_state(job, param, 0, &value, 0, 1)); }},
       {"shardd_write_update_count", [&] { return refused(shardd_write_update_count(job, param, 1)); }},
       {"shardd_leave_pass", [&] { return refused(shardd_leave_pass(job)); }},
-      {"shardd_open_window", [&] { return refused(shardd_open_window(job)); }},
+      {"shardd_hand_in_edits", [&] { return refused(shardd_hand_in_edits(job)); }},
       {"shardd_watch_writes", [&] { return refused(shardd_watch_writes(job, 1)); }},
       {"shardd_optimizer_state_data", [&] { return shardd_optimizer_state_data(job, param, 0) == nullptr; }},
       {"shardd_enter_full_params", [&] { return refused(shardd_enter_full_params(job, 0)); }},

@@ -90,7 +90,7 @@ void ExpectOwn(const Rank& rank, float want, float want_state) {
 // All write `value` into what is theirs to write, and -value into its state, as a step of their optimizer. Leaves them
 // outside of the pass that follows.
 void StepTo(Rank& rank, float value) {
-  ASSERT_C_OK(shardd_open_window(rank.job()));
+  ASSERT_C_OK(shardd_hand_in_edits(rank.job()));
   for (int p = 0; p < rank.Info().param_count; ++p) {
     const shardd_shard_range range = RangeOf(rank, p);
     std::fill_n(const_cast<float*>(Stored(rank, p)) + range.write_first, range.write_numel, value);
@@ -224,7 +224,7 @@ TEST_P(HybridTrainers, StepEveryRowOnce) {
       Backward(rank, static_cast<float>(index + step));
       ASSERT_C_OK(shardd_leave_pass(rank.job()));
       ASSERT_C_OK(shardd_wait_gradients(rank.job()));
-      ASSERT_C_OK(shardd_open_window(rank.job()));
+      ASSERT_C_OK(shardd_hand_in_edits(rank.job()));
       for (int p = 0; p < rank.Info().param_count; ++p) {
         const auto* gradient = static_cast<const float*>(shardd_gradient_shard_data(rank.job(), p));
         auto* state = static_cast<float*>(shardd_optimizer_state_data(rank.job(), p, 0));
@@ -259,7 +259,7 @@ TEST(Hybrid, EditsOfEveryRankCountOnceAndTheDaemonsStepReachesEveryCopy) {
       ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
       Backward(rank, static_cast<float>(index));  // mean: 1.5
       ASSERT_C_OK(shardd_leave_pass(rank.job()));
-      ASSERT_C_OK(shardd_open_window(rank.job()));
+      ASSERT_C_OK(shardd_hand_in_edits(rank.job()));
       for (int p = 0; p < rank.Info().param_count; ++p) {
         auto* shard = static_cast<float*>(const_cast<void*>(shardd_stored_parameter_data(rank.job(), p)));
         const shardd_shard_range range = RangeOf(rank, p);

@@ -63,7 +63,7 @@ TEST(PassCopies, StoresNeedNobodysLeaveAndCountFromTheNextPassOn) {
     ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
     EXPECT_EQ(Read(rank), 2);
     ASSERT_C_OK(shardd_pause_pass(rank.job()));
-    ASSERT_C_OK(shardd_open_window(rank.job()));
+    ASSERT_C_OK(shardd_hand_in_edits(rank.job()));
     if (index == 0) {
       *Shard(rank, param) = 3;
       *static_cast<float*>(shardd_optimizer_state_data(rank.job(), param, 0)) = 5;

@@ -162,7 +162,7 @@ TEST_P(Overtaken, EditsAreHandedInWhileTheOthersHavePausedAndEndTheirPass) {
       EXPECT_TRUE(Eventually([&] { return paused == 2; }));
       ASSERT_C_OK(shardd_leave_pass(rank.job()));
       *Shard(rank, 0) = 7;
-      ASSERT_C_OK(shardd_open_window(rank.job()));
+      ASSERT_C_OK(shardd_hand_in_edits(rank.job()));
       written = true;
     } else {
       EXPECT_TRUE(Eventually([&] { return written.load(); }));
@@ -191,7 +191,7 @@ TEST(TrainersWrite, APauseThatNobodyUsesEndsAndTheBackwardReadsOn) {
     if (index == 0) {
       ASSERT_C_OK(shardd_leave_pass(rank.job()));
       *Shard(rank, 0) = 7;
-      ASSERT_C_OK(shardd_open_window(rank.job()));  // not before the other has left
+      ASSERT_C_OK(shardd_hand_in_edits(rank.job()));  // not before the other has left
       EXPECT_EQ(left, 1);
     } else {
       rank.Unshard(0, SHARDD_BACKWARD);
@@ -214,7 +214,7 @@ TEST(TrainersWrite, AWriterThatAnothersBackwardWaitsForGetsAnErrorAndNoHang) {
       EXPECT_TRUE(Eventually([&] { return resumed.load(); }));
       ASSERT_C_OK(shardd_leave_pass(rank.job()));
       *Shard(rank, 0) = 7;
-      EXPECT_C_ERROR(shardd_open_window(rank.job()), kAborted, "between a forward and its backward");
+      EXPECT_C_ERROR(shardd_hand_in_edits(rank.job()), kAborted, "between a forward and its backward");
     } else {
       ASSERT_C_OK(shardd_resume_pass(rank.job()));
       resumed = true;

@@ -135,7 +135,7 @@ Status BlocksTrainer::TrainStep(int64_t step) {
 // Rank r clamps what it holds of every parameter, and moves the first element: values that do not change are no edit.
 Status BlocksTrainer::Edit(int64_t step) {
   if (job_->info().committed_step < step) RETURN_IF_ERROR(job_->WaitStep());
-  RETURN_IF_ERROR(job_->OpenWindow());
+  RETURN_IF_ERROR(job_->HandInEdits());
   const shardd_job_info info = job_->info();
   for (int param = 0; param < info.param_count; ++param) {
     auto* const values = static_cast<float*>(job_->shard_data(param));

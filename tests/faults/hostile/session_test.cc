@@ -85,8 +85,7 @@ INSTANTIATE_TEST_SUITE_P(
                kInvalid, "out of range"},
         Misuse{"EnterPass", [](auto& c) { c.Send(Record(Opcode::kEnterPass)); }, kPrecondition, "trainers never write"},
         Misuse{"LeavePass", [](auto& c) { c.Send(Record(Opcode::kLeavePass)); }, kPrecondition, "trainers never write"},
-        Misuse{"OpenWindow", [](auto& c) { c.Send(Record(Opcode::kOpenWindow)); }, kPrecondition,
-               "trainers never write"}),
+        Misuse{"HandIn", [](auto& c) { c.Send(Record(Opcode::kHandIn)); }, kPrecondition, "trainers never write"}),
     [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(

@@ -147,7 +147,7 @@ def others_run_while_waiting(folder: str, stock: bool) -> dict[str, Any]:
     seen = []
     for name, wait in _waits(model, optimizer).items():
         if name == "load" and (stock or os.environ.get("SHARDD_IN_PLACE_EDITS") != "0"):
-            continue  # a load into a window waits for nobody
+            continue  # a load between passes waits for nobody
         path = f"{folder}/{name}"
         if rank == 1:
             deadline = time.monotonic() + _LIMIT_S

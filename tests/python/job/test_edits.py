@@ -22,7 +22,7 @@ def test_edits_between_passes_are_those_of_torch_while_ranks_drift(kind: str, tm
         counters = ours["counters"]
         assert counters["commits"] == 7 and counters["aborts"] == 0 and counters["reductions"] == 4 * 7
         assert counters["passes"] == 7 + 6 + 1  # backwards, and evaluations
-        assert kind != "daemon" or counters["windows"] >= 12
+        assert kind != "daemon" or counters["hand_ins"] >= 12
 
 
 def test_a_write_inside_a_pass_reaches_nobody_and_names_the_parameter() -> None:
@@ -59,5 +59,5 @@ def test_passes_change_no_number_of_a_training_without_edits() -> None:
     for with_passes, without in zip(on, off):
         assert with_passes["losses"] == without["losses"]
         assert with_passes["counters"]["passes"] == 5 and without["counters"]["passes"] == 0
-        assert with_passes["counters"]["windows"] == 0
+        assert with_passes["counters"]["hand_ins"] == 0
         assert with_passes["counters"]["commits"] == without["counters"]["commits"] == 5

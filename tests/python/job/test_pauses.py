@@ -29,7 +29,7 @@ def test_a_rank_edits_after_a_forward_without_backward_while_the_others_do_not(k
     for stock, ours in run_ranks(pause_scenarios.both_skip, 2, kind, meet):
         _equal(stock, ours)
         assert ours["counters"]["aborts"] == 0
-        assert kind != "daemon" or ours["counters"]["windows"] >= 4
+        assert kind != "daemon" or ours["counters"]["hand_ins"] >= 4
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -38,4 +38,4 @@ def test_parameters_are_written_after_an_exception_before_the_next_forward(kind:
     for stock, ours in run_ranks(pause_scenarios.both_fail, 2, kind, where):
         _equal(stock, ours)
         assert ours["counters"]["aborts"] == 0
-        assert kind != "daemon" or ours["counters"]["windows"] >= 1
+        assert kind != "daemon" or ours["counters"]["hand_ins"] >= 1

@@ -249,7 +249,7 @@ def first_momentum_both_ways() -> dict[str, dict[str, Any]]:
 
 def written_by_the_system(kind: str) -> dict[str, Any]:
     """Weights that a collective broadcasts in place and a file is read into."""
-    from shardd.torch import open_window
+    from shardd.torch import hand_in_edits
 
     rank = dist.get_rank()
     model = model_of("shardd")
@@ -267,7 +267,7 @@ def written_by_the_system(kind: str) -> dict[str, Any]:
     with open(path, "wb") as file:
         file.write(rows.numpy().tobytes())
     local = other.detach().to_local()
-    open_window(model)
+    hand_in_edits(model)
     dist.broadcast(even, 0)
     with open(path, "rb", buffering=0) as file:
         read = file.readinto(local.numpy())

@@ -83,7 +83,7 @@ def test_the_first_update_of_momentum_is_the_gradient_after_a_load_too() -> None
 
 
 @pytest.mark.parametrize("kind", ["daemon", "stock"])
-def test_collectives_and_reads_into_shards_work_in_an_opened_window(kind: str) -> None:
+def test_collectives_and_reads_into_shards_work_while_a_rank_hands_in(kind: str) -> None:
     results = run_ranks(optim_loads.written_by_the_system, 2, kind)
     for out in results:
         assert out["read"] and out["rows"]

@@ -17,7 +17,10 @@ def test_errors_name_calls_of_this_package() -> None:
 @pytest.mark.parametrize(
     "said, here",
     [
-        ("call shardd_open_window before writing instead", "call shardd.torch.open_window() before writing instead"),
+        (
+            "call shardd_hand_in_edits before writing instead",
+            "call shardd.torch.hand_in_edits() before writing instead",
+        ),
         ("call shardd_leave_pass first", "finish the backward, or the forward without gradients, first"),
         ("call shardd_leave_full_params first", "leave summon_full_params first"),
         ("call shardd_commit_parameters first", "call shardd.torch.commit() first"),

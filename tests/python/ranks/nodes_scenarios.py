@@ -168,7 +168,7 @@ def one_mesh() -> str:
 
 def refused_calls() -> dict[str, str]:
     """Of a registered model, whose training goes on afterwards."""
-    from shardd.torch import open_window, summon_full_params
+    from shardd.torch import hand_in_edits, summon_full_params
 
     model, optimizer = _trainer()
     rank = dist.get_rank()
@@ -193,7 +193,7 @@ def refused_calls() -> dict[str, str]:
         "load": _text_of(lambda: model.load_state_dict(saved)),
         "optimizer": _text_of(lambda: optimizer.load_state_dict(kept)),
         "summon": _text_of(summon),
-        "window": _text_of(lambda: open_window(model)),
+        "edits": _text_of(lambda: hand_in_edits(model)),
     }
     step(1)
     alone = train_alone(Case(steps=2), dist.get_world_size())["losses"][rank]

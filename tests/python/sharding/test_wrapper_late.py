@@ -45,7 +45,7 @@ def test_process_groups_without_processes_are_refused_with_what_to_use() -> None
 def test_a_store_into_a_piece_while_full_parameters_are_shown_is_named() -> None:
     other, error = run_ranks(wrapper_late.stored_beside_full_parameters, 2, environment={"SHARDD_TIMEOUT_MS": "4000"})
     assert "inside of full parameters" in error and 'write parameter "' in error and "(rank=1)" in error, error
-    assert "OpenWindow" not in other, other
+    assert "HandIn" not in other, other
 
 
 def test_ignored_parameters_beside_a_flat_parameter_are_in_torchs_order() -> None:

@@ -52,7 +52,7 @@ def test_the_daemon_reports_what_was_planned(case: Case, optimizer: str) -> None
         for purpose in result["daemon"]["purposes"]:  # and it is what was allocated, in whole pages
             pages = -(-planned[purpose["purpose"]] // 4096)
             if purpose["purpose"] == "kept copy" and optimizer != "stock":
-                pages = 0  # it is made before the first window
+                pages = 0  # it is made before the first hand-in
             assert pages * 4096 == int(purpose.get("allocated_bytes", 0)), purpose
 
 

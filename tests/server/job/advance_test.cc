@@ -16,7 +16,7 @@ namespace shardd {
 namespace {
 
 constexpr uint32_t kOfRanks = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted | kAllExtend | kSomeInside |
-                              kSomeWantWindow | kSomeBlocked | kSomeLate | kSomeLeft;
+                              kSomeWantToHandIn | kSomeBlocked | kSomeLate | kSomeLeft;
 // For each fact those that do not hold with it, because commands are refused that would make it so.
 constexpr struct {
   uint32_t fact;
@@ -24,10 +24,10 @@ constexpr struct {
 } kExclusive[] = {
     {kNobodyAttached, kOfRanks},
     {kAllStepped, kAllFullParams | kAllCommitted | kAllExtend | kSomeBlocked},
-    {kAllEntering, kAllFullParams | kAllCommitted | kAllExtend | kSomeBlocked | kSomeWantWindow},
-    {kAllFullParams, kAllExtend | kSomeBlocked | kSomeLate | kSomeWantWindow},
-    {kAllCommitted, kAllExtend | kSomeBlocked | kSomeLate | kSomeWantWindow},
-    {kAllExtend, kSomeInside | kSomeBlocked | kSomeLate | kSomeLeft | kSomeWantWindow},
+    {kAllEntering, kAllFullParams | kAllCommitted | kAllExtend | kSomeBlocked | kSomeWantToHandIn},
+    {kAllFullParams, kAllExtend | kSomeBlocked | kSomeLate | kSomeWantToHandIn},
+    {kAllCommitted, kAllExtend | kSomeBlocked | kSomeLate | kSomeWantToHandIn},
+    {kAllExtend, kSomeInside | kSomeBlocked | kSomeLate | kSomeLeft | kSomeWantToHandIn},
     {kApplied, kSomeBlocked | kSomeLate},
 };
 

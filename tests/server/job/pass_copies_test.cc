@@ -41,7 +41,7 @@ class PassCopiesTest : public JobCoreTest {
   }
   void Ask(int rank) {
     v1::Command command;
-    command.mutable_open_window();
+    command.mutable_hand_in();
     Send(rank, command);
   }
   void Pass(bool stepped = false) {
@@ -140,11 +140,11 @@ TEST_F(PassCopiesTest, RanksKnowThatAPassBeginsBeforeItsCopiesAreMadeAndMayAskFo
   EXPECT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 0);
 }
 
-TEST_F(PassCopiesTest, AWindowIsOpenForWhoAsksWhoeverReads) {
+TEST_F(PassCopiesTest, ARankThatAsksMayStoreWhoeverReads) {
   Pass();
   Leave(0);
   Ask(0);
-  EXPECT_EQ(Word(0, &DaemonPage::windows), 1u);
+  EXPECT_EQ(Word(0, &DaemonPage::hand_ins), 1u);
 }
 
 TEST_F(PassCopiesTest, ADeathInAPassGoesBackToWhereItBegan) {
@@ -252,9 +252,9 @@ TEST_F(PassCopiesTest, NobodyStoresAfterFullParametersBeforeTheLastHasLeftThem) 
   command.mutable_leave_full_params();
   Send(0, command);
   Ask(0);
-  EXPECT_EQ(Word(0, &DaemonPage::windows), 0u);
+  EXPECT_EQ(Word(0, &DaemonPage::hand_ins), 0u);
   Send(1, command);
-  EXPECT_EQ(Word(0, &DaemonPage::windows), 1u);
+  EXPECT_EQ(Word(0, &DaemonPage::hand_ins), 1u);
 }
 
 class KeptRarely : public PassCopiesTest {

@@ -33,9 +33,9 @@ class PauseTest : public JobCoreTest {
     command.mutable_leave_pass();
     Send(rank, command);
   }
-  void AskForWindow(int rank) {
+  void AskToHandIn(int rank) {
     v1::Command command;
-    command.mutable_open_window();
+    command.mutable_hand_in();
     Send(rank, command);
   }
   std::atomic<uint32_t>& PassOf(int rank) {
@@ -45,11 +45,11 @@ class PauseTest : public JobCoreTest {
     OnLoop([&] { PassOf(rank) = word; });
   }
   void Pause(int rank) { Say(rank, static_cast<uint32_t>(PassWord::kPaused)); }
-  uint64_t Windows(int rank) {
+  uint64_t HandIns(int rank) {
     uint64_t result = 0;
     OnLoop([&] {
       const DaemonPage* page = job_->sessions()[rank].get()->memory()->daemon_page->At<DaemonPage>(0);
-      result = TimelineSequence(page->windows.load());
+      result = TimelineSequence(page->hand_ins.load());
     });
     return result;
   }
@@ -62,19 +62,19 @@ class PauseTest : public JobCoreTest {
   int Aborts(int rank) { return streams_[rank]->Count(v1::SessionEvent::kAborted); }
 };
 
-TEST_F(PauseTest, OnlyTheWordForAPauseLetsAWindowOpenWhateverElseAClientWrites) {
+TEST_F(PauseTest, OnlyTheWordForAPauseLetsAnotherHandIn) {
   EnterBoth();
   Leave(0);
-  AskForWindow(0);
+  AskToHandIn(0);
   for (const uint32_t word : {2u, 3u, 99u, 0x80000001u, 0xffffffffu}) {
     Say(1, word);
     LetItLook();
-    EXPECT_EQ(Windows(0), 0u) << word;
+    EXPECT_EQ(HandIns(0), 0u) << word;
     OnLoop([&] { EXPECT_EQ(PassOf(1), word) << "it is the client's"; });
   }
   Pause(1);
   ASSERT_TRUE(Until([&] { return PassOf(1) == static_cast<uint32_t>(PassWord::kOvertaken); }));
-  EXPECT_EQ(Windows(0), 1u);
+  EXPECT_EQ(HandIns(0), 1u);
   Pause(1);  // of a pass that is over
   Leave(1);
   std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 5.0f);
@@ -95,15 +95,15 @@ TEST_F(PauseTest, DeathWhileItIsPausedLosesNothingWhereNobodyWrites) {
   EXPECT_EQ(Aborts(0) + Aborts(1), 0) << "of the new sessions";
 }
 
-TEST_F(PauseTest, DeathOfARankWhosePauseAWindowHasEndedTakesTheWritesBack) {
+TEST_F(PauseTest, DeathOfARankWhosePauseAnotherHasEndedTakesTheEditsBack) {
   EnterBoth();
   Pause(1);
   Leave(0);
-  AskForWindow(0);
+  AskToHandIn(0);
   ASSERT_TRUE(Until([&] { return PassOf(1) == static_cast<uint32_t>(PassWord::kOvertaken); }));
   std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 5.0f);
   OnLoop([&] { job_->SessionLost(1, "its process ended"); });
-  const auto attach = [&] {  // rank 0, whose window was open, stores no more when it asks again
+  const auto attach = [&] {  // rank 0, which was handing in, stores no more when it asks again
     auto session = Session::Create(plan_, ++sessions_made_, 0, epoch());
     if (session.ok()) (*session)->peer.pid = getpid();
     absl::Status status = session.status();

@@ -86,7 +86,7 @@ TEST_F(SessionTest, ALaterEpochLetsEveryWaiterGo) {
   EXPECT_EQ(page().version, TimelineValue(kEpoch, 4));
   session_->Poison(kEpoch + 1);
   for (const TimelineWord* word :
-       {&page().epoch, &page().version, &page().consumed, &page().reduced, &page().windows}) {
+       {&page().epoch, &page().version, &page().consumed, &page().reduced, &page().hand_ins}) {
     EXPECT_EQ(TimelineEpoch(*word), kEpoch + 1);
   }
 }

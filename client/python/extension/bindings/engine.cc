@@ -96,7 +96,7 @@ void BindEngine(py::module_& m) {
       .def("use_passes",
            Keeping(+[](Engine& engine) { engine.passes().Use(engine.attached().info().pass_copies != 0); }))
       .def("synchronise", Keeping(+[](Engine& engine) { engine.attached().SynchroniseStream(); }))
-      .def("open_window", Keeping(&Engine::OpenWindow))
+      .def("begin_writing", Keeping(&Engine::BeginWriting))
       .def("take_changes", Keeping(&Engine::TakeChanges))
       .def("set_replaced",
            [](Engine& engine, py::object replaced) { engine.program().SetReplaced(std::move(replaced)); })
@@ -104,9 +104,9 @@ void BindEngine(py::module_& m) {
       .def("hand_in",
            [](Engine& engine) {
              const NoGil no_gil;
-             Check(engine.job().OpenWindow());
+             Check(engine.job().HandInEdits());
            })
-      .def("close_window", Keeping(&Engine::CloseWindow))
+      .def("commit_writing", Keeping(&Engine::CommitWriting))
       .def("adopt_state", Keeping(&AdoptState))
       .def("set_update_counts", &Engine::SetUpdateCounts)
       .def("write_optimizer_state", Keeping(&WriteOptimizerState))

@@ -106,11 +106,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // What the program stores (passes.cc). Hands in what was stored, when no rank is in a pass. With copies for passes it
   // waits for nobody, and stores are in the order of the current stream with what the job does.
-  void OpenWindow();
+  void BeginWriting();
   // What was written becomes the next version now, with all ranks, and a marked step is committed.
-  void CloseWindow();
+  void CommitWriting();
   // What the program has done to sharded parameters otherwise than by storing into them (`p.data = ...`, another object
-  // in a module) goes into the shards now, in a write window. Nothing where it has not, and inside full parameters.
+  // in a module) goes into the shards now. Nothing where it has not, and inside full parameters.
   // Raises, before anything is taken, what cannot be.
   void TakeChanges();
   // An unshard outside of forward and backward is a pass of its own, until the unit is resharded by hand or a forward
@@ -136,7 +136,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void FinalCallback(uint64_t generation);
   void EndUnits(bool partial);
   bool AnyUnsharded() const;
-  void WaitForWindow();
+  void WaitToWrite();
   void CheckBetweenPasses(const char* what);
   void ReleaseUnits();
 

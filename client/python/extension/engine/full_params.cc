@@ -19,7 +19,7 @@ void Engine::EnterFullParams(const Job::FullParams& options) {
   CheckBetweenPasses("enter full parameters");
   ReshardAll();
   if (passes_.used()) {
-    CloseWindow();  // some rank may have one open
+    CommitWriting();  // some rank may have one open
   }
   {
     const NoGil no_gil;

@@ -37,24 +37,24 @@ void Engine::CheckBetweenPasses(const char* what) {
   }
 }
 
-void Engine::OpenWindow() {
-  WaitForWindow();
+void Engine::BeginWriting() {
+  WaitToWrite();
   TakeChanges();
   Check(passes_.BeginWriting());
 }
 
-void Engine::WaitForWindow() {
-  CheckBetweenPasses("open a write window");
+void Engine::WaitToWrite() {
+  CheckBetweenPasses("write parameters");
   if (passes_.copies()) {
     (void)job();  // what is stored on this thread's stream is behind what another one has read or written
     return;
   }
   Check(passes_.Leave());
   const NoGil no_gil;
-  Check(job().OpenWindow());
+  Check(job().HandInEdits());
 }
 
-void Engine::CloseWindow() {
+void Engine::CommitWriting() {
   CheckBetweenPasses("commit what was written");
   Check(passes_.Leave());
   TakeChanges();

@@ -12,7 +12,7 @@ _UNAVAILABLE = 14
 # instead; no name is the beginning of another that stands behind it.
 _PYTHONS = {
     "shardd_reattach": "shardd.torch.reattach()",
-    "shardd_open_window": "shardd.torch.open_window()",
+    "shardd_hand_in_edits": "shardd.torch.hand_in_edits()",
     "shardd_leave_full_params": "leave summon_full_params",
     "shardd_enter_full_params": "enter summon_full_params",
     "shardd_leave_pass": "finish the backward, or the forward without gradients,",

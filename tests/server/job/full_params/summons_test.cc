@@ -62,7 +62,7 @@ TEST_F(SummonsTest, RanksThatAskForDifferentThingsAreRefused) {
 
 TEST_F(SummonsTest, NobodyEntersInAPass) {
   ASSERT_TRUE(FactsTest::Enter(0).ok());
-  ExpectRefused(Enter(0), "a pass or a write window is open");
+  ExpectRefused(Enter(0), "the rank is inside a pass, or hands in");
 }
 
 TEST_F(SummonsTest, AWritebackThatDoesNotFitIsRefusedOnAllRanks) {

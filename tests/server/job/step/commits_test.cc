@@ -83,7 +83,7 @@ TEST_F(CommitsTest, ARankStepsOnceAndNotInAPass) {
   ASSERT_TRUE(Step(0).ok());
   EXPECT_THAT(Step(0).message(), HasSubstr("the rank has already sent Step for this step"));
   ASSERT_TRUE(Enter(1).ok());
-  EXPECT_THAT(Step(1).message(), HasSubstr("the rank is waiting for a pass or a write window"));
+  EXPECT_THAT(Step(1).message(), HasSubstr("the rank is waiting for a pass, or to hand in"));
 }
 
 TEST_F(CommitsTest, OverNodesAStepIsDecidedByAllAndShownWhenAllHoldIt) {

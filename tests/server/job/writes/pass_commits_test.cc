@@ -43,7 +43,7 @@ TEST_F(PassCommitsTest, WhatWasHandedInIsAVersionBeforeThePassBegins) {
   EXPECT_FALSE(commits_.MayEndEpoch());
   End();
   EXPECT_EQ(committed_.version(), 2u);
-  EXPECT_EQ(counters_.windows(), 1);
+  EXPECT_EQ(counters_.hand_ins(), 1);
   EXPECT_FALSE(AllInside()) << "somebody may have died meanwhile";
   ASSERT_TRUE(pass_commits_.Commit().ok());
   EXPECT_TRUE(AllInside());

@@ -120,7 +120,7 @@ TEST_F(SnapshotKeeperTest, ASnapshotThatCannotBeTakenEndsTheEpoch) {
   keeper_->Take();
   Drain();
   End(absl::InternalError("broken"));
-  EXPECT_EQ(failed_.message(), "OpenWindow: keep a copy of the shards: broken");
+  EXPECT_EQ(failed_.message(), "HandIn: keep a copy of the shards: broken");
   EXPECT_FALSE(snapshot().taking());
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// When it is due, and what of; its bytes are copied in windows_test.cc and pass_copies_test.cc.
+// When it is due, and what of; its bytes are copied in hand_in_test.cc and pass_copies_test.cc.
 class SnapshotTest : public ::testing::Test {
  protected:
   static ShardPlan Plan() {
@@ -25,9 +25,9 @@ class SnapshotTest : public ::testing::Test {
   Snapshot snapshot_{&plan_, /*memory=*/nullptr, /*devices=*/nullptr};
 };
 
-TEST_F(SnapshotTest, IsDueBeforeTheFirstWindow) {
+TEST_F(SnapshotTest, IsDueBeforeTheFirstHandIn) {
   EXPECT_FALSE(snapshot_.whole());
-  EXPECT_TRUE(snapshot_.IsDueBeforeWindow());
+  EXPECT_TRUE(snapshot_.IsDueBeforeHandIn());
   EXPECT_TRUE(snapshot_.IsDueWithPass());
 }
 
@@ -36,19 +36,19 @@ TEST_F(SnapshotTest, IsDueAgainAfterSoManyVersionsAsConfigured) {
   EXPECT_TRUE(snapshot_.taking());
   snapshot_.Taken(1, {"a", "b"});
   EXPECT_FALSE(snapshot_.taking());
-  EXPECT_FALSE(snapshot_.IsDueBeforeWindow());
+  EXPECT_FALSE(snapshot_.IsDueBeforeHandIn());
   EXPECT_FALSE(snapshot_.IsDueWithPass());
   snapshot_.Age();
-  EXPECT_FALSE(snapshot_.IsDueBeforeWindow());
+  EXPECT_FALSE(snapshot_.IsDueBeforeHandIn());
   EXPECT_TRUE(snapshot_.IsDueWithPass()) << "with the commit that makes the next version";
   snapshot_.Age();
-  EXPECT_TRUE(snapshot_.IsDueBeforeWindow());
+  EXPECT_TRUE(snapshot_.IsDueBeforeHandIn());
 }
 
 TEST_F(SnapshotTest, IsDueOnceTheShardsChangedOtherwise) {
   snapshot_.Taken(1, {});
   snapshot_.Outdate();
-  EXPECT_TRUE(snapshot_.IsDueBeforeWindow());
+  EXPECT_TRUE(snapshot_.IsDueBeforeHandIn());
   EXPECT_TRUE(snapshot_.whole()) << "there is one to go back to until the next is taken";
 }
 

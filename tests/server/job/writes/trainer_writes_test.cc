@@ -30,7 +30,7 @@ TEST_F(TrainerWritesTest, NobodyEntersWithoutARankThatHasFinished) {
   leavers_.Left(1, /*finished=*/true);
   ExpectRefused(Enter(0), "rank 1 has finished");
   EXPECT_TRUE(writes_.passes().outside(0));
-  ExpectRefused(writes_.AskToHandIn(0), "OpenWindow: rank 1 has finished");
+  ExpectRefused(writes_.AskToHandIn(0), "HandIn: rank 1 has finished");
 }
 
 TEST_F(TrainerWritesTest, ATrainerStateIsKeptUntilThePassBegins) {
@@ -68,7 +68,7 @@ TEST_F(TrainerWritesTest, ARankOutsideOfPassesHandsInBeforeItsStep) {
   EXPECT_FALSE(writes_.hand_ins().open(0));
   writes_.StepCommitted();
   EXPECT_FALSE(writes_.hand_ins().any_since_version());
-  EXPECT_EQ(counters_.windows(), 1);
+  EXPECT_EQ(counters_.hand_ins(), 1);
 }
 
 TEST_F(TrainerWritesTest, NobodyHandsInWhileFullParametersAreAskedFor) {

@@ -49,7 +49,7 @@ from shardd.torch._job import stock_hooks
 from shardd.torch._sharding.fully_shard import FSDPModule, fully_shard
 from shardd.torch._sharding.wrapper import FullyShardedDataParallel
 from shardd.torch._state_dicts.safetensors import load_safetensors, save_safetensors
-from shardd.torch._training.api import commit, counters, finish, open_window, reattach, resume, ride
+from shardd.torch._training.api import commit, counters, finish, hand_in_edits, reattach, resume, ride
 from shardd.torch._training.clip import clip_grad_norm_
 from shardd.torch._training.memory_plan import MemoryPlan, memory_plan
 from shardd.torch._training.steps import Step, steps
@@ -86,10 +86,10 @@ __all__ = [
     "counters",
     "finish",
     "fully_shard",
+    "hand_in_edits",
     "install",
     "load_safetensors",
     "memory_plan",
-    "open_window",
     "optim",
     "reattach",
     "register_fsdp_forward_method",

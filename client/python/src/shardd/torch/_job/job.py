@@ -189,7 +189,7 @@ class TorchJob:
         if id(who) in self._writing:  # an exception ended what it began then
             del self._writing[self._writing.index(id(who)) :]
         if self.passes:
-            self.engine.open_window()
+            self.engine.begin_writing()
         elif not self._writing:
             root = self.root()
             assert root is not None
@@ -200,7 +200,7 @@ class TorchJob:
     def hand_in_written(self, who: object) -> None:
         """Between the two: lets go of the memory that what was written so far takes in this process."""
         if id(who) in self._writing and self.passes and self.engine is not None:
-            self.engine.open_window()
+            self.engine.begin_writing()
 
     def commit_write(self, who: object) -> None:
         """Makes what was written the next version. All ranks call it, and it waits for them."""

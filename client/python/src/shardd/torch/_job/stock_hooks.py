@@ -120,7 +120,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     for job in jobs:
         assert job.engine is not None and job.memory is not None
         watch_loads(optimizer)
-        job.engine.open_window()
+        job.engine.begin_writing()
         job.memory.give(optimizer)
 
 
@@ -142,6 +142,6 @@ def keep_loaded(optimizer: Optimizer, jobs: list[TorchJob] | None = None) -> Non
     for job in _jobs_of(optimizer) if jobs is None else jobs:
         assert job.engine is not None and job.memory is not None
         if job.trainers_write:
-            job.engine.open_window()
+            job.engine.begin_writing()
             job.memory.keep(optimizer)
             job.engine.mark_state(job.trainer_state([optimizer]))

@@ -13,7 +13,7 @@ from shardd.torch._job.opening import starting_over
 from shardd.torch._process.progress import Progress
 from shardd.torch._units.state import ShardState, root_states, state_of
 
-__all__ = ["commit", "counters", "finish", "open_window", "reattach", "resume", "ride"]
+__all__ = ["commit", "counters", "finish", "hand_in_edits", "reattach", "resume", "ride"]
 
 
 def _root_of(module: nn.Module | None) -> ShardState:
@@ -80,10 +80,10 @@ def commit(module: nn.Module | None = None) -> None:
     job = registered_job(module)
     assert job.engine is not None
     if job.passes:
-        job.engine.close_window()
+        job.engine.commit_writing()
 
 
-def open_window(module: nn.Module | None = None) -> None:
+def hand_in_edits(module: nn.Module | None = None) -> None:
     """Hands in now what this rank has stored into parameters; returns when no rank is inside a pass, and it is the job's.
 
     The next pass or step does so by itself. Called between a backward (or a forward without gradients) and the next
@@ -91,15 +91,15 @@ def open_window(module: nn.Module | None = None) -> None:
     written there at any time is in the next pass.
     """
     job = registered_job(module)
-    job.refuse_on_nodes("open a write window", "use torch.no_grad arithmetic on copies (full_tensor())")
+    job.refuse_on_nodes("hand in edits", "use torch.no_grad arithmetic on copies (full_tensor())")
     if not job.passes:
         raise RuntimeError(
-            f'open a write window of job "{job.name}": its parameters may not be written, as its optimizer was built with '
+            f'hand in edits of job "{job.name}": its parameters may not be written, as its optimizer was built with '
             "in_place_edits=False (or SHARDD_IN_PLACE_EDITS=0), or with the default of models on GPUs"
         )
     assert job.engine is not None
     if not job.copies:
-        job.engine.open_window()
+        job.engine.begin_writing()
 
 
 def finish(module: nn.Module | None = None) -> None:

@@ -18,9 +18,9 @@ SpecBuilder TrainersWrite() {
   return builder;
 }
 
-class WindowsTest : public JobCoreTest {
+class HandInTest : public JobCoreTest {
  protected:
-  explicit WindowsTest(const SpecBuilder& builder = TrainersWrite()) : JobCoreTest(builder) {}
+  explicit HandInTest(const SpecBuilder& builder = TrainersWrite()) : JobCoreTest(builder) {}
 
   void Enter(int rank, bool stepped = false) {
     v1::Command command;
@@ -35,7 +35,7 @@ class WindowsTest : public JobCoreTest {
   }
   void Ask(int rank) {
     v1::Command command;
-    command.mutable_open_window();
+    command.mutable_hand_in();
     Send(rank, command);
   }
   void UnshardForward(int rank) {
@@ -46,7 +46,7 @@ class WindowsTest : public JobCoreTest {
     Send(rank, command);
   }
   uint64_t Passes(int rank) { return Word(rank, &DaemonPage::passes); }
-  uint64_t Windows(int rank) { return Word(rank, &DaemonPage::windows); }
+  uint64_t HandIns(int rank) { return Word(rank, &DaemonPage::hand_ins); }
   uint64_t version() {
     uint64_t result = 0;
     OnLoop([&] { result = job_->committed().version(); });
@@ -58,7 +58,7 @@ class WindowsTest : public JobCoreTest {
       Ask(rank);
     }
     ASSERT_TRUE(
-        Until([&] { return job_->sessions()[0].get() != nullptr && Windows(0) > seen_ && Windows(1) > seen_; }));
+        Until([&] { return job_->sessions()[0].get() != nullptr && HandIns(0) > seen_ && HandIns(1) > seen_; }));
     ++seen_;
     Write(value);
     const uint64_t passes = Passes(0);
@@ -85,7 +85,7 @@ class WindowsTest : public JobCoreTest {
     ASSERT_TRUE(Until([&] { return job_->committed().epoch() == before + 1; }));
   }
   void Write(float value) { std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value); }
-  uint64_t seen_ = 0;  // windows of this epoch
+  uint64_t seen_ = 0;  // hand-ins of this epoch
   uint64_t tries_ = 1000;
 
  private:
@@ -101,7 +101,7 @@ class WindowsTest : public JobCoreTest {
   }
 };
 
-TEST_F(WindowsTest, PassBeginsForAllWhenTheLastHasEntered) {
+TEST_F(HandInTest, PassBeginsForAllWhenTheLastHasEntered) {
   Enter(0);
   EXPECT_EQ(Passes(0), 0u);
   Enter(1);
@@ -110,16 +110,16 @@ TEST_F(WindowsTest, PassBeginsForAllWhenTheLastHasEntered) {
   EXPECT_EQ(version(), 1u) << "nobody wrote";
 }
 
-TEST_F(WindowsTest, WindowWaitsForTheLastReaderAndItsWritesAreTheNextVersion) {
+TEST_F(HandInTest, HandingInWaitsForTheLastReaderAndMakesTheNextVersion) {
   Enter(0);
   Enter(1);
   UnshardForward(0);
   Leave(0);
   Ask(0);
   OnLoop([] {});
-  EXPECT_EQ(Windows(0), 0u) << "rank 1 still reads";
+  EXPECT_EQ(HandIns(0), 0u) << "rank 1 still reads";
   Leave(1);
-  ASSERT_TRUE(Until([&] { return Windows(0) == 1; }));
+  ASSERT_TRUE(Until([&] { return HandIns(0) == 1; }));
   Enter(1);
   EXPECT_EQ(Passes(1), 1u) << "rank 0 still writes";
   Write(5);
@@ -129,25 +129,25 @@ TEST_F(WindowsTest, WindowWaitsForTheLastReaderAndItsWritesAreTheNextVersion) {
   EXPECT_EQ(committed(), 0) << "an edit, no step";
 }
 
-TEST_F(WindowsTest, UnshardOutsideOfAPassIsAnErrorThatSaysWhatToDo) {
+TEST_F(HandInTest, UnshardOutsideOfAPassIsAnErrorThatSaysWhatToDo) {
   UnshardForward(0);
   ASSERT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 1);
   EXPECT_NE(streams_[0]->Aborted().message().find("EnterPass first"), std::string::npos);
 }
 
-TEST_F(WindowsTest, RanksThatDisagreeOnTheStepAreNamed) {
+TEST_F(HandInTest, RanksThatDisagreeOnTheStepAreNamed) {
   Enter(0, true);
   Enter(1, false);
   ASSERT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 1);
   EXPECT_NE(streams_[0]->Aborted().message().find("differ in whether they made an optimizer step"), std::string::npos);
 }
 
-TEST_F(WindowsTest, DeathInAWindowGoesBackToTheVersionBeforeItWhoseCopyIsMadeAnew) {
+TEST_F(HandInTest, DeathMeanwhileGoesBackToTheVersionBeforeWhoseCopyIsMadeAnew) {
   StepTo(1);
   StepTo(2);
   EXPECT_EQ(committed(), 2);
   Ask(0);
-  ASSERT_TRUE(Until([&] { return Windows(0) == 3; }));
+  ASSERT_TRUE(Until([&] { return HandIns(0) == 3; }));
   Write(99);  // torn
   Die(0);
   ASSERT_TRUE(Until([&] { return job_->committed().version() == 4; }));
@@ -157,7 +157,7 @@ TEST_F(WindowsTest, DeathInAWindowGoesBackToTheVersionBeforeItWhoseCopyIsMadeAne
   EXPECT_EQ(streams_[1]->Aborted().trainer_state(), "state 1 of step 2");
 }
 
-TEST_F(WindowsTest, DeathOutsideOfWindowsLosesNothing) {
+TEST_F(HandInTest, DeathAtOtherTimesLosesNothing) {
   StepTo(1);
   Enter(0);
   Enter(1);
@@ -169,10 +169,10 @@ TEST_F(WindowsTest, DeathOutsideOfWindowsLosesNothing) {
   EXPECT_EQ(value(), 1.0f);
 }
 
-TEST_F(WindowsTest, NobodyAttachesBeforeTheShardsAreBack) {
+TEST_F(HandInTest, NobodyAttachesBeforeTheShardsAreBack) {
   StepTo(1);
   Ask(0);
-  ASSERT_TRUE(Until([&] { return Windows(0) == 2; }));
+  ASSERT_TRUE(Until([&] { return HandIns(0) == 2; }));
   for (const auto& device : devices_) {
     device->Hold();
   }
@@ -189,11 +189,11 @@ TEST_F(WindowsTest, NobodyAttachesBeforeTheShardsAreBack) {
   Attach(0);
 }
 
-TEST_F(WindowsTest, NothingGoesBackWhileTheProcessOfAnotherOpenWindowLives) {
+TEST_F(HandInTest, NothingGoesBackWhileAnotherThatHandsInLives) {
   StepTo(1);
   Ask(0);
   Ask(1);
-  ASSERT_TRUE(Until([&] { return Windows(0) == 2 && Windows(1) == 2; }));
+  ASSERT_TRUE(Until([&] { return HandIns(0) == 2 && HandIns(1) == 2; }));
   testing::Child survivor([] { return pause(); });
   HoldBy(0, survivor);
   Die(1);
@@ -218,7 +218,7 @@ TEST_F(WindowsTest, NothingGoesBackWhileTheProcessOfAnotherOpenWindowLives) {
   EXPECT_EQ(value(), 1.0f);
 }
 
-class EditsTest : public WindowsTest {
+class EditsTest : public HandInTest {
  protected:
   static SpecBuilder Spec() {
     SpecBuilder builder = SgdJob();
@@ -227,7 +227,7 @@ class EditsTest : public WindowsTest {
     builder.config().mutable_mixed_precision()->set_reduce_dtype(v1::DTYPE_FLOAT32);
     return builder;
   }
-  EditsTest() : WindowsTest(Spec()) {}
+  EditsTest() : HandInTest(Spec()) {}
   // bfloat16 is the upper half of a float.
   uint16_t* memory_bf16() { return SlabAt<uint16_t>(job_->memory().parameters(), 0); }
   float Cast() {
@@ -240,7 +240,7 @@ class EditsTest : public WindowsTest {
 
 TEST_F(EditsTest, EditBetweenStepsIsInTheVersionAndInItsCastCopy) {
   Ask(0);
-  ASSERT_TRUE(Until([&] { return Windows(0) == 1; }));
+  ASSERT_TRUE(Until([&] { return HandIns(0) == 1; }));
   std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 4.0f);
   Enter(0);
   Enter(1);
@@ -256,7 +256,7 @@ TEST_F(EditsTest, ARankThatHasSteppedKeepsNobodyFromWritingBeforeItsOwnStep) {
   Ask(0);  // rank 1 still reads
   Backward(1);
   Step(1);
-  ASSERT_TRUE(Until([&] { return Windows(0) == 1; }));
+  ASSERT_TRUE(Until([&] { return HandIns(0) == 1; }));
   std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 4.0f);
   Step(0);
   ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
@@ -268,7 +268,7 @@ TEST_F(EditsTest, ARankThatHasSteppedKeepsNobodyFromWritingBeforeItsOwnStep) {
 // The daemon's step changes shards, moments and counts: what was kept before it is of no use any more.
 TEST_F(EditsTest, SecondDeathInAnEditGoesBackToTheStepBeforeItAndNoFurther) {
   Ask(1);
-  ASSERT_TRUE(Until([&] { return Windows(1) == 1; }));
+  ASSERT_TRUE(Until([&] { return HandIns(1) == 1; }));
   Die(1);
   ASSERT_TRUE(Until([&] { return job_->committed().version() == 2; }));
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -285,7 +285,7 @@ TEST_F(EditsTest, SecondDeathInAnEditGoesBackToTheStepBeforeItAndNoFurther) {
   ASSERT_EQ(shards[1], -0.5f);
   const uint64_t before = version();
   Ask(0);
-  ASSERT_TRUE(Until([&] { return Windows(0) == 1; }));
+  ASSERT_TRUE(Until([&] { return HandIns(0) == 1; }));
   std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 4.0f);
   Die(0);
   ASSERT_TRUE(Until([&] { return job_->committed().version() == before + 1; }));
@@ -295,7 +295,7 @@ TEST_F(EditsTest, SecondDeathInAnEditGoesBackToTheStepBeforeItAndNoFurther) {
 
 TEST_F(EditsTest, DeathInAnEditLosesTheEditAndNoStep) {
   Ask(1);
-  ASSERT_TRUE(Until([&] { return Windows(1) == 1; }));
+  ASSERT_TRUE(Until([&] { return HandIns(1) == 1; }));
   std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 4.0f);
   Die(1);
   ASSERT_TRUE(Until([&] { return job_->committed().version() == 2; }));
