@@ -77,6 +77,10 @@ ABSL_FLAG(int, peer_keepalive_ms, 8'000,
           "(1000 to 600000)");
 // Nothing is in files any more; command lines that name a directory still work.
 ABSL_RETIRED_FLAG(std::string, state_dir, "", "no longer used: jobs have only anonymous memory");
+ABSL_FLAG(
+    std::string, custodian, "",
+    "socket of shardd-custodian, as in unix:/run/shardd/custody.sock: jobs on CPUs of one node outlive this daemon, "
+    "and the next one goes on with them; empty: jobs end with the daemon");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or if no job is opened for a minute");
 ABSL_FLAG(int, max_jobs_per_uid, 64, "jobs that one user may have at a time");
 ABSL_FLAG(
@@ -94,6 +98,7 @@ namespace {
 
 constexpr int64_t kEmbeddedLogBytes = int64_t{4} << 20;
 constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
+constexpr absl::Duration kFormerDaemon = absl::Seconds(10);  // to be gone, from the custodian's view
 
 // Not for an embedded daemon: it would reach the service manager of the trainer that started it.
 void Notify(absl::string_view state) {
@@ -261,10 +266,15 @@ absl::Status Run() {
       return network->Join(std::move(join), events);
     };
   }
+  if (const std::string custodian = absl::GetFlag(FLAGS_custodian); !custodian.empty()) {
+    SHARDD_ASSIGN_OR_RETURN(std::string custody_path, ParseUnixAddress(custodian));
+    SHARDD_ASSIGN_OR_RETURN(options.custody, Custody::Connect(std::move(custody_path), kFormerDaemon));
+  }
   options.on_idle = [] { kill(getpid(), SIGTERM); };
   // Never destroyed: the process ends after the shutdown, and a hung GPU would block the release of the driver's
   // resources.
   Core* const core = new Core(options, std::move(made.devices));
+  core->TakeUp();
   PeerRegistry peers;
   std::vector<GrpcServer::NamedService> services;
   services.push_back({v1::TrainerService::service_full_name(), std::make_unique<TrainerService>(core, &peers)});

@@ -167,6 +167,26 @@ absl::StatusOr<std::unique_ptr<Slab>> Slab::CreateParts(absl::string_view name, 
   return slab;
 }
 
+absl::StatusOr<std::unique_ptr<Slab>> Slab::TakeUp(absl::string_view name, UniqueFd fd, int64_t size_bytes) {
+  struct stat object {};
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  const int64_t mapped_bytes = RoundUpToPage(size_bytes);
+  if (fstat(fd.get(), &object) != 0 || size_bytes <= 0 || int64_t{object.st_size} != mapped_bytes || seals < 0 ||
+      (seals & kSeals) != kSeals) {
+    return absl::DataLossError(absl::StrCat("take up slab \"", name, "\": it is not what was made (got ",
+                                            int64_t{object.st_size}, " bytes, seals ", seals, "; want ", mapped_bytes,
+                                            " bytes that nobody can shrink)"));
+  }
+  std::unique_ptr<Slab> slab(new Slab());
+  slab->name_ = std::string(name);
+  slab->fd_ = std::move(fd);
+  SHARDD_ASSIGN_OR_RETURN(slab->data_, MapShared(slab->fd_.get(), mapped_bytes, /*writable=*/true, name));
+  slab->size_bytes_ = mapped_bytes;
+  (void)madvise(slab->data_, static_cast<size_t>(mapped_bytes), MADV_HUGEPAGE);
+  return slab;
+}
+
 Slab::~Slab() {
   // In pieces, so that other threads can map and fault in between.
   for (int64_t first = 0; data_ != nullptr && first < size_bytes_; first += kUnmapBytes) {

@@ -1,11 +1,11 @@
-# cmake --install: bin/shardd, bin/shardctl, lib/libshardd.so, headers, protos and the package file. A trainer then says
+# cmake --install: bin/shardd, bin/shardd-custodian, bin/shardctl, lib/libshardd.so, headers, protos and the package file. A trainer then says
 #   find_package(shardd REQUIRED)
 #   target_link_libraries(trainer PRIVATE shardd::cpp)            # or shardd::c
 # and includes the headers as the project itself does: #include "client/cpp/shardd.h".
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/shardd)
 
-foreach(program shardd shardctl)
+foreach(program shardd shardd-custodian shardctl)
   if(TARGET ${program})
     install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()

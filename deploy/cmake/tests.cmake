@@ -21,7 +21,7 @@ endif()
 
 # What tests start or load: built before them.
 add_library(shardd_programs INTERFACE)
-foreach(program shardd shardctl shardd_client)
+foreach(program shardd shardd-custodian shardctl shardd_client)
   if(TARGET ${program})
     add_dependencies(shardd_programs ${program})
   endif()
@@ -194,6 +194,7 @@ if(TARGET server_collective_test AND SHARDD_NCCL_INCLUDE_DIR AND SHARDD_CUDA_INC
   target_include_directories(server_collective_test SYSTEM PRIVATE ${SHARDD_NCCL_INCLUDE_DIR} ${SHARDD_CUDA_INCLUDE_DIR})
 endif()
 shardd_tests(server/turns unit shardd_turns)
+shardd_tests(server/custodian multiproc shardd_custodian)
 shardd_tests(server/tenant unit shardd_tenant)
 shardd_tests(server/optimizer unit shardd_optimizer)
 shardd_tests(server/observe unit shardd_observe)

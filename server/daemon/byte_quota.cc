@@ -17,4 +17,14 @@ absl::StatusOr<int64_t> ParseByteQuota(absl::string_view flag, absl::string_view
   return is_share ? memory_bytes / 100 * number : number;
 }
 
+absl::Status CheckByteQuota(absl::string_view what, int64_t quota_bytes, uint32_t uid, int64_t held_bytes,
+                            int64_t more_bytes) {
+  return quota_bytes == 0 || held_bytes + more_bytes <= quota_bytes
+             ? absl::OkStatus()
+             : absl::ResourceExhaustedError(absl::StrCat(what, ": quota of uid ", uid, " is exceeded (got ",
+                                                         held_bytes + more_bytes, " bytes, of which ", held_bytes,
+                                                         " are held by its jobs, want at most ", quota_bytes,
+                                                         "); close a job, or raise --max_bytes_per_uid"));
+}
+
 }  // namespace shardd

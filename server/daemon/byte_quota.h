@@ -12,6 +12,11 @@ namespace shardd {
 // is neither, or more than 100%. `flag`: where the text comes from, for the error. Pure.
 absl::StatusOr<int64_t> ParseByteQuota(absl::string_view flag, absl::string_view text, int64_t memory_bytes);
 
+// RESOURCE_EXHAUSTED: with `more_bytes` the jobs of `uid`, which hold `held_bytes`, have more than `quota_bytes` (0:
+// none).
+absl::Status CheckByteQuota(absl::string_view what, int64_t quota_bytes, uint32_t uid, int64_t held_bytes,
+                            int64_t more_bytes);
+
 }  // namespace shardd
 
 #endif  // SHARDD_SERVER_DAEMON_BYTE_QUOTA_H_

@@ -13,6 +13,7 @@
 namespace shardd {
 namespace {
 
+constexpr absl::Duration kReviewCustody = absl::Seconds(1);
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 // Threads that call a GPU's driver may hang in it: a shutdown goes on without them.
 constexpr absl::Duration kStopLimit = absl::Seconds(20);
@@ -35,6 +36,7 @@ Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
       devices_(std::move(devices)),
       start_time_(absl::Now()),
       started_(MonotonicNow()),
+      custody_(options_.custody),
       loop_([this] { return BeforeSleep(); }) {
   loop_.Post([this] { Tick(); });
 }
@@ -51,6 +53,7 @@ void Core::Shutdown() {
   node_values_.Stop();
   StopWithin(join_, "join");
   StopWithin(setup_, "setup");
+  EndKeptEpochs();
   loop_.RunAndWait([this] {
     for (auto& [name, entry] : jobs_) {
       entry.job->Close("the daemon is shutting down");
@@ -90,6 +93,10 @@ void Core::Tick() {
   if (heap_trim_.TakeDue(quiet)) {
     reaper_.Post([this] { heap_trim_.Run(); });
   }
+  if (options_.custody != nullptr && now >= review_custody_at_) {
+    review_custody_at_ = now + kReviewCustody;
+    reaper_.Post([this] { custody_.Review(); });
+  }
   if (options_.embedded && jobs_.empty() && opening_ == 0 && !idle_reported_ && !freed_.Awaits(now) &&
       (had_job_ || now - started_ > options_.embedded_idle)) {
     idle_reported_ = true;
@@ -120,6 +127,7 @@ void Core::ReviewJobs() {
       if (!entry.freed && job.committed().version() > 1) {
         freed_.Forget(job.name(), job.identity().owner.uid);  // a later job of the name has come to its end
       }
+      if (!stopping_) job.EndCustody();
       it = jobs_.erase(it);  // the memory goes when the last device work has ended
     } else {
       ++it;

@@ -20,6 +20,7 @@
 #include "server/daemon/early_refusals.h"
 #include "server/daemon/freed_jobs.h"
 #include "server/daemon/heap_trim.h"
+#include "server/daemon/job_custody.h"
 #include "server/daemon/jobs_source.h"
 #include "server/daemon/launcher.h"
 #include "server/device/device.h"
@@ -51,8 +52,9 @@ struct CoreOptions {
                                                               std::vector<Device*> devices,
                                                               std::function<void(int node, v1::PeerMessage)> send)>
       node_exchanges;
-  std::string peer_address;       // where others reach this daemon: what stands in JobConfig.nodes
-  std::function<void()> on_idle;  // embedded: the daemon has nothing left to do; any thread
+  std::shared_ptr<Custody> custody;  // null: jobs end with the daemon
+  std::string peer_address;          // where others reach this daemon: what stands in JobConfig.nodes
+  std::function<void()> on_idle;     // embedded: the daemon has nothing left to do; any thread
 };
 
 // Thread-safe, but for what says "loop-confined". Construct, use, Shutdown.
@@ -98,7 +100,9 @@ class Core final : public JobsSource {
 
   void TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) override;
 
-  // Closes all jobs, stops devices and threads. Idempotent.
+  // Takes up the jobs that another daemon has left with the custodian. Before anybody calls.
+  void TakeUp();
+  // Closes all jobs, stops devices and threads. Jobs that a custodian keeps are the next daemon's. Idempotent.
   void Shutdown();
 
  private:
@@ -128,7 +132,8 @@ class Core final : public JobsSource {
   // Allocates slabs and journal; `reserved_bytes` of memory are promised to others. `extends`: it takes the place of a
   // job whose ranks have gradient slots.
   absl::StatusOr<JobCore::Init> MakeInit(uint64_t id, const Tenant& owner, const v1::JobSpec& spec, ShardPlan plan,
-                                         int64_t reserved_bytes, bool extends, int node = 0, std::string link_key = "");
+                                         int64_t reserved_bytes, bool extends, int node = 0, std::string link_key = "",
+                                         TakenUpJob* taken_up = nullptr);
   // Several nodes (core_nodes.cc). FAILED_PRECONDITION: the daemon has no address for others, or another one.
   absl::Status CheckNode(absl::string_view what, const ShardPlan& plan, int node) const;
   // `link_key`: JobSecret::LinkKey.
@@ -151,7 +156,6 @@ class Core final : public JobsSource {
   // (`ranks_add`: its ranks can). FAILED_PRECONDITION: it asks for another number of pools.
   absl::StatusOr<v1::JobSpec> FillIn(v1::JobSpec spec, bool ranks_add) const;
   std::shared_ptr<JobCore> MakeJob(JobCore::Init init);
-  absl::Status CheckQuota(absl::string_view what, uint32_t uid, int64_t held_bytes, int64_t more_bytes) const;
   // On the job's own thread: what is waited for there, the end of a process or the memory of a session, keeps no other
   // job's ranks waiting.
   struct Attaching;
@@ -165,6 +169,8 @@ class Core final : public JobsSource {
     return result;
   }
 
+  // Jobs that a custodian keeps: their ranks are told to come again (core_take_up.cc).
+  void EndKeptEpochs();
   // RESOURCE_EXHAUSTED: the uid has too many calls under way. Else End must follow.
   absl::Status Begin(uint32_t uid, absl::string_view what) ABSL_LOCKS_EXCLUDED(requests_mutex_);
   void End(uint32_t uid) ABSL_LOCKS_EXCLUDED(requests_mutex_);
@@ -205,6 +211,7 @@ class Core final : public JobsSource {
   const std::vector<std::unique_ptr<Device>> devices_;
   const absl::Time start_time_;  // for people
   const absl::Time started_;     // MonotonicNow
+  const JobCustody custody_;
   // Self-synchronised.
   EventLog events_;
   std::atomic<bool> stopping_ = false;  // what is queued is refused, not worked off
@@ -222,6 +229,7 @@ class Core final : public JobsSource {
   int opening_ = 0;  // OpenJob calls under way
   bool had_job_ = false;
   bool idle_reported_ = false;
+  absl::Time review_custody_at_ = absl::InfinitePast();
   HeapTrim heap_trim_;
   // Threads; last.
   // Used as queues with a thread, for work that blocks: giving memory back, making slabs of jobs, and what must not

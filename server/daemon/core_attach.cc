@@ -200,6 +200,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
           result.set_version(job->committed().version());
           result.set_trainer_state(job->committed().trainer_states()[rank]);
           result.set_device(job->devices()[rank]->name());
+          result.set_outlives_daemon(job->committed().outlives_daemon());
           return result;
         });
     if (!absl::IsAborted(response.status())) {

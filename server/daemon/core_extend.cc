@@ -13,6 +13,7 @@
 #include "server/collective/local/local_collective.h"
 #include "server/collective/nccl/nccl_collective.h"
 #include "server/collective/trainers/trainer_collective.h"
+#include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/device/cpu/cpu_device.h"
 #include "server/device/traced_device.h"
@@ -21,32 +22,31 @@
 
 namespace shardd {
 
-absl::Status Core::CheckQuota(absl::string_view what, uint32_t uid, int64_t held_bytes, int64_t more_bytes) const {
-  if (options_.max_bytes_per_uid > 0 && held_bytes + more_bytes > options_.max_bytes_per_uid) {
-    return absl::ResourceExhaustedError(absl::StrCat(what, ": quota of uid ", uid, " is exceeded (got ",
-                                                     held_bytes + more_bytes, " bytes, of which ", held_bytes,
-                                                     " are held by its jobs, want at most ", options_.max_bytes_per_uid,
-                                                     "); close a job, or raise --max_bytes_per_uid"));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, const v1::JobSpec& spec, ShardPlan plan,
-                                             int64_t reserved_bytes, bool extends, int node, std::string link_key) {
+                                             int64_t reserved_bytes, bool extends, int node, std::string link_key,
+                                             TakenUpJob* taken_up) {
   JobCore::Init init;
   init.id = id;
   init.owner = owner;
   init.spec = spec;
   auto shared_plan = std::make_shared<ShardPlan>(std::move(plan));
   init.plan = shared_plan;
-  SHARDD_ASSIGN_OR_RETURN(init.memory, JobMemory::Create(*shared_plan, spec.name(), reserved_bytes,
-                                                         PlaceOf(0, shared_plan->world_size), extends));
-  absl::StatusOr<std::unique_ptr<Journal>> journal = Journal::Create(shared_plan->memory.journal_bytes / 2);
-  if (!journal.ok()) {
-    return absl::Status(journal.status().code(),
-                        absl::StrCat("open job \"", spec.name(), "\": ", journal.status().message()));
+  if (taken_up != nullptr) {
+    init.memory = std::move(taken_up->memory);
+    init.journal = std::move(taken_up->journal);
+    init.take_up_log = std::move(taken_up->log);
+    init.committed = std::move(taken_up->committed);
+  } else {
+    SHARDD_ASSIGN_OR_RETURN(init.memory, JobMemory::Create(*shared_plan, spec.name(), reserved_bytes,
+                                                           PlaceOf(0, shared_plan->world_size), extends));
+    absl::StatusOr<std::unique_ptr<Journal>> journal = Journal::Create(shared_plan->memory.journal_bytes / 2);
+    if (!journal.ok()) {
+      return absl::Status(journal.status().code(),
+                          absl::StrCat("open job \"", spec.name(), "\": ", journal.status().message()));
+    }
+    init.journal = *std::move(journal);
   }
-  init.journal = *std::move(journal);
+  SHARDD_RETURN_IF_ERROR(custody_.HandOver(&init));
   init.work_trace = std::make_shared<WorkTrace>();
   for (int rank = 0; rank < shared_plan->world_size; ++rank) {
     init.own_devices.push_back(std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace,
@@ -165,7 +165,9 @@ std::shared_ptr<JobCore> Core::MakeJob(JobCore::Init init) {
   // Whoever lets go last, unmapping gigabytes is not its work.
   return std::shared_ptr<JobCore>(new JobCore(std::move(init)), [this](JobCore* job) {
     reaper_.Post([this, job] {
+      const uint64_t id = job->identity().id;
       delete job;
+      if (!stopping_) custody_.Drop(id);
       heap_trim_.Freed();  // the heap keeps what a plan of many parameters took, for allocations that may never come
     });
   });
@@ -288,8 +290,9 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
   const auto failed = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(what, " by ", extension.what, ": ", status.message()));
   };
-  if (absl::Status status = CheckQuota("memory", job->identity().owner.uid, found.bytes_of_uid,
-                                       extension.plan.memory.TotalBytes(extension.plan.world_size));
+  if (absl::Status status =
+          CheckByteQuota("memory", options_.max_bytes_per_uid, job->identity().owner.uid, found.bytes_of_uid,
+                         extension.plan.memory.TotalBytes(extension.plan.world_size));
       !status.ok()) {
     return failed(status);
   }
@@ -321,6 +324,7 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
       status = ended();
       return;
     }
+    job->EndCustody();
     it->second.job = MakeJob(*std::move(init));
     it->second.empty_since = absl::InfiniteFuture();
     job->Close(absl::StrCat("it goes on with more to train: ", extension.what));

@@ -9,6 +9,7 @@
 #include "common/process/process_stat.h"
 #include "common/status/status_macros.h"
 #include "common/version.h"
+#include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/loop/post_within.h"
 #include "server/observe/log.h"
@@ -269,7 +270,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
         absl::StrCat(what, ": too many jobs of uid ", peer.uid, " (got ", found.jobs_of_uid + 1, ", want at most ",
                      options_.max_jobs_per_uid, "); close one or raise --max_jobs_per_uid"));
   }
-  SHARDD_RETURN_IF_ERROR(CheckQuota(what, peer.uid, found.bytes_of_uid, bytes));
+  SHARDD_RETURN_IF_ERROR(CheckByteQuota(what, options_.max_bytes_per_uid, peer.uid, found.bytes_of_uid, bytes));
   SHARDD_ASSIGN_OR_RETURN(std::string link_key, secret.LinkKey(name));
   SHARDD_ASSIGN_OR_RETURN(JobCore::Init init,
                           MakeInit(found.new_id, caller, spec, *std::move(plan), found.reserved_bytes,

@@ -22,6 +22,8 @@
 
 namespace shardd {
 
+class UpdateLog;
+
 // Ordered queues of a device. Work of one job in one stream runs in order. Between streams, and between jobs, the only
 // order is what the caller makes by submitting after a completion.
 enum class StreamId { kPreUnshard = 0, kUnshard, kPostBackward, kAllReduce, kOptimizer };
@@ -66,6 +68,12 @@ struct NormOp {
   int64_t numel;
   Norm* result;
 };
+// Where an update writes what it is about to change, so that another process can complete it. Devices of the host do
+// so.
+struct Logged {
+  UpdateLog* log = nullptr;  // null: nowhere
+  int64_t first = 0;         // number of the operation's first element
+};
 struct AdamWOp {
   AdamWParams params;
   void* p;
@@ -76,6 +84,7 @@ struct AdamWOp {
   void* cast_dst;  // nullptr: none
   DType cast_dtype;
   int64_t numel;
+  Logged logged = {};
 };
 struct SgdOp {
   SgdParams params;
@@ -86,6 +95,7 @@ struct SgdOp {
   void* cast_dst;  // nullptr: none
   DType cast_dtype;
   int64_t numel;
+  Logged logged = {};
 };
 // One device's part in fp32 sums over the devices of a communicator. All of them run an operation with the same parts,
 // and all their operations of this kind in the same order.

@@ -230,6 +230,7 @@ absl::Span<const Transition> JobCore::Transitions() {
       {"let hand in", kTrainersWrite | kSomeWantToHandIn, kPassCopies | kCommitting | kDeciding,
        [](const JobCore& job) { return job.writes_.MayHandIn() && job.writes_.ReadersPause(); },
        [](JobCore& job) {
+         job.committed_.Touch();
          job.pass_commits_.LetHandIn();
          return absl::OkStatus();
        },

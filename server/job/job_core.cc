@@ -136,6 +136,7 @@ JobCore::JobCore(Init init)
       // writes_; what waits for ranks' devices is dropped (here) before the slots that it would have filled.
       parts_({&commits_, &gradients_, &waits_, &nodes_, &snapshots_, &values_, &work_, &writes_, &leavers_, &summons_,
               &unsharding_, &extensions_, &waits_.sums(), &trace_}) {
+  committed_.KeepIn(std::move(init.take_up_log));
   committed_.Tell(&parts_);
   parts_.EndEpoch();
   if (init.committed.version > 0) {
@@ -303,6 +304,7 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
     case Opcode::kStep:
       return commits_.Step(session, std::move(command));
     case Opcode::kWriteParameters:
+      committed_.Touch();
       return values_.Write(session, command);
     case Opcode::kCommitParameters:
       return values_.AskForCommit(rank);

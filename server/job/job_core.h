@@ -74,6 +74,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
     std::shared_ptr<const ShardPlan> plan;
     std::unique_ptr<JobMemory> memory;
     std::unique_ptr<Journal> journal;
+    std::unique_ptr<TakeUpLog> take_up_log;  // null: the job ends with its daemon
     std::vector<Device*> devices;            // by rank; outlive the job, or are its own_devices
     std::vector<Device*> optimizer_devices;  // likewise, as OptimizerDevices takes them; empty: `devices`
     std::vector<std::unique_ptr<Device>> own_devices;
@@ -158,6 +159,9 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   bool extending() const { return extensions_.building(); }
   void GiveUpExtension() { (void)extensions_.TakeAll(); }
   CommittedFacts committed_facts() const;  // as its successor begins
+
+  // The job is over: no daemon takes it up.
+  void EndCustody() { committed_.Touch(); }
 
   JobTrace& trace() { return trace_; }
 

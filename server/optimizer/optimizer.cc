@@ -177,8 +177,10 @@ std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, 
   return ops;
 }
 
-std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs, const DecidedStep& step, int rank) {
+std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs, const DecidedStep& step, int rank,
+                                UpdateLog* log) {
   std::vector<DeviceOp> ops;
+  Logged logged{log, 0};
   const v1::OptimizerKind kind = plan.config.optimizer().kind();
   if (!IsAdam(kind) && kind != v1::OPTIMIZER_KIND_SGD) return ops;
   for (size_t f = 0; f < plan.flat_params.size(); ++f) {
@@ -198,6 +200,8 @@ std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs
       ops.push_back(IsAdam(kind) ? MakeAdamWOp(flat, at, h, step.clip_factor, number, range.numel,
                                                kind == v1::OPTIMIZER_KIND_ADAM)
                                  : MakeSgdOp(flat, at, h, step.clip_factor, number, range.numel));
+      (IsAdam(kind) ? std::get<AdamWOp>(ops.back()).logged : std::get<SgdOp>(ops.back()).logged) = logged;
+      logged.first += range.numel;
       // Replicas that edit their own shards see the new values like the others.
       AddCopies(plan.shard_copies, plan.shards_stride_bytes, at.param, range.numel * DTypeSizeBytes(flat.dtype), &ops);
     }

@@ -17,13 +17,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "common/shm/open_files.h"
+#include "common/shm/socket_path.h"
 #include "common/status/status_macros.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_posix.h"
 #include "server/loop/core_loop.h"
 #include "server/observe/log.h"
 #include "server/service/relay/relay.h"
-#include "server/service/socket_path.h"
 
 namespace shardd {
 namespace {

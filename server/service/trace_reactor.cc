@@ -12,7 +12,7 @@ namespace shardd {
 namespace {
 
 // Time for a reader, after the end of the trace, to take what is queued.
-constexpr absl::Duration kFinishPatience = absl::Seconds(10);
+constexpr absl::Duration kTraceFinishPatience = absl::Seconds(10);
 
 }  // namespace
 
@@ -161,7 +161,7 @@ void TraceReactor::FinishWhenWritten(absl::Status status) {
   finish_ = std::move(status);
   AdvanceLocked();
   if (!finished_) {
-    patience_.Set(absl::ToChronoTime(absl::Now() + kFinishPatience), [sink = sink_](bool expired) {
+    patience_.Set(absl::ToChronoTime(absl::Now() + kTraceFinishPatience), [sink = sink_](bool expired) {
       if (expired) {
         sink->Cancel();
       }

@@ -119,6 +119,24 @@ void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
 absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& plan, const std::string& job,
                                                              int64_t reserved_bytes, const SlabPlace& place,
                                                              bool extends) {
+  return Make(plan, job, reserved_bytes, place, extends, {});
+}
+
+absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::TakeUp(const ShardPlan& plan, const std::string& job, Kept kept) {
+  return Make(plan, job, /*reserved_bytes=*/0, {}, /*extends=*/false, std::move(kept));
+}
+
+absl::Status JobMemory::KeepBy(HandOver hand_over) {
+  for (const JobSlab* slab : {shards(), optimizer(), parameters(), gradients()}) {
+    if (slab != nullptr) SHARDD_RETURN_IF_ERROR(hand_over(slab->name(), slab->fd()));
+  }
+  hand_over_ = std::move(hand_over);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan, const std::string& job,
+                                                           int64_t reserved_bytes, const SlabPlace& place, bool extends,
+                                                           Kept kept) {
   const MemoryPlan& want = plan.memory;
   const bool on_host = place.memory == nullptr;
   const bool offloaded = !on_host && IsOffloaded(plan);
@@ -132,7 +150,9 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
   }
   SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits());
   const int64_t undo = PromisedUndoBytes(plan, place);
-  if (absl::Status status = CheckMemory(limits, host_bytes + undo + reserved_bytes); !status.ok()) {
+  // What another daemon has left is there.
+  absl::Status status = kept.empty() ? CheckMemory(limits, host_bytes + undo + reserved_bytes) : absl::OkStatus();
+  if (!status.ok()) {
     return absl::Status(status.code(),
                         absl::StrCat("open job \"", job, "\": ", status.message(), " (counted: the job's plan, ", undo,
                                      " bytes for the undo of a writeback, ", reserved_bytes, " promised to others)"));
@@ -184,7 +204,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     room.Add(*of);
     parts.emplace(purpose.spread, *std::move(of));
   }
-  if (absl::Status status = room.Check(); !status.ok()) return named(status);
+  if (absl::Status has_room = room.Check(); !has_room.ok()) return named(has_room);
   for (const Purpose& purpose : purposes) {
     if (purpose.size_bytes == 0) {
       continue;
@@ -196,6 +216,12 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
         return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
       }
       *purpose.slab = std::make_unique<JobSlab>(*std::move(slab));
+      continue;
+    }
+    if (auto of_before = kept.find(purpose.name); of_before != kept.end()) {
+      auto taken = Slab::TakeUp(purpose.name, std::move(of_before->second), purpose.size_bytes);
+      if (!taken.ok()) return named(taken.status());
+      *purpose.slab = std::make_unique<JobSlab>(*std::move(taken));
       continue;
     }
     auto slab = MakeHostJobSlab(plan, purpose.spread, purpose.name, purpose.size_bytes, place);
@@ -218,7 +244,10 @@ absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeGradientsAgain(const Sha
   gradients_->Discard();
   const int64_t size_bytes = plan.memory.gradients_bytes;
   if (gradients_->on_host()) {
-    return MakeHostJobSlab(plan, SpreadSlab::kGradients, "gradients", size_bytes, place_);
+    SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<JobSlab> made,
+                            MakeHostJobSlab(plan, SpreadSlab::kGradients, "gradients", size_bytes, place_));
+    if (hand_over_ != nullptr) SHARDD_RETURN_IF_ERROR(hand_over_(made->name(), made->fd()));
+    return made;
   }
   SHARDD_ASSIGN_OR_RETURN(const int pieces,
                           PiecesPerSlab(CountOpenFiles(), 1, static_cast<int>(place_.users.size()), plan.world_size));

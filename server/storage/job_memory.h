@@ -2,6 +2,8 @@
 #define SHARDD_SERVER_STORAGE_JOB_MEMORY_H_
 
 #include <array>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -57,6 +59,14 @@ class JobMemory {
   static absl::StatusOr<std::unique_ptr<JobMemory>> Create(const ShardPlan& plan, const std::string& job,
                                                            int64_t reserved_bytes = 0, const SlabPlace& place = {},
                                                            bool extends = false);
+  // Memory of the host that outlives the daemon, by name.
+  using Kept = std::map<std::string, UniqueFd>;
+  // As Create, for a job that another daemon has left: of what is `kept` the memory is taken up, the rest is made.
+  static absl::StatusOr<std::unique_ptr<JobMemory>> TakeUp(const ShardPlan& plan, const std::string& job, Kept kept);
+  // Calls `hand_over` with all that a daemon needs that takes the job up, now and where gradients are made again.
+  // REQUIRES: all slabs are the host's. An error is the first one of its.
+  using HandOver = std::function<absl::Status(const std::string& name, int fd)>;
+  absl::Status KeepBy(HandOver hand_over);
 
   SlabPointers pointers() const;
   // Absent where the plan has no bytes for it.
@@ -100,7 +110,11 @@ class JobMemory {
 
  private:
   explicit JobMemory(SlabPlace place) : place_(std::move(place)) {}
+  static absl::StatusOr<std::unique_ptr<JobMemory>> Make(const ShardPlan& plan, const std::string& job,
+                                                         int64_t reserved_bytes, const SlabPlace& place, bool extends,
+                                                         Kept kept);
   const SlabPlace place_;
+  HandOver hand_over_;  // null: nothing outlives the daemon
   std::vector<int64_t> shards_boundaries_;
   // Of the slabs' sizes, what is other nodes'.
   int64_t elsewhere_bytes_ = 0;

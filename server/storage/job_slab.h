@@ -31,6 +31,8 @@ class JobSlab {
   int64_t allocated_bytes() const;
   bool huge_pages() const { return on_host() && host_->huge_pages(); }
   std::string backing() const;
+  // REQUIRES: on_host().
+  const std::string& name() const { return host_->name(); }
   // Where it lies on devices; null: on the host.
   const DeviceSlab* on_devices() const { return device_.get(); }
 

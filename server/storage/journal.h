@@ -2,11 +2,11 @@
 #define SHARDD_SERVER_STORAGE_JOURNAL_H_
 
 // The job's journal: a slab of its own with two places that decided steps take in turn, and a header that says which
-// step is committed. A place is valid when its checksum fits, so a torn write leaves the other one. It bounds a step
-// within the daemon's life alone: no daemon takes up the jobs of one that died, whose journals go with them.
+// step is committed. A place is valid when its checksum fits, so a torn write leaves the other one. Where the daemon
+// has a custodian, the one that takes its place completes the step that is decided and not committed (take_up_log.h).
 //
 //   header (64 bytes):  "SHJL" | u32 format 1 | u64 epoch | i64 committed step | u64 version | u32 crc of these | 0...
-//   place k at 64 + k * place_bytes:  u32 length | u32 crc | serialized v1::DecidedStepRecord
+//   place k at 64 + k * place_bytes:  v1::DecidedStepRecord (record_place.h)
 
 #include <cstdint>
 #include <memory>
@@ -29,6 +29,10 @@ class Journal {
   // All of its memory is there when this returns: a decision does not fail for want of space. RESOURCE_EXHAUSTED: there
   // is none.
   static absl::StatusOr<std::unique_ptr<Journal>> Create(int64_t place_bytes);
+
+  // Of the daemon before this one. DATA_LOSS: it is something else.
+  static absl::StatusOr<std::unique_ptr<Journal>> TakeUp(UniqueFd fd, int64_t place_bytes);
+  int fd() const { return slab_->fd(); }
 
   // Before any shard changes. RESOURCE_EXHAUSTED: the record is larger than a place; nothing is decided.
   absl::Status WriteDecided(const v1::DecidedStepRecord& record);

@@ -6,6 +6,8 @@
 #include <openssl/rand.h>
 #include <unistd.h>
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "common/secret/job_secret.h"
 #include "common/status/status_macros.h"
@@ -34,27 +36,30 @@ absl::string_view Bytes(const SecretDigest& digest) {
 }
 
 // Empty: the machine gives no random bytes.
-const std::string& Salt() {
-  static const std::string* const salt = [] {
+std::string* Salt() {
+  static std::string* const salt = [] {
     auto* bytes = new std::string(32, '\0');
     if (RAND_bytes(reinterpret_cast<unsigned char*>(bytes->data()), static_cast<int>(bytes->size())) != 1) {
       bytes->clear();
     }
     return bytes;
   }();
-  return *salt;
+  return salt;
 }
 
 }  // namespace
 
+const std::string& SecretSalt() { return *Salt(); }
+void UseSecretSalt(std::string salt) { *Salt() = std::move(salt); }
+
 absl::StatusOr<JobSecret> JobSecret::Create(absl::string_view secret) {
   SHARDD_RETURN_IF_ERROR(CheckJobSecret(secret));
-  if (Salt().empty()) {
+  if (SecretSalt().empty()) {
     return absl::InternalError("job secret: the machine gives no random bytes");
   }
   JobSecret result;
   result.secret_ = std::string(secret);
-  SHARDD_ASSIGN_OR_RETURN(result.digest_, Mac(Salt(), secret));
+  SHARDD_ASSIGN_OR_RETURN(result.digest_, Mac(SecretSalt(), secret));
   return result;
 }
 

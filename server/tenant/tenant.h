@@ -18,6 +18,11 @@ namespace shardd {
 // comparable here and nowhere else. Immutable.
 using SecretDigest = std::array<uint8_t, 32>;
 
+// The salt of this process's digests: random, unless digests that another process has made are to be used here, whose
+// salt UseSecretSalt takes before any secret was seen.
+const std::string& SecretSalt();
+void UseSecretSalt(std::string salt);
+
 // A secret as a caller gave it, for the time of the call. Immutable.
 class JobSecret {
  public:

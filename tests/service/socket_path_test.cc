@@ -1,4 +1,4 @@
-#include "server/service/socket_path.h"
+#include "common/shm/socket_path.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>

@@ -15,8 +15,11 @@ std::string ProgramPath(const std::string& name) {
   if (const char* const folder = getenv("SHARDD_TEST_BIN"); folder != nullptr && *folder != '\0') {
     return std::string(folder) + "/" + name;
   }
-  static const auto& built = *new std::map<std::string, std::string>{
-      {"shardd", built::kDaemon}, {"shardctl", built::kCtl}, {"libshardd.so", built::kLibrary}};
+  static const auto& built =
+      *new std::map<std::string, std::string>{{"shardd", built::kDaemon},
+                                              {"shardd-custodian", built::kDaemon + "-custodian"},
+                                              {"shardctl", built::kCtl},
+                                              {"libshardd.so", built::kLibrary}};
   const std::string path = built.at(name);
   if (access(path.c_str(), F_OK) == 0) return path;
   std::error_code error;

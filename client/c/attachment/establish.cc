@@ -2,6 +2,8 @@
 // tried again.
 
 #include <algorithm>
+#include <cstdio>
+#include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -15,7 +17,9 @@ namespace {
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(5);
 constexpr absl::Duration kLongestRetry = absl::Milliseconds(500);
 // A daemon that is being replaced.
-constexpr absl::Duration kRestartGrace = absl::Seconds(30);
+constexpr absl::Duration kRestartGrace = absl::Seconds(60);
+// After so long, the rank says what it waits for.
+constexpr absl::Duration kSayAfter = absl::Seconds(1);
 // An embedded daemon that is just ending while another is started.
 constexpr absl::Duration kAutostartGrace = absl::Seconds(5);
 // The daemon may not have noticed yet that our former session is over.
@@ -33,8 +37,14 @@ absl::Status Attachment::Establish(absl::Time deadline) {
   const absl::Time start = absl::Now();
   const bool again = attached_before_;
   absl::Duration pause = kFirstRetry;
+  bool said = false;
   while (true) {
     absl::Status status = TryEstablish(deadline);
+    if (again && !said && absl::IsUnavailable(status) && absl::Now() - start > kSayAfter) {
+      said = true;
+      std::fprintf(stderr, "shardd: job \"%s\": rank %d waits up to %s for a daemon (%s)\n", plan_.job().c_str(),
+                   rank(), absl::FormatDuration(kRestartGrace).c_str(), std::string(status.message()).c_str());
+    }
     if (status.ok() || !MayRetry(status, again, absl::Now() - start) || absl::Now() + pause >= deadline) {
       return status;
     }
@@ -51,8 +61,8 @@ bool Attachment::MayRetry(const absl::Status& status, bool again, absl::Duration
     case absl::StatusCode::kCancelled:
       // A daemon that was started for others is just ending, with its last job; another one takes its place. What an
       // interrupt has ended has the same code and stays ended: by its text, because a signal can be asked for once.
-      return absl::StrContains(status.message(), "the daemon is shutting down") && !again && target_.found_here &&
-             waited < kAutostartGrace;
+      return absl::StrContains(status.message(), "the daemon is shutting down") &&
+             (again ? waited < kRestartGrace : target_.found_here && waited < kAutostartGrace);
     case absl::StatusCode::kAborted:
       // Somebody else was lost between two of our calls. Nothing was given out yet, so nothing has to be rewound.
       return true;

@@ -47,7 +47,8 @@ absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target&
                                                                    const v1::AttachRankResponse& attach,
                                                                    const Options& options) {
   std::unique_ptr<ClientSession> self(new ClientSession(attach, options));
-  SHARDD_RETURN_IF_ERROR(self->life_.Open(channel, self->id_, self->token_, options.deadline));
+  SHARDD_RETURN_IF_ERROR(
+      self->life_.Open(channel, self->id_, self->token_, options.deadline, attach.outlives_daemon()));
   const auto fetch = [&](FdRange range) -> absl::StatusOr<std::vector<UniqueFd>> {
     auto fds = FetchSessionFds(
         target.socket_path, self->id_, self->token_, options.deadline - absl::Now(),

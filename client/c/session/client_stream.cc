@@ -31,8 +31,10 @@ LiveStreams& Live() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ClientStream>> ClientStream::Open(const std::shared_ptr<grpc::Channel>& channel,
-                                                                 uint64_t session_id, const std::string& token) {
+                                                                 uint64_t session_id, const std::string& token,
+                                                                 bool outlives_daemon) {
   std::unique_ptr<ClientStream> self(new ClientStream);
+  self->outlives_daemon_ = outlives_daemon;
   self->stub_ = v1::TrainerService::NewStub(channel);
   self->stream_ = self->stub_->Session(&self->context_);
   v1::SessionRequest request;
@@ -120,16 +122,21 @@ absl::Status ClientStream::EndStatusLocked() const {
   if (closed_here_) {
     return absl::UnavailableError("session: it was closed by this process; call shardd_reattach");
   }
+  const auto gone = [this](absl::string_view how) {
+    return outlives_daemon_ ? absl::AbortedError(absl::StrCat("session: ", how,
+                                                              ", and the next one goes on with the job; "
+                                                              "call shardd_reattach and go on after the step it says"))
+                            : absl::UnavailableError(absl::StrCat("session: ", how, "; call shardd_reattach"));
+  };
   switch (end_.error_code()) {
     case grpc::StatusCode::OK:
-      return absl::UnavailableError("session: the daemon has closed it; call shardd_reattach");
+      return gone("the daemon has closed it");
     // gRPC's own ways to say that the other side is gone.
     case grpc::StatusCode::UNAVAILABLE:
     case grpc::StatusCode::CANCELLED:
     case grpc::StatusCode::INTERNAL:
     case grpc::StatusCode::UNKNOWN:
-      return absl::UnavailableError(
-          absl::StrCat("session: the daemon is gone (", end_.error_message(), "); call shardd_reattach"));
+      return gone(absl::StrCat("the daemon is gone (", end_.error_message(), ")"));
     default:
       return FromGrpcStatus(end_);
   }

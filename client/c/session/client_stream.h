@@ -26,9 +26,11 @@ namespace shardd {
 // Destroying it cancels the stream: to the daemon the rank is lost unless Detach has succeeded.
 class ClientStream {
  public:
-  // Opens the stream, sends hello, starts the reader. Does not wait for the daemon.
+  // Opens the stream, sends hello, starts the reader. Does not wait for the daemon. `outlives_daemon`: the end of the
+  // daemon is no more than an abort, because the next one goes on with the job.
   static absl::StatusOr<std::unique_ptr<ClientStream>> Open(const std::shared_ptr<grpc::Channel>& channel,
-                                                            uint64_t session_id, const std::string& token);
+                                                            uint64_t session_id, const std::string& token,
+                                                            bool outlives_daemon = false);
   ~ClientStream();
   ClientStream(const ClientStream&) = delete;
   ClientStream& operator=(const ClientStream&) = delete;
@@ -40,8 +42,8 @@ class ClientStream {
   bool over() const { return over_.load(std::memory_order_acquire); }
 
   // Why it is over; OK while it is not. ABORTED with the event's text; NOT_FOUND when the job was closed; UNAVAILABLE
-  // when the daemon is gone; what the daemon said when it refused the session. Waits until `deadline` for the end to
-  // arrive.
+  // when the daemon is gone, and the job with it; what the daemon said when it refused the session. Waits until
+  // `deadline` for the end to arrive.
   absl::Status EndStatus(absl::Time deadline, const Interrupt& interrupt);
   absl::optional<v1::SessionEvent::Aborted> aborted();
 
@@ -75,6 +77,7 @@ class ClientStream {
   absl::Status EndStatusLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after Open.
+  bool outlives_daemon_ = false;
   grpc::ClientContext context_;
   std::unique_ptr<v1::TrainerService::Stub> stub_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionEvent>> stream_;

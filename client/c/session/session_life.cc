@@ -19,8 +19,8 @@ absl::Status EndedWhileAttaching(const absl::Status& status) {
 }  // namespace
 
 absl::Status SessionLife::Open(const std::shared_ptr<grpc::Channel>& channel, uint64_t session_id,
-                               const std::string& token, absl::Time deadline) {
-  SHARDD_ASSIGN_OR_RETURN(stream_, ClientStream::Open(channel, session_id, token));
+                               const std::string& token, absl::Time deadline, bool outlives_daemon) {
+  SHARDD_ASSIGN_OR_RETURN(stream_, ClientStream::Open(channel, session_id, token, outlives_daemon));
   return EndedWhileAttaching(stream_->WaitAttached(deadline, interrupt_));
 }
 

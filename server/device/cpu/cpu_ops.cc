@@ -11,6 +11,7 @@
 
 #include "server/device/ops/check.h"
 #include "server/device/ops/slice.h"
+#include "server/device/update_log.h"
 
 namespace shardd {
 namespace {
@@ -31,6 +32,23 @@ bool IsAbsent(int file, int64_t offset_bytes, int64_t size_bytes) {
   const int64_t middle = (offset_bytes + size_bytes / 2) / kPageBytes * kPageBytes;
   const off_t present = lseek(file, middle, SEEK_DATA);
   return present > middle || (present < 0 && errno == ENXIO);
+}
+
+constexpr auto kStateBytes = static_cast<int64_t>(sizeof(float));
+
+// What an operation updates in place, in the order of a log.
+struct Updated {
+  UpdateLog::Array arrays[UpdateLog::kArrays];
+};
+Updated UpdatedArrays(const AdamWOp& op, int64_t begin, int64_t numel) {
+  return {{{At(op.p, op.param_dtype, begin), numel * DTypeSizeBytes(op.param_dtype)},
+           {op.m + begin, numel * kStateBytes},
+           {op.v + begin, numel * kStateBytes}}};
+}
+Updated UpdatedArrays(const SgdOp& op, int64_t begin, int64_t numel) {
+  return {{{At(op.p, op.param_dtype, begin), numel * DTypeSizeBytes(op.param_dtype)},
+           {At(op.buf, begin), numel * kStateBytes},
+           {}}};
 }
 
 struct Slice {
@@ -95,13 +113,29 @@ struct Slice {
     }
   }
   void operator()(const NormOp& op) const { op.result->Add(op.src + first, count); }
-  void operator()(const AdamWOp& op) const {
-    AdamWUpdate(op.params, At(op.p, op.param_dtype, first), op.param_dtype, op.g + first, op.m + first, op.v + first,
-                At(op.cast_dst, op.cast_dtype, first), op.cast_dtype, count);
+  void operator()(const AdamWOp& op) const { Update(op); }
+  void operator()(const SgdOp& op) const { Update(op); }
+  // With a log a block at a time, whose old values are then still in a core's cache when it is changed.
+  template <typename Op>
+  void Update(const Op& op) const {
+    if (op.logged.log == nullptr) {
+      Run(op, first, count);
+      return;
+    }
+    for (int64_t begin = first; begin < first + count; begin += UpdateLog::kBlockNumel) {
+      const int64_t numel = std::min(UpdateLog::kBlockNumel, first + count - begin);
+      op.logged.log->Save(op.logged.first + begin, UpdatedArrays(op, begin, numel).arrays);
+      Run(op, begin, numel);
+      op.logged.log->Done(op.logged.first + begin + numel);
+    }
   }
-  void operator()(const SgdOp& op) const {
-    SgdUpdate(op.params, At(op.p, op.param_dtype, first), op.param_dtype, op.g + first, At(op.buf, first),
-              At(op.cast_dst, op.cast_dtype, first), op.cast_dtype, count);
+  static void Run(const AdamWOp& op, int64_t begin, int64_t numel) {
+    AdamWUpdate(op.params, At(op.p, op.param_dtype, begin), op.param_dtype, op.g + begin, op.m + begin, op.v + begin,
+                At(op.cast_dst, op.cast_dtype, begin), op.cast_dtype, numel);
+  }
+  static void Run(const SgdOp& op, int64_t begin, int64_t numel) {
+    SgdUpdate(op.params, At(op.p, op.param_dtype, begin), op.param_dtype, op.g + begin, At(op.buf, begin),
+              At(op.cast_dst, op.cast_dtype, begin), op.cast_dtype, numel);
   }
   void operator()(const SumOp&) const {}  // CheckCpuOp refuses it
 };
@@ -125,5 +159,28 @@ int64_t CpuOpSlice(const DeviceOp& op) {
 }
 
 void RunCpuOp(const DeviceOp& op, int64_t first, int64_t count) { std::visit(Slice{first, count}, op); }
+
+void CompleteCpuOp(const DeviceOp& op, int64_t step) {
+  const auto complete = [&](const auto& update) {
+    if (update.logged.log == nullptr) {
+      RunCpuOp(op, 0, update.numel);
+      return;
+    }
+    UpdateLog& log = *update.logged.log;
+    const int64_t first = std::clamp<int64_t>(log.done(step) - update.logged.first, 0, update.numel);
+    if (first == update.numel) return;  // done
+    if (log.done(step) == update.logged.first + first && log.is_torn(step)) {
+      log.PutBack(UpdatedArrays(update, first, std::min(UpdateLog::kBlockNumel, update.numel - first)).arrays);
+    }
+    RunCpuOp(op, first, update.numel - first);
+  };
+  if (const auto* const adamw = std::get_if<AdamWOp>(&op); adamw != nullptr) {
+    complete(*adamw);
+  } else if (const auto* const sgd = std::get_if<SgdOp>(&op); sgd != nullptr) {
+    complete(*sgd);
+  } else {
+    RunCpuOp(op, 0, OpExtent(op));
+  }
+}
 
 }  // namespace shardd

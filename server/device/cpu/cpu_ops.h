@@ -24,6 +24,10 @@ int64_t CpuOpSlice(const DeviceOp& op);
 // Runs elements [first, first + count). REQUIRES: CheckCpuOp(op) is OK.
 void RunCpuOp(const DeviceOp& op, int64_t first, int64_t count);
 
+// Completes an operation of the update of `step` whose process was killed: what its log says is done is left alone.
+// Operations that are no updates are run again as a whole. To be called for all operations of a rank, in their order.
+void CompleteCpuOp(const DeviceOp& op, int64_t step);
+
 }  // namespace shardd
 
 #endif  // SHARDD_SERVER_DEVICE_CPU_CPU_OPS_H_

@@ -53,6 +53,7 @@ struct Slice {
     op.v += first;
     op.cast_dst = At(op.cast_dst, op.cast_dtype, first);
     op.numel = count;
+    op.logged.first += first;
   }
   void operator()(SgdOp& op) const {
     op.p = At(op.p, op.param_dtype, first);
@@ -60,6 +61,7 @@ struct Slice {
     op.buf = At(op.buf, first);
     op.cast_dst = At(op.cast_dst, op.cast_dtype, first);
     op.numel = count;
+    op.logged.first += first;
   }
   void operator()(SumOp&) const {}
 };

@@ -19,12 +19,28 @@ void Committed::TakeOver(const CommittedFacts& facts) {
   step_ = facts.step;
   SetStepCounts(facts.step_counts);
   trainer_states_ = facts.trainer_states;
-  WriteHeader();
+  WriteHeader(Changed::kFacts);
+}
+
+void Committed::KeepIn(std::unique_ptr<TakeUpLog> log) {
+  log_ = std::move(log);
+  WriteHeader(Changed::kFacts);
+}
+
+UpdateLog* Committed::BeginUpdate(int rank) {
+  if (log_ == nullptr) return nullptr;
+  UpdateLog& update = log_->update(rank);
+  update.Begin(step_ + 1);
+  return &update;
+}
+
+void Committed::Touch() {
+  if (log_ != nullptr) log_->Touch();
 }
 
 void Committed::EndEpoch() {
   ++epoch_;
-  WriteHeader();
+  WriteHeader(Changed::kEpoch);
 }
 
 void Committed::CommitStep(const std::vector<bool>& updated, std::vector<std::string> trainer_states) {
@@ -34,14 +50,14 @@ void Committed::CommitStep(const std::vector<bool>& updated, std::vector<std::st
   }
   trainer_states_ = std::move(trainer_states);
   ++step_;
-  CommitVersion(&JobPart::StepCommitted);
+  CommitVersion(&JobPart::StepCommitted, Changed::kStep);
 }
 
-void Committed::CommitValues() { CommitVersion(&JobPart::ValuesCommitted); }
+void Committed::CommitValues() { CommitVersion(&JobPart::ValuesCommitted, Changed::kFacts); }
 
-void Committed::CommitVersion(void (JobPart::*of)()) {
+void Committed::CommitVersion(void (JobPart::*of)(), Changed what) {
   ++version_;
-  WriteHeader();
+  WriteHeader(what);
   if (parts_ != nullptr) {
     if (of != nullptr) (parts_->*of)();
     parts_->VersionCommitted();
@@ -55,7 +71,7 @@ void Committed::SetTrainerState(int rank, std::string state) {
 void Committed::GoBack(int64_t step, const std::vector<std::string>& trainer_states) {
   step_ = step;
   trainer_states_ = trainer_states;
-  WriteHeader();
+  WriteHeader(Changed::kFacts);
 }
 
 void Committed::Lose() {
@@ -64,7 +80,7 @@ void Committed::Lose() {
   step_ = 0;
   SetStepCounts(std::vector<int64_t>(step_counts_->size(), 0));
   trainer_states_.assign(trainer_states_.size(), "");
-  WriteHeader();
+  WriteHeader(Changed::kFacts);
 }
 
 void Committed::Restore(int64_t step, uint64_t version, std::vector<int64_t> step_counts,
@@ -74,7 +90,7 @@ void Committed::Restore(int64_t step, uint64_t version, std::vector<int64_t> ste
   version_ = version;
   SetStepCounts(std::move(step_counts));
   trainer_states_ = std::move(trainer_states);
-  WriteHeader();
+  WriteHeader(Changed::kFacts);
 }
 
 std::shared_ptr<const std::vector<int64_t>> Committed::ShareStepCounts() const {
@@ -94,10 +110,25 @@ std::vector<int64_t>& Committed::OwnStepCounts() {
   return *step_counts_;
 }
 
-void Committed::WriteHeader() {
-  if (const absl::Status status = journal_->WriteHeader({epoch_, step_, version_}); !status.ok()) {
-    LogError(absl::StrCat("job ", job_, ": ", status.message()));
+void Committed::WriteHeader(Changed what) {
+  absl::Status status = journal_->WriteHeader({epoch_, step_, version_});
+  if (status.ok() && log_ != nullptr) status = WriteLog(what);
+  if (!status.ok()) LogError(absl::StrCat("job ", job_, ": ", status.message()));
+}
+
+absl::Status Committed::WriteLog(Changed what) {
+  if (what == Changed::kEpoch) {
+    log_->SetEpoch(epoch_);
+    return absl::OkStatus();
   }
+  if (what == Changed::kStep) {
+    log_->CommitStep({epoch_, step_, version_});
+    return absl::OkStatus();
+  }
+  v1::CommittedRecord facts;
+  facts.mutable_step_counts()->Add(step_counts_->begin(), step_counts_->end());
+  for (const std::string& state : trainer_states_) facts.add_trainer_states(state);
+  return log_->Commit(facts, {epoch_, step_, version_});
 }
 
 }  // namespace shardd

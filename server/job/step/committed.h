@@ -16,6 +16,7 @@
 #include "server/job/job_part.h"
 #include "server/job/step/rank_error.h"
 #include "server/storage/journal.h"
+#include "server/storage/take_up_log.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
@@ -49,7 +50,15 @@ class Committed {
     return RankErrorAt(step_, code, rank, what, fact);
   }
 
-  // Only before anything else.
+  // The job outlives this daemon: `log` tells the next one what is committed. Before anything else; null: it does not.
+  void KeepIn(std::unique_ptr<TakeUpLog> log);
+  bool outlives_daemon() const { return log_ != nullptr; }
+  // Where the rank's updates write what they are about to change; null: nowhere. The update of the next step begins.
+  UpdateLog* BeginUpdate(int rank);
+  // Shards are about to change otherwise than by a decided step. Until the next commit no other daemon takes the job
+  // up.
+  void Touch();
+  // Only before anything else but KeepIn.
   void TakeOver(const CommittedFacts& facts);
   // `job` hears of commits from here on, and outlives this.
   void Tell(JobPart* job) { parts_ = job; }
@@ -59,7 +68,7 @@ class Committed {
   // One more step, and with it one more version. `updated`: by parameter; empty: none that is counted here.
   void CommitStep(const std::vector<bool>& updated, std::vector<std::string> trainer_states);
   // One more version, of the same step.
-  void CommitVersion() { CommitVersion(nullptr); }
+  void CommitVersion() { CommitVersion(nullptr, Changed::kFacts); }
   // ... which has values from trainers.
   void CommitValues();
   // What the rank keeps changes without a step.
@@ -77,13 +86,17 @@ class Committed {
   void SetStepCounts(std::vector<int64_t> counts);
 
  private:
+  // What the log is told: the epoch alone, a step that the journal has, or anything.
+  enum class Changed { kEpoch, kStep, kFacts };
   // `of`: what else of the version the parts hear first; null: nothing.
-  void CommitVersion(void (JobPart::*of)());
-  void WriteHeader();
+  void CommitVersion(void (JobPart::*of)(), Changed what);
+  void WriteHeader(Changed what);
+  absl::Status WriteLog(Changed what);
   std::vector<int64_t>& OwnStepCounts();
 
   const std::string job_;
   const std::unique_ptr<Journal> journal_;
+  std::unique_ptr<TakeUpLog> log_;
   JobPart* parts_ = nullptr;  // null: nobody hears
   uint64_t epoch_ = 1;
   uint64_t version_ = 0;

@@ -33,6 +33,7 @@ struct PartOf {
     part.v = op.v + first;
     part.cast_dst = At(op.cast_dst, op.cast_dtype, first);
     part.numel = count;
+    part.logged.first += first;
     return part;
   }
   DeviceOp operator()(const SgdOp& op) const {
@@ -42,6 +43,7 @@ struct PartOf {
     part.buf = At(op.buf, first);
     part.cast_dst = At(op.cast_dst, op.cast_dtype, first);
     part.numel = count;
+    part.logged.first += first;
     return part;
   }
   // Of reductions, which are never an optimizer's: whole.

@@ -1,5 +1,8 @@
-#ifndef SHARDD_SERVER_SERVICE_SOCKET_PATH_H_
-#define SHARDD_SERVER_SERVICE_SOCKET_PATH_H_
+#ifndef SHARDD_COMMON_SHM_SOCKET_PATH_H_
+#define SHARDD_COMMON_SHM_SOCKET_PATH_H_
+
+#include <sys/socket.h>
+#include <sys/types.h>
 
 #include <memory>
 #include <string>
@@ -14,8 +17,9 @@ namespace shardd {
 // the path silently, so whoever binds must have a flock on "<path>.lock". Thread-compatible.
 class SocketPath {
  public:
-  // Errors as Listener::Create. The socket is non-blocking, CLOEXEC and 0660.
-  static absl::StatusOr<std::unique_ptr<SocketPath>> Bind(const std::string& path);
+  // Errors as Listener::Create. The socket is non-blocking, CLOEXEC and has `mode`.
+  static absl::StatusOr<std::unique_ptr<SocketPath>> Bind(const std::string& path, int type = SOCK_STREAM,
+                                                          mode_t mode = 0660);
   // Removes socket and lock file if they are still this object's.
   ~SocketPath();
   SocketPath(const SocketPath&) = delete;
@@ -26,7 +30,7 @@ class SocketPath {
 
  private:
   SocketPath(std::string path, UniqueFd lock) : path_(std::move(path)), lock_(std::move(lock)) {}
-  absl::Status BindAndListen();
+  absl::Status BindAndListen(int type, mode_t mode);
 
   const std::string path_;
   UniqueFd lock_;
@@ -36,4 +40,4 @@ class SocketPath {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_SERVICE_SOCKET_PATH_H_
+#endif  // SHARDD_COMMON_SHM_SOCKET_PATH_H_

@@ -1,4 +1,4 @@
-#include "server/service/socket_path.h"
+#include "common/shm/socket_path.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -101,7 +101,7 @@ absl::StatusOr<UniqueFd> TakeLock(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SocketPath>> SocketPath::Bind(const std::string& path) {
+absl::StatusOr<std::unique_ptr<SocketPath>> SocketPath::Bind(const std::string& path, int type, mode_t mode) {
   // One byte of sun_path is the terminating zero.
   if (path.empty() || path.size() >= sizeof(sockaddr_un::sun_path)) {
     return absl::InvalidArgumentError(
@@ -111,11 +111,11 @@ absl::StatusOr<std::unique_ptr<SocketPath>> SocketPath::Bind(const std::string& 
   SHARDD_RETURN_IF_ERROR(PrepareDirectory(path));
   SHARDD_ASSIGN_OR_RETURN(UniqueFd lock, TakeLock(path));
   std::unique_ptr<SocketPath> bound(new SocketPath(path, std::move(lock)));
-  SHARDD_RETURN_IF_ERROR(bound->BindAndListen());
+  SHARDD_RETURN_IF_ERROR(bound->BindAndListen(type, mode));
   return bound;
 }
 
-absl::Status SocketPath::BindAndListen() {
+absl::Status SocketPath::BindAndListen(int type, mode_t mode) {
   struct stat info;
   if (::lstat(path_.c_str(), &info) == 0) {
     if (!S_ISSOCK(info.st_mode)) {
@@ -127,12 +127,12 @@ absl::Status SocketPath::BindAndListen() {
       return Errno("cannot remove the stale socket", path_);
     }
   }
-  UniqueFd listening(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  UniqueFd listening(::socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!listening.valid()) {
     return Errno("cannot create a socket", path_);
   }
   // Before bind, so that the path never exists with a wider mode; after it, for the bits that umask removed.
-  if (::fchmod(listening.get(), 0660) != 0) {
+  if (::fchmod(listening.get(), mode) != 0) {
     return Errno("cannot set the socket's mode", path_);
   }
   sockaddr_un address = {};
@@ -145,7 +145,7 @@ absl::Status SocketPath::BindAndListen() {
     return Errno("cannot examine the socket", path_);
   }
   inode_ = info.st_ino;
-  if (::chmod(path_.c_str(), 0660) != 0) {
+  if (::chmod(path_.c_str(), mode) != 0) {
     return Errno("cannot set the socket's mode", path_);
   }
   if (::listen(listening.get(), kBacklog) != 0) {

@@ -1,0 +1,151 @@
+#include "server/custodian/custody.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/status/status_macros.h"
+#include "server/observe/log.h"
+
+namespace shardd {
+namespace {
+
+constexpr absl::Duration kAnswer = absl::Seconds(5);
+constexpr absl::Duration kOwnerPoll = absl::Milliseconds(20);
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Custody>> Custody::Connect(std::string path, absl::Duration limit) {
+  std::unique_ptr<Custody> custody(new Custody(std::move(path)));
+  absl::MutexLock lock(&custody->mutex_);
+  absl::Status status;
+  // Whoever was killed just now is the owner until the kernel has closed its descriptors; the custodian may be
+  // starting.
+  for (absl::Duration waited; waited <= limit; waited += kOwnerPoll) {
+    status = custody->ConnectLocked();
+    if (!absl::IsFailedPrecondition(status) && !absl::IsUnavailable(status)) break;
+    absl::SleepFor(kOwnerPoll);
+  }
+  SHARDD_RETURN_IF_ERROR(status);
+  SHARDD_RETURN_IF_ERROR(custody->ListLocked());
+  return custody;
+}
+
+absl::Status Custody::ConnectLocked() {
+  const auto error = [this](absl::StatusCode code, absl::string_view fact) {
+    return absl::Status(code, absl::StrCat("custodian \"", path_, "\": ", fact));
+  };
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path_.empty() || path_.size() >= sizeof(address.sun_path)) {
+    return error(absl::StatusCode::kInvalidArgument, "the path has a wrong length for a Unix socket");
+  }
+  std::memcpy(address.sun_path, path_.data(), path_.size());
+  socket_.reset(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket_.valid() || connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    const int why = errno;
+    socket_.reset();
+    return error(absl::StatusCode::kUnavailable,
+                 absl::StrCat("cannot connect: ", std::strerror(why), "; start shardd-custodian there"));
+  }
+  CustodyMessage own;
+  own.op = CustodyOp::kOwn;
+  const absl::Status status = CallLocked(own, -1);
+  if (status.ok()) return status;
+  socket_.reset();
+  return error(status.code(), status.message());
+}
+
+absl::Status Custody::CallLocked(const CustodyMessage& request, int fd) {
+  absl::Status status = SendCustody(socket_.get(), request, fd, kAnswer);
+  if (status.ok()) {
+    UniqueFd none;
+    const absl::StatusOr<CustodyMessage> answer = ReceiveCustody(socket_.get(), &none, kAnswer);
+    if (answer.ok() && answer->op == CustodyOp::kAnswer) {
+      return absl::Status(static_cast<absl::StatusCode>(answer->code), answer->text);
+    }
+    status = answer.ok() ? absl::InternalError("an answer to another request") : answer.status();
+  }
+  socket_.reset();  // what comes later would be taken for the answer to something else
+  return status;
+}
+
+absl::Status Custody::ListLocked() {
+  CustodyMessage list;
+  list.op = CustodyOp::kList;
+  SHARDD_RETURN_IF_ERROR(SendCustody(socket_.get(), list, -1, kAnswer));
+  for (;;) {
+    UniqueFd fd;
+    SHARDD_ASSIGN_OR_RETURN(const CustodyMessage object, ReceiveCustody(socket_.get(), &fd, kAnswer));
+    if (object.op == CustodyOp::kEnd) return absl::OkStatus();
+    if (object.op != CustodyOp::kObject || !fd.valid()) {
+      return absl::Status(object.code == 0 ? absl::StatusCode::kInternal : static_cast<absl::StatusCode>(object.code),
+                          absl::StrCat("custodian \"", path_, "\": list: ", object.text));
+    }
+    taken_[{object.job, object.name}] = std::move(fd);
+  }
+}
+
+Custody::Objects Custody::TakeUp() {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [key, fd] : taken_) {  // a custodian that dies from here on gets it again
+    held_[key] = UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  }
+  return std::move(taken_);
+}
+
+absl::Status Custody::Put(uint64_t job, absl::string_view name, int fd) {
+  absl::MutexLock lock(&mutex_);
+  UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!copy.valid()) {
+    return absl::ResourceExhaustedError(absl::StrCat("hand over \"", name, "\": ", std::strerror(errno)));
+  }
+  held_[{job, std::string(name)}] = std::move(copy);
+  if (!socket_.valid()) return PutAllLocked();
+  CustodyMessage put;
+  put.op = CustodyOp::kPut;
+  put.job = job;
+  put.SetName(name);
+  const absl::Status status = CallLocked(put, fd);
+  // The custodian has died, and there may be another one already.
+  return status.ok() || socket_.valid() ? status : PutAllLocked();
+}
+
+void Custody::Drop(uint64_t job) {
+  absl::MutexLock lock(&mutex_);
+  held_.erase(held_.lower_bound({job, ""}), held_.lower_bound({job + 1, ""}));
+  CustodyMessage drop;
+  drop.op = CustodyOp::kDrop;
+  drop.job = job;
+  if (socket_.valid()) (void)CallLocked(drop, -1);  // one that was started anew does not have it
+}
+
+void Custody::Review() {
+  absl::MutexLock lock(&mutex_);
+  pollfd polled{socket_.get(), POLLIN, 0};
+  if (socket_.valid() && poll(&polled, 1, 0) == 0) return;
+  socket_.reset();
+  const absl::Status status = PutAllLocked();
+  if (status.ok()) LogWarning(absl::StrCat("custodian \"", path_, "\" was started anew, and has all jobs again"));
+}
+
+absl::Status Custody::PutAllLocked() {
+  SHARDD_RETURN_IF_ERROR(ConnectLocked());
+  for (const auto& [key, fd] : held_) {
+    CustodyMessage put;
+    put.op = CustodyOp::kPut;
+    put.job = key.first;
+    put.SetName(key.second);
+    SHARDD_RETURN_IF_ERROR(CallLocked(put, fd.get()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardd

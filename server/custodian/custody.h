@@ -1,0 +1,56 @@
+#ifndef SHARDD_SERVER_CUSTODIAN_CUSTODY_H_
+#define SHARDD_SERVER_CUSTODIAN_CUSTODY_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/shm/unique_fd.h"
+#include "server/custodian/wire.h"
+
+namespace shardd {
+
+// The daemon's side of custody. Owns the connection, and a descriptor of all that was handed over, so that a custodian
+// that was started anew gets it again. Thread-safe; every call may block, for a few seconds at most: not for the loop.
+class Custody {
+ public:
+  // By job and name; job 0: the daemon's own.
+  using Objects = std::map<std::pair<uint64_t, std::string>, UniqueFd>;
+
+  // After `limit`: UNAVAILABLE: nobody listens there. FAILED_PRECONDITION: a daemon still owns what is kept there.
+  static absl::StatusOr<std::unique_ptr<Custody>> Connect(std::string path, absl::Duration limit);
+
+  // What was kept when this began. Once; later it is empty.
+  Objects TakeUp() ABSL_LOCKS_EXCLUDED(mutex_);
+  // `fd` is borrowed. Returns when it is kept. UNAVAILABLE: there is no custodian.
+  absl::Status Put(uint64_t job, absl::string_view name, int fd) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Drop(uint64_t job) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Hands everything over again where the custodian is another one. To be called every second or so.
+  void Review() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  explicit Custody(std::string path) : path_(std::move(path)) {}
+  absl::Status ConnectLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ListLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status PutAllLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // One request and its answer; the connection is over where either is missing.
+  absl::Status CallLocked(const CustodyMessage& request, int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::string path_;
+  absl::Mutex mutex_;
+  UniqueFd socket_ ABSL_GUARDED_BY(mutex_);
+  Objects taken_ ABSL_GUARDED_BY(mutex_);
+  Objects held_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_CUSTODIAN_CUSTODY_H_

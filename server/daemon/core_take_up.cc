@@ -1,0 +1,71 @@
+// The jobs of the daemon before this one.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/status/status_macros.h"
+#include "server/daemon/core.h"
+#include "server/observe/log.h"
+
+namespace shardd {
+
+void Core::TakeUp() {
+  const auto take_up = [this](TakenUpJob taken) -> absl::Status {
+    Tenant owner{taken.job.owner_uid()};
+    if (SecretDigest digest; taken.job.secret_digest().size() == digest.size()) {
+      std::copy(taken.job.secret_digest().begin(), taken.job.secret_digest().end(), digest.begin());
+      owner.secret = digest;
+    }
+    const v1::JobSpec spec = taken.job.spec();
+    SHARDD_ASSIGN_OR_RETURN(JobCore::Init init,
+                            MakeInit(taken.job.job_id(), owner, spec, std::move(taken.plan), /*reserved_bytes=*/0,
+                                     /*extends=*/false, /*node=*/0, /*link_key=*/"", &taken));
+    LogInfo(absl::StrCat("job ", spec.name(), " is taken up at step ", init.committed.step, ", version ",
+                         init.committed.version, ", epoch ", init.committed.epoch));
+    loop_.RunAndWait([&] {
+      had_job_ = true;
+      Entry& entry = jobs_[{owner.uid, spec.name()}];
+      if (entry.job != nullptr) entry.job->Close("a later job of its name takes its place");
+      entry = Entry();
+      entry.job = MakeJob(std::move(init));
+      entry.job->StartNodes();
+    });
+    return absl::OkStatus();
+  };
+  for (auto& [id, taken] : custody_.TakeUp()) {
+    const absl::Status status = taken.ok() ? take_up(*std::move(taken)) : taken.status();
+    if (absl::IsNotFound(status)) {
+      custody_.Drop(id);
+    } else if (!status.ok()) {
+      LogError(absl::StrCat(
+          "job ", id,
+          " of the daemon before is not taken up, and its memory stays with the custodian: ", status.message()));
+    }
+    loop_.RunAndWait([this, next = id + 1] { next_job_id_ = std::max(next_job_id_, next); });
+  }
+}
+
+void Core::EndKeptEpochs() {
+  // Their ranks come again, to the next daemon, and no commit is left half done: it would complete it, from its log.
+  constexpr absl::Duration kCommits = absl::Seconds(2);
+  constexpr absl::Duration kPoll = absl::Milliseconds(5);
+  for (absl::Duration waited; waited < kCommits; waited += kPoll) {
+    bool attached = false;
+    loop_.RunAndWait([&] {
+      for (auto& [name, entry] : jobs_) {
+        if (!entry.job->committed().outlives_daemon() || entry.job->sessions().attached() == 0) continue;
+        if (waited == absl::ZeroDuration()) {
+          entry.job->Abort(absl::AbortedError("the daemon is shutting down, and the next one goes on with the job"),
+                           {});
+        }
+        attached = attached || entry.job->sessions().attached() > 0;
+      }
+    });
+    if (!attached) return;
+    absl::SleepFor(kPoll);
+  }
+}
+
+}  // namespace shardd

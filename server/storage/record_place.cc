@@ -1,0 +1,38 @@
+#include "server/storage/record_place.h"
+
+#include <zlib.h>
+
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace shardd {
+
+uint32_t RecordCrc(const void* data, int64_t size_bytes) {
+  return static_cast<uint32_t>(crc32(0, static_cast<const Bytef*>(data), static_cast<uInt>(size_bytes)));
+}
+
+absl::Status WriteRecord(char* place, int64_t place_bytes, const google::protobuf::MessageLite& record) {
+  std::string bytes(kRecordHeadBytes, '\0');
+  if (!record.AppendToString(&bytes) || static_cast<int64_t>(bytes.size()) > place_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("it is too large (got ", bytes.size(), ", want at most ", place_bytes, " bytes)"));
+  }
+  const auto length = static_cast<uint32_t>(bytes.size() - kRecordHeadBytes);
+  const uint32_t crc = RecordCrc(bytes.data() + kRecordHeadBytes, length);
+  std::memcpy(bytes.data(), &length, sizeof(length));
+  std::memcpy(bytes.data() + sizeof(length), &crc, sizeof(crc));
+  std::memcpy(place, bytes.data(), bytes.size());
+  return absl::OkStatus();
+}
+
+bool ReadRecord(const char* place, int64_t place_bytes, google::protobuf::MessageLite* record) {
+  uint32_t head[2] = {0, 0};
+  static_assert(sizeof(head) == kRecordHeadBytes);
+  std::memcpy(head, place, sizeof(head));
+  return head[0] <= place_bytes - kRecordHeadBytes && RecordCrc(place + kRecordHeadBytes, head[0]) == head[1] &&
+         record->ParseFromArray(place + kRecordHeadBytes, static_cast<int>(head[0]));
+}
+
+}  // namespace shardd

@@ -1,0 +1,126 @@
+#include "server/storage/take_up_log.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+#include "server/storage/record_place.h"
+
+namespace shardd {
+namespace {
+
+constexpr char kTakeUpMagic[4] = {'S', 'H', 'T', 'U'};
+constexpr uint32_t kTakeUpFormat = 1;
+constexpr absl::string_view kTakeUpName = "take-up log";
+
+struct RawTakeUpHeader {
+  char magic[4];
+  uint32_t format;
+  uint64_t sequence;
+  uint64_t epoch;
+  int64_t step;
+  uint64_t version;
+  uint32_t facts;
+  uint32_t touched;
+  uint32_t crc;
+  char zero[12];
+};
+static_assert(sizeof(RawTakeUpHeader) == 64);
+
+uint32_t TakeUpCrc(const RawTakeUpHeader& raw) { return RecordCrc(&raw, offsetof(RawTakeUpHeader, crc)); }
+
+// The header that counts; sequence 0: none is valid.
+RawTakeUpHeader LastHeader(const Slab& slab) {
+  RawTakeUpHeader last{};
+  for (int64_t i = 0; i < 2; ++i) {
+    RawTakeUpHeader raw;
+    std::memcpy(&raw, slab.At<char>(i * static_cast<int64_t>(sizeof(raw))), sizeof(raw));
+    if (std::memcmp(raw.magic, kTakeUpMagic, sizeof(kTakeUpMagic)) == 0 && raw.format == kTakeUpFormat &&
+        raw.crc == TakeUpCrc(raw) && raw.sequence > last.sequence) {
+      last = raw;
+    }
+  }
+  return last;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::Create(int64_t place_bytes, int ranks) {
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab,
+                          Slab::Create(kTakeUpName, SlabBacking::kSealedMemfd, PlacesAt(ranks) + 2 * place_bytes));
+  return std::unique_ptr<TakeUpLog>(new TakeUpLog(std::move(slab), place_bytes, ranks));
+}
+
+absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, int64_t place_bytes, int ranks) {
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab,
+                          Slab::TakeUp(kTakeUpName, std::move(fd), PlacesAt(ranks) + 2 * place_bytes));
+  std::unique_ptr<TakeUpLog> log(new TakeUpLog(std::move(slab), place_bytes, ranks));
+  const RawTakeUpHeader last = LastHeader(*log->slab_);
+  log->header_ = {last.epoch, last.step, last.version};
+  log->sequence_ = last.sequence;
+  log->facts_ = last.facts;
+  log->touched_ = last.touched != 0;
+  return log;
+}
+
+void TakeUpLog::SetEpoch(uint64_t epoch) {
+  header_.epoch = epoch;
+  Write();
+}
+
+void TakeUpLog::CommitStep(const Header& header) {
+  header_ = header;
+  facts_ = 0;
+  touched_ = false;
+  Write();
+}
+
+absl::Status TakeUpLog::Commit(const v1::CommittedRecord& facts, const Header& header) {
+  const uint32_t place = facts_ == 1 ? 2 : 1;  // the header that counts means another one
+  SHARDD_RETURN_IF_ERROR(WriteRecord(PlaceOf(place), place_bytes_, facts));
+  header_ = header;
+  facts_ = place;
+  touched_ = false;
+  Write();
+  return absl::OkStatus();
+}
+
+void TakeUpLog::Touch() {
+  if (touched_) return;
+  touched_ = true;
+  Write();
+}
+
+// Whoever is killed in here leaves the header before.
+void TakeUpLog::Write() {
+  RawTakeUpHeader raw{};
+  std::memcpy(raw.magic, kTakeUpMagic, sizeof(kTakeUpMagic));
+  raw.format = kTakeUpFormat;
+  raw.sequence = ++sequence_;
+  raw.epoch = header_.epoch;
+  raw.step = header_.step;
+  raw.version = header_.version;
+  raw.facts = facts_;
+  raw.touched = touched_ ? 1 : 0;
+  raw.crc = TakeUpCrc(raw);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  std::memcpy(slab_->At<char>(static_cast<int64_t>(sequence_ % 2) * static_cast<int64_t>(sizeof(raw))), &raw,
+              sizeof(raw));
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
+  const RawTakeUpHeader best = LastHeader(*slab_);
+  if (best.sequence == 0 || best.facts > 2) return absl::DataLossError("take-up log: no header is valid");
+  Left left;
+  left.header = {best.epoch, best.step, best.version};
+  left.touched = best.touched != 0;
+  left.facts_in_journal = best.facts == 0;
+  if (!left.facts_in_journal && !ReadRecord(PlaceOf(best.facts), place_bytes_, &left.facts)) {
+    return absl::DataLossError("take-up log: what is committed is not valid");
+  }
+  return left;
+}
+
+}  // namespace shardd

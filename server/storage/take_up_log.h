@@ -1,0 +1,84 @@
+#ifndef SHARDD_SERVER_STORAGE_TAKE_UP_LOG_H_
+#define SHARDD_SERVER_STORAGE_TAKE_UP_LOG_H_
+
+// What a daemon that takes up a job needs to know beside the job's slabs and its journal, which has the decided steps.
+//
+//   two headers (64 bytes each, written in turn; the valid one with the higher `sequence` counts):
+//     "SHTU" | u32 format 1 | u64 sequence | u64 epoch | i64 committed step | u64 version | u32 facts | u32 touched |
+//     u32 crc | 0...
+//   at 4096: an UpdateLog for each rank
+//   then two places for v1::CommittedRecord
+//
+// `facts` says where step counts and trainers' states are: 0: what follows from the journal's record of the committed
+// step; 1 and 2: in that place.
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/shm/slab.h"
+#include "common/shm/unique_fd.h"
+#include "server/device/update_log.h"
+#include "shardd/v1/journal.pb.h"
+
+namespace shardd {
+
+// Owns that memory. Thread-compatible, but for the updates of ranks.
+class TakeUpLog {
+ public:
+  struct Header {
+    uint64_t epoch = 0;
+    int64_t step = 0;
+    uint64_t version = 0;
+  };
+  static absl::StatusOr<std::unique_ptr<TakeUpLog>> Create(int64_t place_bytes, int ranks);
+  // DATA_LOSS: it is not what another daemon has made for a job of that plan.
+  static absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUp(UniqueFd fd, int64_t place_bytes, int ranks);
+
+  int fd() const { return slab_->fd(); }
+  int64_t size_bytes() const { return slab_->size_bytes(); }
+  UpdateLog& update(int rank) const { return slab_->At<UpdateLog>(kUpdatesAt)[rank]; }
+
+  // The epoch has changed alone.
+  void SetEpoch(uint64_t epoch);
+  // The step is committed whose record the journal has.
+  void CommitStep(const Header& header);
+  // Anything else is committed, or taken over.
+  absl::Status Commit(const v1::CommittedRecord& facts, const Header& header);
+  // From here to the next commit shards may differ from what is committed, by no decided step: nobody could say by
+  // what.
+  void Touch();
+
+  // Of a daemon that has ended: what it left. `facts`: of the committed step, or absent where the journal has them.
+  struct Left {
+    Header header;
+    bool touched = false;
+    bool facts_in_journal = false;
+    v1::CommittedRecord facts;
+  };
+  absl::StatusOr<Left> Read() const;
+
+ private:
+  static constexpr int64_t kUpdatesAt = 4096;
+  static int64_t PlacesAt(int ranks) { return kUpdatesAt + ranks * static_cast<int64_t>(sizeof(UpdateLog)); }
+  TakeUpLog(std::unique_ptr<Slab> slab, int64_t place_bytes, int ranks)
+      : slab_(std::move(slab)), place_bytes_(place_bytes), ranks_(ranks) {}
+  char* PlaceOf(uint32_t facts) const {
+    return slab_->At<char>(PlacesAt(ranks_) + (static_cast<int64_t>(facts) - 1) * place_bytes_);
+  }
+  void Write();
+
+  const std::unique_ptr<Slab> slab_;
+  const int64_t place_bytes_;
+  const int ranks_;
+  Header header_;
+  uint64_t sequence_ = 0;
+  uint32_t facts_ = 0;
+  bool touched_ = false;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_STORAGE_TAKE_UP_LOG_H_

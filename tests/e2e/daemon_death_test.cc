@@ -1,0 +1,152 @@
+// The daemon is killed while ranks train, again and again, and its successor goes on with their jobs: no committed step
+// is lost, and what comes of it has the bits of an undisturbed run.
+
+#include <signal.h>
+
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/e2e/cluster.h"
+#include "tests/testing/poll.h"
+#include "tests/testing/programs.h"
+
+namespace shardd::e2e {
+namespace {
+
+using testing::Child;
+using testing::PollUntil;
+
+class DaemonDeath : public Cluster, public ::testing::WithParamInterface<const char*> {
+ protected:
+  void StartCustodian() {
+    const std::string log = File("custodian.log");
+    custodian_ = std::make_unique<Child>(
+        testing::Spawn({testing::ProgramPath("shardd-custodian"), "--listen=unix:" + Custody()}, {.log = log}));
+    ASSERT_TRUE(PollUntil([this] { return access(Custody().c_str(), F_OK) == 0; }));
+  }
+  std::string Custody() const { return File("custody.sock"); }
+  void StartKept() { StartDaemon({"--custodian=unix:" + Custody()}); }
+  void KillDaemon(int signal_number = SIGKILL) {
+    ASSERT_EQ(kill(daemon_pid(), signal_number), 0);
+    WaitForDaemon();
+  }
+  Args Training(int steps) const {
+    return {{"steps", absl::StrCat(steps)}, {"recover", "1"}, {"optimizer", GetParam()}};
+  }
+  std::vector<Child> StartRanks(const Args& args) {
+    std::vector<Child> ranks;
+    for (int rank = 0; rank < 2; ++rank) ranks.push_back(StartRank(rank, args));
+    return ranks;
+  }
+  // What came of it is what comes of a run that nobody disturbs.
+  void ExpectUndisturbed(const Args& args, std::vector<Child>& ranks) {
+    for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
+    const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+    ExpectAllOk(reports);
+    ExpectSame(reports, RunRanks(args.With({{"name", "undisturbed"}})));
+  }
+  int64_t Committed() { return Job().committed_step(); }
+
+  std::unique_ptr<Child> custodian_;
+};
+
+TEST_P(DaemonDeath, KilledAtAnyMomentLosesNothing) {
+  StartCustodian();
+  StartKept();
+  const Args args = Training(1500);
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(PollUntil([this] { return Committed() >= 2; }));
+  std::mt19937 random(17);
+  int64_t before = 0;
+  int kills = 0;
+  for (; kills < 15 && !ranks[0].Ended(); ++kills) {
+    absl::SleepFor(absl::Microseconds(1000 + random() % 60000));
+    before = Committed();
+    KillDaemon();
+    StartKept();
+    if (HasFatalFailure()) return;
+    EXPECT_GE(Committed(), before) << "kill " << kills;
+  }
+  EXPECT_GE(kills, 8) << "the ranks were too fast";
+  ExpectUndisturbed(args, ranks);
+}
+
+TEST_P(DaemonDeath, ASuccessorGoesOnAfterOneThatWasStopped) {
+  StartCustodian();
+  StartKept();
+  const Args args = Training(400);
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(PollUntil([this] { return Committed() >= 20; }));
+  KillDaemon(SIGTERM);
+  StartKept();
+  ExpectUndisturbed(args, ranks);
+}
+
+TEST_P(DaemonDeath, RanksOfTheJobMayDieWithIt) {
+  StartCustodian();
+  StartKept();
+  const Args args = Training(400);
+  {
+    std::vector<Child> ranks = StartRanks(args);
+    ASSERT_TRUE(PollUntil([this] { return Committed() >= 20; }));
+    ASSERT_EQ(kill(daemon_pid(), SIGKILL), 0);
+    for (Child& rank : ranks) {
+      rank.Kill(SIGKILL);
+      rank.Wait();
+    }
+    WaitForDaemon();
+  }
+  StartKept();
+  EXPECT_GE(Committed(), 20);
+  std::vector<Child> ranks = StartRanks(args);
+  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
+  const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+  ExpectAllOk(reports);
+  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
+  for (size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(reports[rank].values, want[rank].values);
+}
+
+TEST_P(DaemonDeath, WithItsCustodianLosesTheJobAndSaysSo) {
+  StartCustodian();
+  StartKept();
+  const Args args = Training(4000);
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
+  custodian_->Kill(SIGKILL);
+  custodian_->Wait();
+  KillDaemon();
+  StartCustodian();
+  StartKept();
+  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string message = Report(args, rank).message;
+    EXPECT_TRUE(absl::StrContains(message, "parameters are lost") || absl::StrContains(message, "lost")) << message;
+  }
+}
+
+TEST_P(DaemonDeath, ACustodianThatDiesIsGivenTheJobsAgain) {
+  StartCustodian();
+  StartKept();
+  const Args args = Training(1500);
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
+  custodian_->Kill(SIGKILL);
+  custodian_->Wait();
+  StartCustodian();
+  ASSERT_TRUE(
+      PollUntil([this] { return absl::StrContains(testing::ReadWholeFile(DaemonLog()), "has all jobs again"); }));
+  KillDaemon();
+  StartKept();
+  ExpectUndisturbed(args, ranks);
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, DaemonDeath, ::testing::Values("adamw", "sgd"));
+
+}  // namespace
+}  // namespace shardd::e2e

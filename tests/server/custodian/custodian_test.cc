@@ -1,0 +1,188 @@
+// The custodian as a process, its owners as others, and what becomes of descriptors when either is killed.
+
+#include "server/custodian/custodian.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "common/shm/slab.h"
+#include "server/custodian/custody.h"
+#include "tests/testing/files.h"
+#include "tests/testing/poll.h"
+#include "tests/testing/process.h"
+#include "tests/testing/run_as_uid.h"
+
+namespace shardd {
+namespace {
+
+using testing::Child;
+using ::testing::HasSubstr;
+using testing::PollUntil;
+
+class CustodianTest : public ::testing::Test {
+ protected:
+  CustodianTest() { Start(); }
+
+  void Start(absl::Duration unowned = absl::Minutes(15)) {
+    custodian_ = std::make_unique<Child>([path = path_, unowned] {
+      auto custodian = Custodian::Create({path, unowned});
+      if (!custodian.ok()) return 2;
+      const UniqueFd never(eventfd(0, EFD_CLOEXEC));
+      (*custodian)->Run(never.get());
+      return 0;
+    });
+    EXPECT_TRUE(PollUntil([this] { return access(path_.c_str(), F_OK) == 0 && Raw().valid(); }));
+  }
+  void EndCustodian() {
+    custodian_->Kill(SIGKILL);
+    EXPECT_EQ(custodian_->Wait(), 1000 + SIGKILL);
+  }
+  // A connection that has said nothing yet.
+  UniqueFd Raw() const {
+    UniqueFd raw(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, path_.data(), path_.size());
+    if (connect(raw.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) raw.reset();
+    return raw;
+  }
+  // A process that owns what is kept and has put `text` there as (7, "shards"); alive until it is killed.
+  std::unique_ptr<Child> Owner(const std::string& text) {
+    int ready[2];
+    EXPECT_EQ(pipe(ready), 0);
+    auto owner = std::make_unique<Child>([this, text, ready] {
+      auto custody = Custody::Connect(path_, absl::Seconds(5));
+      if (!custody.ok()) return 2;
+      auto slab = Slab::Create("shards", SlabBacking::kSealedMemfd, 4096);
+      std::strcpy((*slab)->At<char>(0), text.c_str());
+      if (!(*custody)->Put(7, "shards", (*slab)->fd()).ok()) return 3;
+      (void)!write(ready[1], "x", 1);
+      for (;;) pause();
+    });
+    close(ready[1]);
+    char byte;
+    EXPECT_EQ(read(ready[0], &byte, 1), 1) << "the owner has ended";
+    close(ready[0]);
+    return owner;
+  }
+  static std::string TextOf(Custody::Objects& objects, uint64_t job = 7, const std::string& name = "shards") {
+    auto slab = Slab::TakeUp(name, std::move(objects[{job, name}]), 4096);
+    return slab.ok() ? std::string((*slab)->At<char>(0)) : slab.status().ToString();
+  }
+
+  testing::TempDir folder_;
+  const std::string path_ = folder_.File("custody.sock");
+  std::unique_ptr<Child> custodian_;
+};
+
+TEST_F(CustodianTest, MemoryOfAKilledOwnerIsTheNextOnes) {
+  Owner("of the first")->Kill(SIGKILL);
+  auto next = Custody::Connect(path_, absl::Seconds(5));
+  ASSERT_TRUE(next.ok()) << next.status();
+  Custody::Objects objects = (*next)->TakeUp();
+  ASSERT_EQ(objects.size(), 1u);
+  EXPECT_EQ(TextOf(objects), "of the first");
+}
+
+TEST_F(CustodianTest, AnOwnerThatIsStoppedKeepsOthersOut) {
+  const auto owner = Owner("mine");
+  owner->Kill(SIGSTOP);
+  const auto other = Custody::Connect(path_, absl::Milliseconds(50));
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr(absl::StrCat("pid ", owner->pid(), " owns")));
+  owner->Kill(SIGKILL);
+  EXPECT_TRUE(Custody::Connect(path_, absl::Seconds(5)).ok());
+}
+
+TEST_F(CustodianTest, WhatIsDroppedIsGoneAndNothingElse) {
+  {
+    auto custody = Custody::Connect(path_, absl::Seconds(5));
+    ASSERT_TRUE(custody.ok()) << custody.status();
+    const auto slab = Slab::Create("a", SlabBacking::kSealedMemfd, 4096);
+    for (const uint64_t job : {1, 2, 3}) {
+      EXPECT_TRUE((*custody)->Put(job, "a", (*slab)->fd()).ok());
+      EXPECT_TRUE((*custody)->Put(job, "b", (*slab)->fd()).ok());
+    }
+    (*custody)->Drop(2);
+    EXPECT_EQ((*custody)->Put(1, "Bad/Name", (*slab)->fd()).code(), absl::StatusCode::kInvalidArgument);
+  }
+  const auto next = Custody::Connect(path_, absl::Seconds(5));
+  ASSERT_TRUE(next.ok()) << next.status();
+  const Custody::Objects objects = (*next)->TakeUp();
+  EXPECT_EQ(objects.size(), 4u);
+  EXPECT_EQ(objects.count({2, "a"}), 0u);
+}
+
+TEST_F(CustodianTest, OneThatIsStartedAnewGetsEverythingAgain) {
+  auto custody = Custody::Connect(path_, absl::Seconds(5));
+  ASSERT_TRUE(custody.ok()) << custody.status();
+  const auto slab = Slab::Create("shards", SlabBacking::kSealedMemfd, 4096);
+  std::strcpy((*slab)->At<char>(0), "again");
+  ASSERT_TRUE((*custody)->Put(7, "shards", (*slab)->fd()).ok());
+  EndCustodian();
+  EXPECT_EQ((*custody)->Put(7, "more", (*slab)->fd()).code(), absl::StatusCode::kUnavailable);
+  Start();
+  (*custody)->Review();
+  custody->reset();
+  const auto next = Custody::Connect(path_, absl::Seconds(5));
+  ASSERT_TRUE(next.ok()) << next.status();
+  Custody::Objects objects = (*next)->TakeUp();
+  EXPECT_EQ(objects.size(), 2u) << "with what could not be put before";
+  EXPECT_EQ(TextOf(objects), "again");
+}
+
+TEST_F(CustodianTest, WhatNobodyOwnsIsFreed) {
+  EndCustodian();
+  Start(absl::Seconds(1));
+  Owner("forgotten")->Kill(SIGKILL);
+  absl::SleepFor(absl::Seconds(2));  // it looks once a second; who connects to look ends the time
+  const auto next = Custody::Connect(path_, absl::Seconds(5));
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_TRUE((*next)->TakeUp().empty());
+}
+
+TEST_F(CustodianTest, BytesThatAreNoRequestEndTheirConnectionAlone) {
+  const auto owner = Owner("safe");
+  const UniqueFd raw = Raw();
+  ASSERT_EQ(send(raw.get(), "nonsense", 8, MSG_NOSIGNAL), 8);
+  char byte;
+  EXPECT_EQ(recv(raw.get(), &byte, 1, 0), 0) << "closed";
+  // Of this version, and nobody's request.
+  const UniqueFd other = Raw();
+  CustodyMessage drop;
+  drop.op = CustodyOp::kDrop;
+  drop.job = 7;
+  ASSERT_TRUE(SendCustody(other.get(), drop, -1, absl::Seconds(5)).ok());
+  UniqueFd none;
+  const auto answer = ReceiveCustody(other.get(), &none, absl::Seconds(5));
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->code, static_cast<int>(absl::StatusCode::kFailedPrecondition)) << "it does not own anything";
+  owner->Kill(SIGKILL);
+  const auto next = Custody::Connect(path_, absl::Seconds(5));
+  ASSERT_TRUE(next.ok()) << next.status();
+  Custody::Objects objects = (*next)->TakeUp();
+  EXPECT_EQ(TextOf(objects), "safe");
+}
+
+TEST_F(CustodianTest, AnotherUidIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to be another user";
+  ASSERT_EQ(chmod(path_.c_str(), 0666), 0) << "whatever the mode of its socket";
+  ASSERT_EQ(chmod(folder_.path().c_str(), 0755), 0);
+  testing::RunAsUid(12345, [&] {
+    const auto other = Custody::Connect(path_, absl::Milliseconds(100));
+    EXPECT_FALSE(other.ok());
+  });
+  EXPECT_TRUE(Custody::Connect(path_, absl::Seconds(5)).ok());
+}
+
+}  // namespace
+}  // namespace shardd

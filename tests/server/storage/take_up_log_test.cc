@@ -1,0 +1,92 @@
+#include "server/storage/take_up_log.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+
+namespace shardd {
+namespace {
+
+constexpr int64_t kPlaceBytes = 4096;
+constexpr int kRanks = 2;
+
+class TakeUpLogTest : public ::testing::Test {
+ protected:
+  // What the next daemon reads.
+  absl::StatusOr<TakeUpLog::Left> Next() const {
+    auto next = TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), kPlaceBytes, kRanks);
+    return next.ok() ? (*next)->Read() : next.status();
+  }
+  static v1::CommittedRecord Facts(int64_t count, const std::string& state) {
+    v1::CommittedRecord facts;
+    facts.add_step_counts(count);
+    facts.add_trainer_states(state);
+    return facts;
+  }
+  void Flip(int64_t offset) const {
+    char byte = 0;
+    ASSERT_EQ(pread(log_->fd(), &byte, 1, offset), 1);
+    byte = static_cast<char>(byte ^ 1);
+    ASSERT_EQ(pwrite(log_->fd(), &byte, 1, offset), 1);
+  }
+  const std::unique_ptr<TakeUpLog> log_ = *TakeUpLog::Create(kPlaceBytes, kRanks);
+};
+
+TEST_F(TakeUpLogTest, NothingIsThereBeforeTheFirstCommit) {
+  EXPECT_EQ(Next().status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(TakeUpLogTest, TheLastCommitIsReadByAnotherDaemon) {
+  ASSERT_TRUE(log_->Commit(Facts(3, "a"), {1, 2, 5}).ok());
+  log_->CommitStep({1, 3, 6});
+  EXPECT_TRUE(Next()->facts_in_journal);
+  EXPECT_EQ(Next()->header.step, 3);
+  ASSERT_TRUE(log_->Commit(Facts(4, "b"), {2, 3, 7}).ok());
+  log_->SetEpoch(9);
+  const TakeUpLog::Left left = *Next();
+  EXPECT_EQ(left.header.epoch, 9u);
+  EXPECT_EQ(left.header.version, 7u);
+  EXPECT_FALSE(left.facts_in_journal);
+  EXPECT_EQ(left.facts.trainer_states(0), "b");
+  EXPECT_EQ(left.facts.step_counts(0), 4);
+}
+
+TEST_F(TakeUpLogTest, ATornHeaderLeavesTheOneBefore) {
+  ASSERT_TRUE(log_->Commit(Facts(1, "first"), {1, 1, 1}).ok());   // sequence 1, at 64
+  ASSERT_TRUE(log_->Commit(Facts(2, "second"), {1, 2, 2}).ok());  // sequence 2, at 0
+  Flip(24);
+  EXPECT_EQ(Next()->header.step, 1);
+  EXPECT_EQ(Next()->facts.trainer_states(0), "first") << "the second has another place";
+  Flip(64 + 24);
+  EXPECT_EQ(Next().status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(TakeUpLogTest, AHeaderOfTheNextDaemonIsNewerThanThoseOfBefore) {
+  for (int64_t step = 1; step < 6; ++step) log_->CommitStep({1, step, static_cast<uint64_t>(step)});
+  auto next = *TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), kPlaceBytes, kRanks);
+  ASSERT_TRUE(next->Commit(Facts(6, "next"), {2, 6, 6}).ok());
+  EXPECT_EQ(Next()->header.step, 6);
+  EXPECT_EQ(Next()->facts.trainer_states(0), "next");
+}
+
+TEST_F(TakeUpLogTest, TouchedLastsUntilTheNextCommit) {
+  ASSERT_TRUE(log_->Commit(Facts(1, ""), {1, 1, 1}).ok());
+  EXPECT_FALSE(Next()->touched);
+  log_->Touch();
+  log_->SetEpoch(2);
+  EXPECT_TRUE(Next()->touched);
+  log_->CommitStep({2, 2, 2});
+  EXPECT_FALSE(Next()->touched);
+}
+
+TEST_F(TakeUpLogTest, MemoryOfAnotherSizeIsRefused) {
+  EXPECT_EQ(TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), kPlaceBytes, kRanks + 1).status().code(),
+            absl::StatusCode::kDataLoss);
+  EXPECT_EQ(TakeUpLog::TakeUp(UniqueFd(), kPlaceBytes, kRanks).status().code(), absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace shardd
