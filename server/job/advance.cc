@@ -99,7 +99,7 @@ absl::Span<const Transition> JobCore::Transitions() {
          return absl::OkStatus();
        },
        nullptr, "the processes that may still store into the shards: attach, or their end",
-       "Shards go back to the kept copy when nobody can store into them any more.",
+       "Shards go back to the snapshot when nobody can store into them any more.",
        "Nobody attaches before it has ended."},
       {"say that ranks have finished", kOverNodes | kNobodyAttached, 0,
        [](const JobCore& job) { return job.nodes_.MaySayFinished(); },

@@ -34,7 +34,7 @@ class MemoryAccount {
   MemoryAccount(Facts facts, std::function<int64_t()> reserved_by_all)
       : see_(facts), reserved_by_all_(std::move(reserved_by_all)) {}
 
-  // Promised when the job was opened and allocated only when needed: sessions, the kept copy, the undo of a writeback
+  // Promised when the job was opened and allocated only when needed: sessions, the snapshot, the undo of a writeback
   // (on GPUs when one begins), gradients that trainers have given back until the next come.
   int64_t reserved_bytes() const;
   // RESOURCE_EXHAUSTED: no room for the old bytes of a writeback. Where there was when the job opened, processes beside

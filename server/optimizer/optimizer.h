@@ -1,7 +1,7 @@
 #ifndef SHARDD_SERVER_OPTIMIZER_OPTIMIZER_H_
 #define SHARDD_SERVER_OPTIMIZER_OPTIMIZER_H_
 
-// The daemon's optimizer: turns one decided step into device work. A parameter without a gradient on every rank gets no
+// The daemon's optimizer: turns one decided step into device work. A parameter for which no rank has a gradient gets no
 // update, no decay and no step count, like PyTorch's None.
 
 #include <cstdint>

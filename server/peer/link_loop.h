@@ -12,6 +12,9 @@
 // earlier: its new link replaces the old one. Another first half means a restarted daemon, or a second one that claims
 // to be that node; it gets ALREADY_EXISTS, to be tried again, until the old link has ended, which takes a keepalive if
 // nothing else reports its end.
+//
+// server/multinode/node_recovery.cc decides on node 0 what the loss of a link means for the job; on other nodes
+// node_member_hears.cc does, for the link to node 0.
 
 #include <atomic>
 #include <condition_variable>

@@ -177,7 +177,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
       {&memory->pool_, "unsharded pool", want.unsharded_pool_bytes, SpreadSlab::kPool},
       {&memory->staging_, "gradient staging", want.gradient_staging_bytes, SpreadSlab::kStaging},
       // Taken with the first commit; else before the first hand-in, which most jobs never see.
-      {&memory->kept_, "kept copy", plan.config.pass_copies() ? want.kept_bytes : 0, SpreadSlab::kKept},
+      {&memory->kept_, "snapshot", plan.config.pass_copies() ? want.kept_bytes : 0, SpreadSlab::kKept},
   };
   int max_pieces = 1;
   if (!on_host) {
@@ -262,7 +262,7 @@ absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeGradientsAgain(const Sha
 }
 
 absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeKept(const ShardPlan& plan) {
-  SHARDD_ASSIGN_OR_RETURN(auto kept, Slab::Create("kept copy", SlabBacking::kSealedMemfd, plan.memory.kept_bytes));
+  SHARDD_ASSIGN_OR_RETURN(auto kept, Slab::Create("snapshot", SlabBacking::kSealedMemfd, plan.memory.kept_bytes));
   return std::make_unique<JobSlab>(std::move(kept));
 }
 
@@ -319,7 +319,7 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
     out->mutable_purposes()->rbegin()->set_allocated_bytes(plan.memory.node_receive_bytes);
   }
   if (plan.memory.kept_bytes > 0) {
-    add("kept copy", plan.memory.kept_bytes, kept());
+    add("snapshot", plan.memory.kept_bytes, kept());
   }
   v1::Purpose* journal = out->add_purposes();
   journal->set_purpose("journal");

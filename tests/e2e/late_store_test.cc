@@ -36,7 +36,7 @@ class LateStores : public Cluster, public ::testing::WithParamInterface<Case> {
     victim.Kill();
     EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
     const std::string restore =
-        absl::StrCat("go back to the copy of step 4, when the process of rank 0 (pid ", survivor_->pid(), ")");
+        absl::StrCat("go back to the snapshot of step 4, when the process of rank 0 (pid ", survivor_->pid(), ")");
     ASSERT_TRUE(PollUntil([&] { return HasEvent("job", "restore", restore); }));
   }
   bool AnybodyAttaches(absl::Duration limit) {

@@ -121,7 +121,7 @@ std::string PlanToJson(const v1::JobSpec& spec, const ShardPlan& plan) {
                    {"unsharded_pool", plan.memory.unsharded_pool_bytes},
                    {"gradient_staging", plan.memory.gradient_staging_bytes},
                    {"node_receive", plan.memory.node_receive_bytes},
-                   {"kept_copy", plan.memory.kept_bytes},
+                   {"snapshot", plan.memory.kept_bytes},
                    {"journal", plan.memory.journal_bytes},
                    {"session_per_rank", plan.memory.session_bytes},
                    {"gradient_slots_per_rank", plan.memory.gradient_slots_bytes},

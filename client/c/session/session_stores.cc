@@ -1,8 +1,9 @@
 // Which stores of this process reach a session's memory: none once the session is over. Into a private view of the
 // shards none does: what was stored is handed in.
-// The daemon takes shards back to a kept copy when a process that may store into them attaches again: from then on
-// nothing of it may reach them, whatever its other threads do, and its other ranks' sessions that it has not looked at
-// yet. Unmapping would be a fault for them; a private mapping in place is none.
+// The daemon takes the shards back to the snapshot when a process that may store into them attaches again. From then on
+// no store of that process may reach them, neither of its other threads nor through sessions of its other ranks, which
+// may not know yet. If the memory were unmapped, such a store would be a fault; a private mapping in its place takes
+// it.
 
 #include <errno.h>
 #include <string.h>

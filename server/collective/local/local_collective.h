@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/collective/collective.h"
-#include "server/collective/local/reduce_runs.h"
+#include "server/collective/local/reduce_ops.h"
 
 namespace shardd {
 

@@ -1,8 +1,8 @@
 #ifndef SHARDD_SERVER_JOB_UNSHARD_REQUEST_ORDERS_H_
 #define SHARDD_SERVER_JOB_UNSHARD_REQUEST_ORDERS_H_
 
-// The order of one job's requests: what each rank requests in the running step, and the captured order that the first
-// committed step leaves behind.
+// The order of one job's requests: what each rank requests in the running step, the captured order that the first
+// committed step leaves behind, and so which group is prefetched next.
 
 #include <cstdint>
 #include <memory>
@@ -13,7 +13,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
-#include "server/job/unshard/order.h"
+#include "server/job/unshard/captured_order.h"
 
 namespace shardd {
 

@@ -34,7 +34,7 @@ class Snapshot {
   Snapshot(const ShardPlan* plan, const JobMemory* memory, const OptimizerDevices* devices)
       : plan_(plan), memory_(memory), devices_(devices) {}
 
-  // There is a copy to go back to.
+  // There is a snapshot to go back to.
   bool whole() const { return whole_; }
   // It is being taken, behind nothing else of the job's.
   bool taking() const { return taking_; }

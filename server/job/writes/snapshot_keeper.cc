@@ -18,7 +18,7 @@ void SnapshotKeeper::Take() {
     }
     if (!status.ok()) {
       snapshot_.GiveUpTaking();
-      use_.fail(absl::Status(status.code(), absl::StrCat("HandIn: keep a copy of the shards: ", status.message())));
+      use_.fail(absl::Status(status.code(), absl::StrCat("HandIn: take the snapshot: ", status.message())));
       return;
     }
     TookIt();
@@ -62,7 +62,7 @@ void SnapshotKeeper::TakeThen(bool due, std::function<void()> commit) {
       return;  // the job was closed: no epoch ends before a version that is being made
     }
     if (!status.ok()) {
-      use_.close(absl::StrCat("keep a copy of the shards: ", status.message()));
+      use_.close(absl::StrCat("take the snapshot: ", status.message()));
       return;
     }
     snapshot_.TakenWithCommit();
@@ -108,7 +108,7 @@ void SnapshotKeeper::GoBackIfStored() {
   use_.events->Add(
       -1, "restore",
       absl::StrCat(writes.pass_copies() ? "shards may have been stored into" : "a rank was handing in",
-                   ": shards go back to the copy of step ", snapshot_.step(),
+                   ": shards go back to the snapshot of step ", snapshot_.step(),
                    others.empty() ? "" : absl::StrCat(", when the process of ", others, " can store no more")));
 }
 
@@ -145,7 +145,7 @@ absl::Status SnapshotKeeper::CheckWriters(const std::string& what, const std::st
   }
   const std::string others = former_writers_.Names();
   return absl::AbortedError(absl::StrCat(
-      what, "its shards go back to the copy of step ", snapshot_.step(),
+      what, "its shards go back to the snapshot of step ", snapshot_.step(),
       others.empty()
           ? "; attach again"
           : absl::StrCat(" when nobody can store into them any more, but the process of ", others,
@@ -157,7 +157,7 @@ absl::Status SnapshotKeeper::CheckWriters(const std::string& what, const std::st
 absl::Status SnapshotKeeper::CheckMayBegin(const std::string& what) {
   if (snapshot_.going_back()) {
     return absl::AbortedError(
-        absl::StrCat(what, "its shards go back to the copy of step ", snapshot_.step(), "; attach again"));
+        absl::StrCat(what, "its shards go back to the snapshot of step ", snapshot_.step(), "; attach again"));
   }
   // With pass_copies, a job that has taken another's place: its trainers will store with their first session.
   if (!see_.writes->pass_copies() || use_.committed->version() == 0 || snapshot_.whole() ||
@@ -169,13 +169,13 @@ absl::Status SnapshotKeeper::CheckMayBegin(const std::string& what) {
     Copy(/*back=*/false, [this](const absl::Status& status) {
       if (!status.ok()) {
         snapshot_.GiveUpTaking();
-        use_.close(absl::StrCat("keep a copy of the shards: ", status.message()));
+        use_.close(absl::StrCat("take the snapshot: ", status.message()));
         return;
       }
       TookIt();
     });
   }
-  return absl::AbortedError(absl::StrCat(what, "a copy of its shards to go back to is being taken; attach again"));
+  return absl::AbortedError(absl::StrCat(what, "the snapshot of its shards is being taken; attach again"));
 }
 
 }  // namespace shardd

@@ -127,7 +127,7 @@ def test_a_model_that_is_only_evaluated_or_frozen_has_one_copy_and_may_be_edited
         for name, found in of_rank.items():
             plan = found["plan"].purposes()
             assert found["copies"] and plan["parameters"] == plan["shards"] > 0, (name, plan)
-            assert not any(plan[purpose] for purpose in ("optimizer", "kept copy")), (name, plan)
+            assert not any(plan[purpose] for purpose in ("optimizer", "snapshot")), (name, plan)
             for got, want in zip(found["losses"], found["want"]):
                 close(got, want)
 
@@ -138,7 +138,7 @@ def test_a_model_that_is_only_evaluated_has_its_shards_alone(monkeypatch: pytest
         for found in of_rank.values():
             assert not found["copies"]
             plan = found["plan"].purposes()
-            assert plan["shards"] and not any(plan[name] for name in ("parameters", "optimizer", "kept copy")), plan
+            assert plan["shards"] and not any(plan[name] for name in ("parameters", "optimizer", "snapshot")), plan
             for got, want in zip(found["losses"], found["want"]):
                 close(got, want)
             assert "registered for evaluation alone" in found["refused"]

@@ -51,7 +51,7 @@ def test_the_daemon_reports_what_was_planned(case: Case, optimizer: str) -> None
         assert sum(planned.values()) == result["total"] == int(result["daemon"]["planned_bytes"])
         for purpose in result["daemon"]["purposes"]:  # and it is what was allocated, in whole pages
             pages = -(-planned[purpose["purpose"]] // 4096)
-            if purpose["purpose"] == "kept copy" and optimizer != "stock":
+            if purpose["purpose"] == "snapshot" and optimizer != "stock":
                 pages = 0  # it is made before the first hand-in
             assert pages * 4096 == int(purpose.get("allocated_bytes", 0)), purpose
 

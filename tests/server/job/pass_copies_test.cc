@@ -1,4 +1,4 @@
-// Passes that read copies: stores at any time, every pass a version, and back to the kept copy whatever happens.
+// Passes that read copies: trainers store at any time, every pass is a version, and an abort goes back to the snapshot.
 
 #include <signal.h>
 #include <sys/syscall.h>

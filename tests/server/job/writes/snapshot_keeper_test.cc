@@ -120,7 +120,7 @@ TEST_F(SnapshotKeeperTest, ASnapshotThatCannotBeTakenEndsTheEpoch) {
   keeper_->Take();
   Drain();
   End(absl::InternalError("broken"));
-  EXPECT_EQ(failed_.message(), "HandIn: keep a copy of the shards: broken");
+  EXPECT_EQ(failed_.message(), "HandIn: take the snapshot: broken");
   EXPECT_FALSE(snapshot().taking());
 }
 
@@ -146,7 +146,7 @@ TEST_F(SnapshotKeeperTest, GoesBackWhenFormerWritersHaveAttachedAgain) {
   const uint64_t version = committed_.version();
   keeper_->CopyBack();
   EXPECT_TRUE(keeper_->CheckWriters(kWhat, "").ok());
-  EXPECT_THAT(keeper_->CheckMayBegin(kWhat).message(), HasSubstr("go back to the copy of step 0; attach again"));
+  EXPECT_THAT(keeper_->CheckMayBegin(kWhat).message(), HasSubstr("go back to the snapshot of step 0; attach again"));
   EXPECT_THAT(device_.labels(), ElementsAre("go back to step 0", "go back to step 0"));
   End();
   EXPECT_THAT(device_.labels(), ElementsAre("cast step 0", "cast step 0"));
@@ -190,7 +190,7 @@ TEST_F(SnapshotKeeperWithCopiesTest, TakesASnapshotThatIsDueBeforeTheCommit) {
 TEST_F(SnapshotKeeperWithCopiesTest, ASnapshotThatFailsWithACommitClosesTheJob) {
   keeper_->TakeThen(/*due=*/true, [] { FAIL() << "nothing to go back to"; });
   End(absl::InternalError("broken"));
-  EXPECT_EQ(closed_, "keep a copy of the shards: broken");
+  EXPECT_EQ(closed_, "take the snapshot: broken");
 }
 
 TEST_F(SnapshotKeeperWithCopiesTest, EveryEpochThatEndsGoesBack) {

@@ -45,16 +45,18 @@ from torch.distributed.fsdp import (
 from shardd.torch import optim, wrap
 from shardd.torch._full_params.summon import summon_full_params
 from shardd.torch._install.install import install, swapped, uninstall
-from shardd.torch._job import stock_hooks
+from shardd.torch._job.job import jobs as _jobs
+from shardd.torch._job.job_optimizer import JobOptimizer as _JobOptimizer
 from shardd.torch._sharding.fully_shard import FSDPModule, fully_shard
 from shardd.torch._sharding.wrapper import FullyShardedDataParallel
 from shardd.torch._state_dicts.safetensors import load_safetensors, save_safetensors
+from shardd.torch._torch_optimizers import hooks as _hooks
 from shardd.torch._training.api import commit, counters, finish, hand_in_edits, reattach, resume, ride
 from shardd.torch._training.clip import clip_grad_norm_
 from shardd.torch._training.memory_plan import MemoryPlan, memory_plan
 from shardd.torch._training.steps import Step, steps
 
-stock_hooks.install()
+_hooks.install(_jobs, but_not=_JobOptimizer)
 
 __all__ = [
     "BackwardPrefetch",

@@ -2,7 +2,7 @@
 
 They are ``torch.optim.Optimizer``: param groups, learning rate schedulers, ``zero_grad``, ``state``, ``state_dict`` and
 ``GradScaler`` work as usual. The model's job is opened with them in mind, so they are built before its first forward.
-``torch.optim``'s own are welcome too: they run here, on shards and on state that lie in the daemon (_job/stock_hooks.py).
+``torch.optim``'s own are welcome too: they run here, on shards and on state that lie in the daemon (_torch_optimizers/hooks.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from shardd.torch._optimizers.daemon_optimizer import DaemonOptimizer
+from shardd.torch._daemon_optimizers.daemon_optimizer import DaemonOptimizer
 
 __all__ = ["SGD", "Adam", "AdamW", "DaemonOptimizer"]
 

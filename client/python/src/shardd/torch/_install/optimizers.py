@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shardd.torch import optim
-from shardd.torch._optimizers.sharded_params import roots_with
+from shardd.torch._daemon_optimizers.sharded_params import roots_with
 
 logger = logging.getLogger("shardd.torch")
 

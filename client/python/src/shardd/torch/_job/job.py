@@ -12,18 +12,18 @@ import torch
 from torch.optim import Optimizer
 
 from shardd.torch._job import committed_jobs, trainer_state
-from shardd.torch._job.binding import Place
 from shardd.torch._job.description import Description
 from shardd.torch._job.initial_values import initial_values, write_values
 from shardd.torch._job.job_optimizer import stock_optimizers_of
 from shardd.torch._job.leaving import leave_beside
-from shardd.torch._job.optimizer_memory import OptimizerMemory
 from shardd.torch._process import environment
 from shardd.torch._process.extension import _C
 from shardd.torch._process.progress import Progress
 from shardd.torch._ranks.agreement import Meeting
 from shardd.torch._ranks.nodes import JobRanks
 from shardd.torch._ranks.this_rank import rank_thread
+from shardd.torch._torch_optimizers.memory import OptimizerMemory
+from shardd.torch._units.place import Place
 from shardd.torch._units.state import ShardState
 
 __all__ = ["TorchJob", "add", "attached", "before_end", "end_retired", "job_of", "jobs", "lose_all", "registered"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from shardd import errors
-from shardd.torch._job import committed_jobs, spec, stock_hooks
+from shardd.torch._job import committed_jobs, spec
 from shardd.torch._job import job as attached
 from shardd.torch._job.binding import bind
 from shardd.torch._job.description import Description
@@ -23,7 +23,6 @@ from shardd.torch._job.initial_values import drop_initial_values, initial_values
 from shardd.torch._job.job import TorchJob, job_of
 from shardd.torch._job.job_optimizer import JobOptimizer, job_optimizers_of
 from shardd.torch._job.leaving import after_dropped_left
-from shardd.torch._job.optimizer_memory import OptimizerMemory
 from shardd.torch._job.process_end import watch_end
 from shardd.torch._process import environment
 from shardd.torch._process.extension import _C
@@ -34,6 +33,8 @@ from shardd.torch._ranks.job_identity import Identity, identify
 from shardd.torch._ranks.nodes import JobRanks, opened, ranks_of
 from shardd.torch._ranks.pending import Pending
 from shardd.torch._ranks.this_rank import rank_thread
+from shardd.torch._torch_optimizers import hooks
+from shardd.torch._torch_optimizers.memory import OptimizerMemory
 from shardd.torch._units.names import WRAPPED_MODULE
 from shardd.torch._units.state import ShardState
 
@@ -278,9 +279,9 @@ class _Opening:
         if not is_given:
             job.restore_optimizers(self.description.stock)
         for optimizer in self.description.stock:
-            stock_hooks.watch_loads(optimizer)
+            hooks.watch_loads(optimizer)
             if is_given and any(id(param) in job.places for param in optimizer.state):
-                stock_hooks.keep_loaded(optimizer, [job])
+                hooks.keep_loaded(optimizer, [job])
 
 
 def _tell_lost(job: TorchJob, restarts: int) -> None:

@@ -19,7 +19,6 @@ from torch.distributed.fsdp.wrap import _Policy
 from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _get_root_modules
 
-from shardd.torch._job.binding import local_of
 from shardd.torch._job.job import job_of
 from shardd.torch._job.registration import attach
 from shardd.torch._sharding.auto_wrap import warn_unmatched
@@ -27,6 +26,7 @@ from shardd.torch._sharding.flat_options import FlatOptions, OlderKeywords, newe
 from shardd.torch._sharding.ignored import find_ignored
 from shardd.torch._state_dicts import checkpoint_face
 from shardd.torch._state_dicts.full_state_dict import shares_memory
+from shardd.torch._units.place import local_of
 from shardd.torch._units.placement import checked
 from shardd.torch._units.shard_group import ShardGroup, rows_params
 from shardd.torch._units.state import ShardState, state_of

@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed.fsdp import StateDictType
 from torch.optim import Optimizer
 
+from shardd.torch._daemon_optimizers.daemon_optimizer import DaemonOptimizer
 from shardd.torch._job.job import job_of
-from shardd.torch._optimizers.daemon_optimizer import DaemonOptimizer
 from shardd.torch._ranks.gather import assemble, rows_as_dtensor_of, rows_as_sharded_tensor
 from shardd.torch._state_dicts.flat_places import group_of
 from shardd.torch._state_dicts.optim_state_dict_pieces import Named, keys_of, named_params, own_entry, state_piece

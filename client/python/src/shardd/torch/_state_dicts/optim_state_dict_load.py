@@ -14,7 +14,7 @@ from torch.distributed.fsdp import OptimStateKeyType, StateDictType
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from shardd.torch._optimizers.daemon_optimizer import DaemonOptimizer
+from shardd.torch._daemon_optimizers.daemon_optimizer import DaemonOptimizer
 from shardd.torch._ranks.gather import carrier, piece_of_rows, whole_value
 from shardd.torch._state_dicts.flat_places import group_of
 from shardd.torch._state_dicts.optim_state_dict_pieces import FlatState, Named, current_names, named_params

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from shardd.torch._optimizers.daemon_optimizer import DaemonOptimizer
+from shardd.torch._daemon_optimizers.daemon_optimizer import DaemonOptimizer
 from shardd.torch._state_dicts.flat_places import flat_params_of
 from shardd.torch._units.names import clean_name
 

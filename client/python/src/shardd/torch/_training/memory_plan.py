@@ -24,7 +24,7 @@ _PURPOSES = (
     ("gradients", "gradients", "reduced gradients, fp32, each rank its rows"),
     ("optimizer", "optimizer", "state of the daemon's optimizer"),
     ("unsharded_pool", "unsharded pool", "slots of groups in use"),
-    ("kept_copy", "kept copy", "to go back to when a rank dies while it writes"),
+    ("snapshot", "snapshot", "to go back to when a rank dies while it writes"),
     ("journal", "journal", "the step being committed"),
 )
 

@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_COLLECTIVE_LOCAL_REDUCE_RUNS_H_
-#define SHARDD_SERVER_COLLECTIVE_LOCAL_REDUCE_RUNS_H_
+#ifndef SHARDD_SERVER_COLLECTIVE_LOCAL_REDUCE_OPS_H_
+#define SHARDD_SERVER_COLLECTIVE_LOCAL_REDUCE_OPS_H_
 
 #include <cstdint>
 #include <vector>
@@ -47,4 +47,4 @@ void AddReduceOps(const ReduceScatterRequest& request, const ReduceRun& run, siz
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_COLLECTIVE_LOCAL_REDUCE_RUNS_H_
+#endif  // SHARDD_SERVER_COLLECTIVE_LOCAL_REDUCE_OPS_H_

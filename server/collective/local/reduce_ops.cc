@@ -1,4 +1,4 @@
-#include "server/collective/local/reduce_runs.h"
+#include "server/collective/local/reduce_ops.h"
 
 #include <algorithm>
 #include <utility>

@@ -2,7 +2,7 @@
 
 After the step that makes a state tensor its storage is swapped: the optimizer goes on with the same tensor, whose values
 are then the job's. What has the shape of the parameter's rows and at most 4 bytes an element lies there, as
-the parameters do. Scalars (``step``) lie in one buffer that goes with every commit (optimizer_scalars.py), as do
+the parameters do. Scalars (``step``) lie in one buffer that goes with every commit (scalars.py), as do
 numbers and other small values. What is neither stays in the trainer and is named once.
 
 What goes with a commit shares 1 MiB with the program's own state, so it is small: each way of keeping a parameter's
@@ -24,11 +24,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.optim import Optimizer
 
-from shardd.torch._job.binding import Place, local_of
-from shardd.torch._job.optimizer_scalars import Scalars
 from shardd.torch._process.extension import _C
+from shardd.torch._torch_optimizers.scalars import Scalars
 from shardd.torch._units.flat_parameter import FlatHolder
 from shardd.torch._units.flat_shard_param import FlatShardParam
+from shardd.torch._units.place import Place, local_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

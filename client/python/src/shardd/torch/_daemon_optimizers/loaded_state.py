@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from shardd.torch._job.binding import Place
 from shardd.torch._job.job import TorchJob
+from shardd.torch._units.place import Place
 
 
 @dataclass

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from shardd.torch._job.binding import Place, local_of
+from shardd.torch._daemon_optimizers.loaded_state import Incoming, ParamState, param_state
+from shardd.torch._daemon_optimizers.sharded_params import name_of, roots_with, sharded_ids
 from shardd.torch._job.job import TorchJob, job_of, jobs
 from shardd.torch._job.job_optimizer import JobOptimizer
-from shardd.torch._job.optimizer_memory import in_form_of
 from shardd.torch._job.write_mode import edits_of
-from shardd.torch._optimizers.loaded_state import Incoming, ParamState, param_state
-from shardd.torch._optimizers.sharded_params import name_of, roots_with, sharded_ids
+from shardd.torch._torch_optimizers.memory import in_form_of
+from shardd.torch._units.place import Place, local_of
 
 logger = logging.getLogger("shardd.torch")
 

@@ -1,23 +1,44 @@
 """torch's own optimizers on shards: what their hooks do.
 
 Before a step the job gives the optimizer its state. After it, and after a load, what the optimizer has made moves into the
-job (optimizer_memory.py), and is marked: the commit is one, where the next pass begins.
+job (memory.py), and is marked: the commit is one, where the next pass begins.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from torch.distributed.checkpoint.state_dict import _init_optim_state
 from torch.distributed.fsdp import ShardingStrategy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from shardd.torch._job.job import TorchJob, jobs
-from shardd.torch._job.job_optimizer import JobOptimizer
-from shardd.torch._units.state import units
+from shardd.torch._process.extension import _C
+from shardd.torch._ranks.nodes import JobRanks
+from shardd.torch._torch_optimizers.memory import OptimizerMemory
+from shardd.torch._units.place import Place
+from shardd.torch._units.state import ShardState, units
+
+
+class OptimizedJob(Protocol):
+    """What the hooks know of a job (``_job.job.TorchJob``)."""
+
+    name: str
+    ranks: JobRanks
+    engine: _C.Engine | None
+    memory: OptimizerMemory | None
+    places: dict[int, Place]  # by id of the sharded parameter
+    passes: bool
+    optimizer: weakref.ref[Optimizer] | None  # the daemon's
+
+    @property
+    def trainers_write(self) -> bool: ...
+    def root(self) -> ShardState | None: ...
+    def trainer_state(self, optimizers: list[Optimizer]) -> bytes: ...
+
 
 # Whose state is not tensors of the parameters' shape that stay the same from step to step.
 _REFUSED = {
@@ -26,10 +47,17 @@ _REFUSED = {
 }
 
 _watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_jobs: Callable[[], Sequence[OptimizedJob]] = list
+_but_not: type[Optimizer] | tuple[()] = ()
 
 
-def install() -> None:
-    """Hooks all optimizers of the process but the daemon's. Called once."""
+def install(jobs: Callable[[], Sequence[OptimizedJob]], but_not: type[Optimizer]) -> None:
+    """Hooks all optimizers of the process except those of class ``but_not``, the daemon's. Called once.
+
+    ``jobs`` returns the attached jobs of the calling rank.
+    """
+    global _jobs, _but_not
+    _jobs, _but_not = jobs, but_not
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
 
@@ -41,15 +69,15 @@ def watch_loads(optimizer: Optimizer) -> None:
         optimizer.register_load_state_dict_post_hook(keep_loaded)
 
 
-def _jobs_of(optimizer: Optimizer) -> list[TorchJob]:
-    found: list[TorchJob] = []
-    for job in jobs():
+def _jobs_of(optimizer: Optimizer) -> list[OptimizedJob]:
+    found: list[OptimizedJob] = []
+    for job in _jobs():
         if any(id(p) in job.places for group in optimizer.param_groups for p in group["params"]):
             found.append(job)
     return found
 
 
-def _refuse(optimizer: Optimizer, job: TorchJob) -> None:
+def _refuse(optimizer: Optimizer, job: OptimizedJob) -> None:
     if not job.passes and job.optimizer is None:
         raise RuntimeError(
             f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}", which was registered for '
@@ -62,7 +90,7 @@ def _refuse(optimizer: Optimizer, job: TorchJob) -> None:
         )
 
 
-def _refuse_own_gradients(optimizer: Optimizer, job: TorchJob) -> None:
+def _refuse_own_gradients(optimizer: Optimizer, job: OptimizedJob) -> None:
     """Of NO_SHARD: each rank would update by its own, and the daemon keeps the ranks' copies alike."""
     root = job.root()
     if (
@@ -110,7 +138,7 @@ def _makes_state_only(optimizer: Optimizer) -> bool:
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if isinstance(optimizer, JobOptimizer):
+    if isinstance(optimizer, _but_not):
         return
     _refuse_kind(optimizer)
     jobs = _jobs_of(optimizer)
@@ -125,7 +153,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if isinstance(optimizer, JobOptimizer):
+    if isinstance(optimizer, _but_not):
         return
     jobs = _jobs_of(optimizer)
     if jobs and _makes_state_only(optimizer):
@@ -137,7 +165,7 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         job.engine.mark_stepped(job.trainer_state([optimizer]))
 
 
-def keep_loaded(optimizer: Optimizer, jobs: list[TorchJob] | None = None) -> None:
+def keep_loaded(optimizer: Optimizer, jobs: Sequence[OptimizedJob] | None = None) -> None:
     """State that was loaded is the job's with the next pass, as parameters are that were loaded beside it; no step."""
     for job in _jobs_of(optimizer) if jobs is None else jobs:
         assert job.engine is not None and job.memory is not None

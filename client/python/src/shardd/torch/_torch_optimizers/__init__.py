@@ -1,0 +1,1 @@
+"""torch's own optimizers on shards: their hooks, and where the job keeps their state."""
