@@ -18,7 +18,6 @@
 #include "common/secret/job_secret.h"
 #include "common/status/grpc_status.h"
 #include "common/status/status_macros.h"
-#include "common/version.h"
 #include "google/protobuf/util/json_util.h"
 #include "grpcpp/create_channel_posix.h"
 #include "grpcpp/grpcpp.h"
@@ -294,12 +293,8 @@ ExitCode ExitCodeOf(const absl::Status& status) {
 }
 
 int Run(const Options& options) {
-  if (options.command == Command::kHelp) {
-    std::fputs(HelpText(options.help_of).c_str(), stdout);
-    return kExitOk;
-  }
-  if (options.command == Command::kVersion) {
-    std::printf("shardctl %s (protocol %d)\n", kVersion, kProtocolVersion);
+  if (options.command == Command::kHelp || options.command == Command::kVersion) {
+    std::fputs(options.text.c_str(), stdout);
     return kExitOk;
   }
   if (const absl::Status status = AskAndPrint(options); !status.ok()) {

@@ -1,4 +1,4 @@
-// shardctl: the operator's view of the daemon; see HelpText() in options.cc.
+// shardctl: the operator's view of the daemon; options.cc says what it takes.
 
 #include <unistd.h>
 

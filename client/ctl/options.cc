@@ -1,13 +1,17 @@
 #include "client/ctl/options.h"
 
+#include <algorithm>
+#include <limits>
+#include <memory>
 #include <utility>
 
+#include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "common/version.h"
 
 namespace shardd::ctl {
 namespace {
@@ -15,10 +19,10 @@ namespace {
 enum class TakesJob { kNo, kOptional, kRequired };
 
 struct CommandRow {
-  absl::string_view name;
+  const char* name;
   Command command;
   TakesJob takes_job;
-  absl::string_view help;
+  const char* help;
 };
 
 constexpr CommandRow kCommands[] = {
@@ -35,290 +39,188 @@ constexpr CommandRow kCommands[] = {
      "what ranks and daemon do over the next steps, for ui.perfetto.dev"},
     {"close", Command::kClose, TakesJob::kRequired, "end a job and free its memory at once"},
     {"version", Command::kVersion, TakesJob::kNo, "version of this program"},
-    {"help", Command::kHelp, TakesJob::kNo, "this text"},
+    {"help", Command::kHelp, TakesJob::kNo, "this text, or that of the command that follows"},
 };
 
-struct OptionRow {
-  absl::string_view name;     // as it is given
-  absl::string_view shown;    // in help
-  absl::string_view command;  // the one that has it; empty: each that asks a daemon
-  absl::string_view help;     // lines
-  absl::string_view short_name = "";
-  bool takes_value = true;
-};
-
-constexpr OptionRow kOptions[] = {
-    {"--address", "--address ADDR", "",
-     "unix:/path or /path; default: SHARDD_ADDRESS, else the first that listens of\n/run/shardd/shardd.sock, "
-     "$XDG_RUNTIME_DIR/shardd/shardd.sock, /tmp/shardd-UID/shardd.sock"},
-    {"--uid", "--uid UID", "", "whose jobs, where several users have one of a name and you may see them"},
-    {"--job_secret_file", "--job_secret_file FILE", "",
-     "with the secret of your job, where it has one; default: SHARDD_JOB_SECRET,\nelse SHARDD_JOB_SECRET_FILE"},
-    {"--json", "--json", "", "the answer as protobuf JSON (64-bit numbers are strings); with --watch one line each", "",
-     false},
-    {"--watch", "--watch SECONDS", "", "repeat until interrupted"},
-    {"--limit", "--limit N", "events", "the newest N (default 100)"},
-    {"--handles", "--handles", "ranks", "also storage and training state of each parameter group", "", false},
-    {"--steps", "--steps N", "trace", "whole steps to record (default 3)"},
-    {"--output", "-o, --output FILE", "trace", "where to write it (default trace.json; -: standard output)", "-o"},
-    {"--timeout", "--timeout SECONDS", "",
-     "of one request (default 10); trace: for the steps to be there (default 60)"},
-};
-
-const OptionRow* FindOption(absl::string_view name) {
-  for (const OptionRow& row : kOptions) {
-    if (name == row.name || (name == row.short_name && !name.empty())) {
-      return &row;
-    }
-  }
-  return nullptr;
-}
-
-const CommandRow* FindCommand(absl::string_view name) {
-  for (const CommandRow& row : kCommands) {
-    if (row.name == name) {
-      return &row;
-    }
-  }
-  return nullptr;
-}
-
-absl::Status UsageError(absl::string_view text) {
-  return absl::InvalidArgumentError(absl::StrCat(text, "; see shardctl help"));
-}
-
-absl::StatusOr<absl::Duration> ParseSeconds(absl::string_view option, const std::string& value) {
-  double seconds = 0;
-  // "0.5" as sleep(1) has it; also absl's own "500ms".
-  if (absl::Duration parsed; absl::ParseDuration(value, &parsed) && parsed > absl::ZeroDuration()) {
-    return parsed;
-  }
-  if (!absl::SimpleAtod(value, &seconds) || !(seconds > 0) || seconds > 1e9) {
-    return UsageError(absl::StrCat(option, ": not a time in seconds (got \"", value, "\", want more than 0)"));
-  }
-  return absl::Seconds(seconds);
-}
-
-// What the loop over the arguments has found so far.
-class Parser {
- public:
-  explicit Parser(const std::vector<std::string>& arguments) : arguments_(arguments) {}
-
-  absl::StatusOr<Options> Parse() {
-    while (next_ < arguments_.size()) {
-      const std::string& argument = arguments_[next_++];
-      const absl::Status status =
-          absl::StartsWith(argument, "-") && argument != "-" ? ParseOption(argument) : ParseWord(argument);
-      if (!status.ok()) {
-        return status;
-      }
-    }
-    if (const absl::Status status = Check(); !status.ok()) {
-      return status;
-    }
-    return std::move(options_);
-  }
-
- private:
-  absl::Status ParseOption(const std::string& argument) {
-    const size_t equals = argument.find('=');
-    const std::string name = argument.substr(0, equals);
-    const bool has_value = equals != std::string::npos;
-    const bool asks_for_text = name == "--help" || name == "-h" || name == "--version";
-    const OptionRow* const row = FindOption(name);
-    if (row == nullptr && !asks_for_text) {
-      return UsageError(absl::StrCat("unknown option \"", name, "\""));
-    }
-    if (asks_for_text || !row->takes_value) {
-      if (has_value) {
-        return UsageError(absl::StrCat(name, ": takes no value"));
-      }
-      if (name == "--json") {
-        options_.json = true;
-      } else if (name == "--handles") {
-        options_.handles = true;
-      } else {
-        forced_ = FindCommand(name == "--version" ? "version" : "help");
-      }
-      return absl::OkStatus();
-    }
-    std::string value;
-    if (has_value) {
-      value = argument.substr(equals + 1);
-    } else if (next_ < arguments_.size()) {
-      value = arguments_[next_++];
-    } else {
-      return UsageError(absl::StrCat(name, ": value is missing"));
-    }
-    if (name == "--address") {
-      options_.address = value;
-      return value.empty() ? UsageError("--address: value is empty") : absl::OkStatus();
-    }
-    if (name == "--job_secret_file") {
-      options_.job_secret_file = value;
-      return value.empty() ? UsageError("--job_secret_file: value is empty") : absl::OkStatus();
-    }
-    if (name == "--uid") {
-      uint32_t uid = 0;
-      if (!absl::SimpleAtoi(value, &uid)) {
-        return UsageError(absl::StrCat("--uid: not a uid (got \"", value, "\", want a number)"));
-      }
-      options_.uid = uid;
-      return absl::OkStatus();
-    }
-    if (name == "--output" || name == "-o") {
-      options_.output = value;
-      return value.empty() ? UsageError(absl::StrCat(name, ": value is empty")) : absl::OkStatus();
-    }
-    if (name == "--steps") {
-      if (!absl::SimpleAtoi(value, &options_.steps) || options_.steps < 1 || options_.steps > 1000) {
-        return UsageError(absl::StrCat("--steps: not a number of steps (got \"", value, "\", want 1 to 1000)"));
-      }
-      return absl::OkStatus();
-    }
-    if (name == "--limit") {
-      if (!absl::SimpleAtoi(value, &options_.limit) || options_.limit < 1) {
-        return UsageError(absl::StrCat("--limit: not a number of events (got \"", value, "\", want 1 or more)"));
-      }
-      return absl::OkStatus();
-    }
-    const absl::StatusOr<absl::Duration> duration = ParseSeconds(name, value);
-    if (duration.ok()) {
-      (name == "--watch" ? options_.watch : options_.timeout) = *duration;
-    }
-    return duration.status();
-  }
-
-  absl::Status ParseWord(const std::string& word) {
-    if (row_ == nullptr) {
-      row_ = FindCommand(word);
-      return row_ == nullptr ? UsageError(absl::StrCat("unknown command \"", word, "\"")) : absl::OkStatus();
-    }
-    if (row_->takes_job == TakesJob::kNo || !options_.job.empty() || word.empty()) {
-      return UsageError(absl::StrCat(row_->name, ": unexpected argument \"", word, "\""));
-    }
-    options_.job = word;
-    return absl::OkStatus();
-  }
-
-  absl::Status Check() {
-    if (forced_ != nullptr) {
-      if (row_ != nullptr && row_->command != Command::kHelp) {
-        options_.help_of = std::string(row_->name);
-      }
-      row_ = forced_;
-    }
-    if (row_ == nullptr) {
-      return UsageError("command is missing");
-    }
-    options_.command = row_->command;
-    if (forced_ == nullptr && row_->takes_job == TakesJob::kRequired && options_.job.empty()) {
-      return UsageError(absl::StrCat(row_->name, ": name of the job is missing"));
-    }
-    if (options_.watch > absl::ZeroDuration() && options_.command == Command::kClose) {
-      return UsageError("close: --watch would close again and again");
-    }
-    if (options_.command == Command::kTrace) {
-      if (options_.watch > absl::ZeroDuration()) {
-        return UsageError("trace: --watch would write the same file again and again");
-      }
-      if (options_.json) {
-        return UsageError("trace: --json has no meaning, a trace is JSON; -o says where it goes");
-      }
-      if (options_.timeout > absl::Minutes(10)) {
-        return UsageError(absl::StrCat("trace: --timeout is too long (got ", absl::FormatDuration(options_.timeout),
-                                       ", want at most 10m)"));
-      }
-    }
-    if (options_.timeout == absl::ZeroDuration()) {
-      options_.timeout = options_.command == Command::kTrace ? absl::Seconds(60) : absl::Seconds(10);
-    }
-    return absl::OkStatus();
-  }
-
-  const std::vector<std::string>& arguments_;
-  size_t next_ = 0;
-  Options options_;
-  const CommandRow* row_ = nullptr;
-  const CommandRow* forced_ = nullptr;
-};
-
-}  // namespace
-
-absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments) { return Parser(arguments).Parse(); }
-
-namespace {
-
-std::string Synopsis(const CommandRow& row) {
-  return absl::StrCat(row.name, row.takes_job == TakesJob::kNo         ? ""
-                                : row.takes_job == TakesJob::kOptional ? " [JOB]"
-                                                                       : " JOB");
-}
-
-// Whether the command asks a daemon: the others have no options.
-bool AsksDaemon(const CommandRow& row) { return row.command != Command::kVersion && row.command != Command::kHelp; }
-
-// Options of `command`; null: of all, with the command that has them.
-void AppendOptions(const CommandRow* command, std::string* text) {
-  for (const OptionRow& row : kOptions) {
-    if (command != nullptr && !row.command.empty() && row.command != command->name) {
-      continue;
-    }
-    const bool says_whose = command == nullptr && !row.command.empty();
-    absl::StrAppendFormat(text, "  %-18s %s%s\n", row.shown, says_whose ? absl::StrCat(row.command, ": ") : "",
-                          absl::StrReplaceAll(row.help, {{"\n", "\n                     "}}));
-  }
-}
-
-constexpr absl::string_view kOneJob = "JOB may be left out where there is only one job.\n";
-constexpr absl::string_view kTraceText =
+constexpr char kTraceText[] =
     "A trace shows unshard, compute, reshard, reduce and step of each rank and each stream of the devices. Open the\n"
     "file at https://ui.perfetto.dev (it does not leave the browser) or at chrome://tracing. One that ended early\n"
     "is written too, unless it has no whole step and a file lies there; the exit code says so: 1 where the job\n"
-    "ended, 5 where the time was over.\n";
+    "ended, 5 where the time was over.";
+constexpr char kClosingText[] =
+    "shardctl COMMAND --help lists the options of that command. The options above may stand before a command, too.\n"
+    "\n"
+    "exit codes:\n"
+    "  0  done\n"
+    "  1  the daemon answered with an error\n"
+    "  2  usage error\n"
+    "  3  no such job\n"
+    "  4  no daemon was reached, or it did not answer in time\n"
+    "  5  trace: the time was over before the steps were there\n"
+    "\n"
+    "Colours appear on a terminal only, and not where NO_COLOR is set.";
+
+// Reads "0.5" as sleep(1) has it, and absl's own "500ms". Zero: it is neither, or not more than zero.
+absl::Duration ParseSeconds(const std::string& text) {
+  double seconds = 0;
+  absl::Duration duration;
+  if (absl::SimpleAtod(text, &seconds)) {
+    return seconds > 0 && seconds <= 1e9 ? absl::Seconds(seconds) : absl::ZeroDuration();
+  }
+  return absl::ParseDuration(text, &duration) ? std::max(duration, absl::ZeroDuration()) : absl::ZeroDuration();
+}
+
+void AddSeconds(CLI::App* app, const std::string& name, absl::Duration* value, const std::string& help) {
+  app->add_option_function<std::string>(
+         name, [value](const std::string& text) { *value = ParseSeconds(text); }, help)
+      ->check([](const std::string& text) {
+        return ParseSeconds(text) > absl::ZeroDuration()
+                   ? ""
+                   : absl::StrCat("not a time in seconds (got \"", text, "\", want more than 0)");
+      })
+      ->type_name("SECONDS");
+}
+
+// Of everything that asks a daemon.
+void AddCommonOptions(CLI::App* app, Options* options) {
+  app->add_option(
+         "--address", options->address,
+         "unix:/path or /path; default: SHARDD_ADDRESS, else the first that listens of\n/run/shardd/shardd.sock, "
+         "$XDG_RUNTIME_DIR/shardd/shardd.sock, /tmp/shardd-UID/shardd.sock")
+      ->type_name("ADDR");
+  app->add_option("--uid", options->uid, "whose jobs, where several users have one of a name and you may see them")
+      ->check(CLI::Range(0u, std::numeric_limits<uint32_t>::max()).description(""))
+      ->type_name("UID");
+  app->add_option("--job_secret_file", options->job_secret_file,
+                  "with the secret of your job, where it has one; default: SHARDD_JOB_SECRET,\n"
+                  "else SHARDD_JOB_SECRET_FILE")
+      ->type_name("FILE");
+  app->add_flag("--json", options->json,
+                "the answer as protobuf JSON (64-bit numbers are strings); with --watch one line each")
+      ->disable_flag_override();
+  AddSeconds(app, "--watch", &options->watch, "repeat until interrupted");
+  AddSeconds(app, "--timeout", &options->timeout,
+             "of one request (default 10); trace: for the steps to be there (default 60)");
+}
+
+void AddOwnOptions(CLI::App* app, Command command, Options* options) {
+  if (command == Command::kEvents) {
+    app->add_option("--limit", options->limit, "the newest N (default 100)")
+        ->check(CLI::Range(1, std::numeric_limits<int>::max()).description(""))
+        ->type_name("N");
+  } else if (command == Command::kRanks) {
+    app->add_flag("--handles", options->handles, "also storage and training state of each parameter group");
+  } else if (command == Command::kTrace) {
+    app->add_option("--steps", options->steps, "whole steps to record (default 3)")
+        ->check(CLI::Range(1, 1000).description(""))
+        ->type_name("N");
+    app->add_option("-o,--output", options->output, "where to write it (default trace.json; -: standard output)")
+        ->transform([](const std::string& file) { return std::string(absl::StripPrefix(file, "=")); })  // -o=FILE
+        ->type_name("FILE");
+    app->footer(kTraceText);
+  }
+}
+
+void Describe(CLI::App* app, Options* options) {
+  const std::shared_ptr<CLI::FormatterBase> formatter = app->get_formatter();
+  formatter->column_width(26);
+  formatter->label("Usage", "usage");
+  formatter->label("OPTIONS", "OPTION...");
+  formatter->label("SUBCOMMAND", "COMMAND");
+  formatter->label("Positionals", "arguments");
+  app->option_defaults()->group("options");
+  app->set_help_flag("-h,--help", "this text");  // again: the first one is in no group of ours
+  app->set_version_flag("--version", options->text, "version of this program");
+  app->require_subcommand(1);
+  AddCommonOptions(app, options);
+  for (const CommandRow& row : kCommands) {
+    CLI::App* const command = app->add_subcommand(row.name, row.help)->group("commands");
+    command->get_help_ptr()->group("options");
+    command->final_callback([options, &row] { options->command = row.command; });
+    if (row.takes_job != TakesJob::kNo) {
+      const bool required = row.takes_job == TakesJob::kRequired;
+      command
+          ->add_option("JOB", options->job, required ? "its name" : "its name; may be left out where there is one job")
+          ->required(required)
+          ->option_text(" ");
+    }
+    AddOwnOptions(command, row.command, options);
+    if (row.command != Command::kVersion && row.command != Command::kHelp) {
+      AddCommonOptions(command, options);
+    }
+  }
+  app->footer(kClosingText);  // last: commands have their parent's
+}
+
+// What is wrong with options that are right each by itself; empty: nothing.
+std::string Contradiction(const Options& options) {
+  const bool trace = options.command == Command::kTrace;
+  if (options.watch > absl::ZeroDuration() && options.command == Command::kClose) {
+    return "--watch would close again and again";
+  }
+  if (options.watch > absl::ZeroDuration() && trace) {
+    return "--watch would write the same file again and again";
+  }
+  if (options.json && trace) {
+    return "--json has no meaning, a trace is JSON; -o says where it goes";
+  }
+  if (options.timeout > absl::Minutes(10) && trace) {
+    return absl::StrCat("--timeout is too long (got ", absl::FormatDuration(options.timeout), ", want at most 10m)");
+  }
+  return "";
+}
 
 }  // namespace
 
-std::string HelpText(absl::string_view command) {
-  if (const CommandRow* row = FindCommand(command); row != nullptr) {
-    std::string text = absl::StrCat("shardctl ", row->name, ": ", row->help, "\n\nusage: shardctl ", Synopsis(*row),
-                                    AsksDaemon(*row) ? " [OPTION...]\n" : "\n");
-    if (row->takes_job == TakesJob::kOptional) {
-      absl::StrAppend(&text, kOneJob);
+absl::StatusOr<Options> ParseOptions(std::vector<std::string> arguments) {
+  Options options;
+  options.text = absl::StrCat("shardctl ", kVersion, " (protocol ", kProtocolVersion, ")\n");
+  CLI::App app("shardctl: what the shardd of this node holds and does", "shardctl");
+  Describe(&app, &options);
+  std::string wrong;
+  for (const std::string& argument : arguments) {
+    if (absl::StartsWith(argument, "-") && absl::EndsWith(argument, "=")) {  // CLI11 would take the next argument
+      wrong = absl::StrCat(absl::StripSuffix(argument, "="), ": value is empty");
     }
-    if (AsksDaemon(*row)) {
-      absl::StrAppend(&text, "\noptions:\n");
-      AppendOptions(row, &text);
-    }
-    if (row->command == Command::kTrace) {
-      absl::StrAppend(&text, "\n", kTraceText);
-    }
-    return text;
   }
-  std::string text =
-      "shardctl: what the shardd of this node holds and does\n"
-      "\n"
-      "usage: shardctl COMMAND [JOB] [OPTION...]\n"
-      "       shardctl COMMAND --help\n"
-      "\n"
-      "commands:\n";
-  for (const CommandRow& row : kCommands) {
-    absl::StrAppendFormat(&text, "  %-14s %s\n", Synopsis(row), row.help);
+  if (!arguments.empty() && arguments[0] == "help") {
+    arguments[0] = "--help";
   }
-  absl::StrAppend(&text, kOneJob, "\noptions:\n");
-  AppendOptions(nullptr, &text);
-  absl::StrAppend(&text, "\n", kTraceText,
-                  "\n"
-                  "exit codes:\n"
-                  "  0  done\n"
-                  "  1  the daemon answered with an error\n"
-                  "  2  usage error\n"
-                  "  3  no such job\n"
-                  "  4  no daemon was reached, or it did not answer in time\n"
-                  "  5  trace: the time was over before the steps were there\n"
-                  "\n"
-                  "Colours appear on a terminal only, and not where NO_COLOR is set.\n");
-  return text;
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+  try {
+    app.parse(std::move(arguments));
+    wrong = wrong.empty() ? Contradiction(options) : wrong;
+    if (options.command == Command::kHelp) {  // behind options
+      options.text = app.get_formatter()->make_help(&app, app.get_name(), CLI::AppFormatMode::Normal);
+    }
+  } catch (const CLI::CallForVersion&) {
+    options.command = Command::kVersion;
+  } catch (const CLI::CallForHelp&) {
+    options.command = Command::kHelp;
+    options.text = app.help();
+  } catch (const CLI::ParseError& error) {
+    const std::vector<std::string> rest = app.remaining(true);
+    const bool has_command = !app.get_subcommands().empty();
+    if (!rest.empty()) {
+      wrong = absl::StrCat(absl::StartsWith(rest[0], "-") ? "unknown option"
+                           : has_command                  ? "unexpected argument"
+                                                          : "unknown command",
+                           " \"", rest[0], "\"");
+    } else if (wrong.empty()) {
+      const bool missing = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+      wrong = !missing ? error.what() : has_command ? "name of the job is missing" : "command is missing";
+    }
+  }
+  if (!wrong.empty()) {
+    const std::string command = app.get_subcommands().empty() ? "" : app.get_subcommands()[0]->get_name();
+    return absl::InvalidArgumentError(command.empty()
+                                          ? absl::StrCat(wrong, "; see shardctl --help")
+                                          : absl::StrCat(command, ": ", wrong, "; see shardctl ", command, " --help"));
+  }
+  if (options.timeout == absl::ZeroDuration()) {
+    options.timeout = options.command == Command::kTrace ? absl::Seconds(60) : absl::Seconds(10);
+  }
+  return options;
 }
 
 }  // namespace shardd::ctl

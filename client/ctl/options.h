@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace shardd::ctl {
@@ -40,7 +39,7 @@ enum class Command {
 
 struct Options {
   Command command = Command::kHelp;
-  std::string help_of;          // help: of this command; empty: of all
+  std::string text;             // help, version: what to print
   std::string job;              // empty: not given
   std::optional<uint32_t> uid;  // whose job
   std::string address;          // empty: the default order
@@ -56,12 +55,9 @@ struct Options {
   absl::Duration watch = absl::ZeroDuration();  // zero: once
 };
 
-// `arguments` without the program's name; options may stand anywhere, as "--x=y" or "--x y".
-// INVALID_ARGUMENT: a usage error, told in one line.
-absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments);
-
-// Of one command, by name; empty, or not a command's: of all.
-std::string HelpText(absl::string_view command = "");
+// Reads `arguments`, which lack the program's name. Options are "--x=y" or "--x y"; those that a command has for itself
+// stand after it, the others anywhere. INVALID_ARGUMENT: a usage error, told in one line.
+absl::StatusOr<Options> ParseOptions(std::vector<std::string> arguments);
 
 }  // namespace shardd::ctl
 

@@ -6,6 +6,10 @@ find_package(Protobuf REQUIRED) # MODULE mode: Debian ships no protobuf-config.c
 find_package(GTest CONFIG REQUIRED)
 find_package(benchmark CONFIG REQUIRED)
 find_package(nlohmann_json CONFIG REQUIRED)
+find_package(CLI11 CONFIG QUIET)
+if(NOT CLI11_FOUND)
+  message(FATAL_ERROR "configure shardd: CLI11: not found; install libcli11-dev (deploy/bootstrap.sh does)")
+endif()
 find_program(SHARDD_GRPC_PLUGIN grpc_cpp_plugin REQUIRED)
 find_path(SHARDD_GRPC_PROTO_DIR grpc/health/v1/health.proto PATHS /usr/share/grpc-proto NO_DEFAULT_PATH REQUIRED)
 

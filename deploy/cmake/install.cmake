@@ -1,4 +1,5 @@
-# cmake --install: bin/shardd, bin/shardd-custodian, bin/shardctl, lib/libshardd.so, headers, protos and the package file. A trainer then says
+# cmake --install: bin/shardd, bin/shardd-custodian, bin/shardctl and its completion, lib/libshardd.so, headers, protos and the package
+# file. A trainer then says
 #   find_package(shardd REQUIRED)
 #   target_link_libraries(trainer PRIVATE shardd::cpp)            # or shardd::c
 # and includes the headers as the project itself does: #include "client/cpp/shardd.h".
@@ -10,6 +11,7 @@ foreach(program shardd shardd-custodian shardctl)
     install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()
 endforeach()
+install(FILES client/ctl/shardctl.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME shardctl)
 if(TARGET shardd_client)
   install(TARGETS shardd_client shardd_cpp EXPORT shardd LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(FILES client/c/shardd.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardd/client/c)

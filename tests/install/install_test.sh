@@ -42,6 +42,14 @@ for flag in $(grep -oPz 'ABSL_FLAG\(\s*[^,]+,\s*\K\w+' "$source/server/main.cc" 
 done
 "$prefix/bin/shardd" --nonsense >"$work/nonsense" 2>&1 && fail "shardd takes a flag that there is not"
 "$prefix/bin/shardctl" ranks --help | grep -q -- --handles || fail "shardctl ranks --help: not that command's"
+# complete word...: what bash offers for the last one.
+complete_words() (
+  PATH=$prefix/bin:$PATH && source "$prefix/share/bash-completion/completions/shardctl"
+  COMP_WORDS=(shardctl "$@") COMP_CWORD=$#
+  _shardctl shardctl "${!#}" "${COMP_WORDS[COMP_CWORD - 1]}" && echo "${COMPREPLY[*]}"
+)
+[[ $(complete_words st) == "status streams" ]] || fail "completion of commands: $(complete_words st)"
+[[ $(complete_words --json ranks --h) == "--help --handles" ]] || fail "completion of options: $(complete_words --json ranks --h)"
 
 cmake -G Ninja -S "$source/tests/install/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$cxx" \
   >"$work/log" 2>&1 && cmake --build "$work/build" >>"$work/log" 2>&1 || { cat "$work/log"; fail "a project with find_package(shardd) does not build"; }

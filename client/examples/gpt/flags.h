@@ -25,8 +25,8 @@ struct Flags {
   // sharding
   std::string job = "gpt";
   std::string address;  // empty: SHARDD_ADDRESS, or a daemon of this job's own
-  int64_t rank = -1;    // -1: RANK
-  int64_t ranks = 0;    // 0: WORLD_SIZE, else 1
+  int64_t rank = 0;     // or RANK
+  int64_t ranks = 1;    // or WORLD_SIZE
   std::string strategy = "full_shard";
   std::string layout = "flat";
   std::string dtype = "fp32";  // of parameters in forward and backward
