@@ -273,7 +273,7 @@ if(SHARDD_KERNEL_FATBIN)
   set_source_files_properties(tests/gpu/gpu.cc PROPERTIES OBJECT_DEPENDS ${load_fatbin}
     COMPILE_DEFINITIONS SHARDD_TEST_LOAD_FATBIN="${load_fatbin}")
   add_executable(gpu_test ${gpu_sources})
-  target_link_libraries(gpu_test PRIVATE shardd_collective_nodes shardd_device shardd_options GTest::gmock)
+  target_link_libraries(gpu_test PRIVATE shardd_collective_nodes shardd_device shardd_custodian shardd_options GTest::gmock)
   set_target_properties(gpu_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
   shardd_portable(gpu_test)
   gtest_discover_tests(gpu_test TEST_PREFIX "gpu/" PROPERTIES LABELS gpu TIMEOUT ${SHARDD_TEST_TIMEOUT_S} RUN_SERIAL ON

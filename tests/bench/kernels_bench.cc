@@ -14,7 +14,9 @@
 
 #include "absl/synchronization/notification.h"
 #include "common/tensor/isa.h"
+#include "server/device/cpu/cpu_ops.h"
 #include "server/device/device.h"
+#include "server/device/update_log.h"
 
 // The baseline loops are what a careful programmer would write and a compiler vectorise, on the widest level.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -215,6 +217,22 @@ void AdamWOnDevice(benchmark::State& state) {
   Compare(state, numel * 28, on_device, [&] { RunPlain<false>(b, numel); });
 }
 
+// As a device runs it, with the log out of which another process could complete it; the baseline is the same without.
+void AdamWLogged(benchmark::State& state) {
+  const int64_t numel = state.range(0) / 4;
+  AdamWBuffers a(numel), b(numel);
+  const auto log = std::make_unique<UpdateLog>();
+  const auto run = [numel](AdamWBuffers& of, UpdateLog* logged) {
+    const DeviceOp op = AdamWOp{kParams,     of.p.data(), v1::DTYPE_FLOAT32, of.g.data(), of.m.data(),
+                                of.v.data(), nullptr,     v1::DTYPE_FLOAT32, numel,       {logged, 0}};
+    if (logged != nullptr) logged->Begin(1);
+    const int64_t slice = CpuOpSlice(op);
+    for (int64_t first = 0; first < numel; first += slice) RunCpuOp(op, first, std::min(slice, numel - first));
+  };
+  Compare(
+      state, numel * 28, [&] { run(a, log.get()); }, [&] { run(b, nullptr); });
+}
+
 void SquaredNormBench(benchmark::State& state) {
   const int64_t numel = state.range(0) / 4;
   Buffer<float> src(numel, 0.5f);
@@ -243,6 +261,7 @@ BENCHMARK_CAPTURE(Reduce, 8xf32, 8, kF32, kNone, false)->Arg(kLarge)->UseManualT
 BENCHMARK(SquaredNormBench)->Arg(kLarge)->UseManualTime();
 BENCHMARK_TEMPLATE(AdamW, false)->Arg(256 << 10)->Arg(kLarge)->UseManualTime();
 BENCHMARK_TEMPLATE(AdamW, true)->Arg(kLarge)->UseManualTime();
+BENCHMARK(AdamWLogged)->Arg(4 << 20)->Arg(kLarge)->UseManualTime();
 BENCHMARK(AdamWOnDevice)->Arg(4 << 20)->Arg(kLarge)->UseManualTime();
 
 }  // namespace

@@ -1,0 +1,98 @@
+"""The daemon is killed, or stopped, under ranks that train with ``steps``; the next one goes on with their job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cluster import Cluster, run_ranks
+from job import daemon_death_scenarios
+
+
+class _Daemon:
+    """A daemon and its custodian."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.address = folder, f"unix:{folder}/shardd.sock"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        binary = os.environ["SHARDD_DAEMON"]
+        self._start([f"{binary}-custodian", f"--listen=unix:{folder}/custody.sock"], "custody.sock")
+        self._command = [
+            binary,
+            f"--listen={self.address}",
+            "--devices=cpu:2",
+            f"--custodian=unix:{folder}/custody.sock",
+        ]
+        self.start()
+
+    def _start(self, command: list[str], socket: str) -> None:
+        with open(f"{self.folder}/log", "ab") as log:
+            self.processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+        deadline = time.monotonic() + 20
+        while not os.path.exists(f"{self.folder}/{socket}"):
+            if self.processes[-1].poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"it did not start: {self.log()}")
+            time.sleep(0.01)
+
+    def start(self) -> None:
+        self._start(self._command, "shardd.sock")
+
+    def end(self, number: int) -> None:
+        self.processes[-1].send_signal(number)
+        self.processes[-1].wait(timeout=20)
+        Path(f"{self.folder}/shardd.sock").unlink(missing_ok=True)
+
+    def log(self) -> str:
+        return Path(f"{self.folder}/log").read_text(errors="replace")[-4000:]
+
+
+@contextlib.contextmanager
+def _daemon() -> Iterator[_Daemon]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="shardd-death-") as folder:
+        daemon = _Daemon(folder)
+        try:
+            yield daemon
+        finally:
+            for process in reversed(daemon.processes):
+                process.kill()
+                process.wait()
+
+
+def _disturbed(count: int, edits: bool, ends: dict[int, int]) -> list[dict[str, Any]]:
+    """Ends the daemon when rank 0 begins a step, with that step's signal."""
+    with (
+        _daemon() as daemon,
+        tempfile.TemporaryDirectory() as folder,
+        Cluster(2, folder, {"SHARDD_ADDRESS": daemon.address}) as cluster,
+    ):
+        for rank in range(2):
+            cluster.start(daemon_death_scenarios.train, rank, (count, edits))
+        for step, number in ends.items():
+            cluster.wait_for_event(0, 120, event="begins", step=step)
+            daemon.end(number)
+            daemon.start()
+        codes = cluster.wait(180)
+        assert not any(codes.values()), "\n".join([daemon.log(), *(cluster.log(rank) for rank in range(2))])
+        return [cluster.result(rank) for rank in range(2)]
+
+
+@pytest.mark.parametrize("edits", [False, True])
+def test_training_goes_on_at_the_next_daemon_with_the_same_bits(edits: bool) -> None:
+    ends = {3: signal.SIGKILL, 7: signal.SIGTERM, 11: signal.SIGKILL}
+    disturbed = _disturbed(14, edits, ends if not edits else {3: signal.SIGTERM})
+    undisturbed = run_ranks(daemon_death_scenarios.train, 2, 14, edits)
+    for got, want in zip(disturbed, undisturbed, strict=True):
+        assert got["losses"] == want["losses"]
+        assert len(got["resumed"]) >= len(ends if not edits else [3])
+        for name, value in want["parameters"].items():
+            torch.testing.assert_close(got["parameters"][name], value, rtol=0, atol=0)
