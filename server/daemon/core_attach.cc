@@ -6,7 +6,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,7 +26,7 @@ void DescribePlace(const JobCore& job, const Session& session, v1::AttachRankRes
   if (job.memory().place().memory == nullptr) {
     return;
   }
-  response->set_device_uuid(job.devices()[session.rank()]->memory()->device_uuid());
+  response->set_device_uuid(job.devices().by_rank()[session.rank()]->memory()->device_uuid());
   auto add = [&](SessionFd which, const DeviceSlab& from) {
     v1::DeviceSlab* slab = response->add_device_slabs();
     slab->set_descriptor_index(which);
@@ -97,7 +96,7 @@ void Core::Attach(const std::shared_ptr<Attaching>& attaching) {
       attaching->finish(std::move(status));
       return;
     }
-    job->memory_worker()->Post([this, attaching] {
+    job->devices().memory_worker()->Post([this, attaching] {
       absl::StatusOr<v1::AttachRankResponse> result = AttachRankOnWorker(*attaching);
       // Memory is short: perhaps of what other jobs have let go and the reaper has not freed yet. Not for ever: a GPU
       // that hangs would keep its requests from the uid.
@@ -199,7 +198,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
           result.set_committed_step(job->view().committed_step());
           result.set_version(job->committed().version());
           result.set_trainer_state(job->committed().trainer_states()[rank]);
-          result.set_device(job->devices()[rank]->name());
+          result.set_device(job->devices().by_rank()[rank]->name());
           result.set_outlives_daemon(job->committed().outlives_daemon());
           return result;
         });

@@ -49,24 +49,25 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
   SHARDD_RETURN_IF_ERROR(custody_.HandOver(&init));
   init.work_trace = std::make_shared<WorkTrace>();
   for (int rank = 0; rank < shared_plan->world_size; ++rank) {
-    init.own_devices.push_back(std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace,
+    init.devices.own.push_back(std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace,
                                                               rank, WorkOwner{owner.uid, id}));
-    init.devices.push_back(init.own_devices.back().get());
+    init.devices.by_rank.push_back(init.devices.own.back().get());
   }
   if (devices_.front()->memory() != nullptr && IsOffloaded(*shared_plan)) {
     for (const auto& [host, rank] : HostDevices(shared_plan->world_size)) {
-      init.own_devices.push_back(std::make_unique<TracedDevice>(host, init.work_trace, rank, WorkOwner{owner.uid, id}));
-      init.optimizer_devices.push_back(init.own_devices.back().get());
+      init.devices.own.push_back(std::make_unique<TracedDevice>(host, init.work_trace, rank, WorkOwner{owner.uid, id}));
+      init.devices.optimizer.push_back(init.devices.own.back().get());
     }
   }
-  init.collective = shared_plan->config.trainer_sums() ? std::make_unique<TrainerCollective>(init.devices)
-                                                       : MakeCollective(init.devices);
+  init.devices.collective = shared_plan->config.trainer_sums()
+                                ? std::make_unique<TrainerCollective>(init.devices.by_rank)
+                                : MakeCollective(init.devices.by_rank);
   if (shared_plan->nodes() > 1) {
     SHARDD_RETURN_IF_ERROR(AddNodes(node, std::move(link_key), &init));
   }
   init.loop = &loop_;
   init.copier = &copier_;
-  init.memory_worker = CoreLoop::MakeQueue("job memory");
+  init.devices.memory_worker = CoreLoop::MakeQueue("job memory");
   init.events = &events_;
   init.reserved_by_all = [this] {
     int64_t bytes = 0;
@@ -236,8 +237,7 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
   auto answer = [done, response](const absl::Status& status) {
     done(status.ok() ? absl::StatusOr<v1::ExtendJobResponse>(response) : status);
   };
-  auto build = [this, job = *job](const std::shared_ptr<const Extension>& agreed,
-                                  std::vector<JobCore::ExtendDone> asked) {
+  auto build = [this, job = *job](const std::shared_ptr<const Extension>& agreed, std::vector<Extensions::Done> asked) {
     const uint64_t epoch = job->committed().epoch();
     WithMemory([this, job, agreed, epoch] { return BuildExtended(job, *agreed, epoch); },
                [this, job, epoch, asked = std::move(asked)](const absl::Status& status) {
@@ -245,7 +245,7 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
                    if (!status.ok() && job->extending() && job->committed().epoch() == epoch) {
                      job->GiveUpExtension();
                    }
-                   for (const JobCore::ExtendDone& one : asked) one(status);
+                   for (const Extensions::Done& one : asked) one(status);
                  });
                });
   };

@@ -1,6 +1,5 @@
 // Jobs that span several nodes: the links to the other daemons, and the collective over them.
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -100,7 +99,7 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
                      ", want STRATEGY_HYBRID_SHARD: cut over the ranks of a node, replicated over nodes)"));
   } else {
     absl::StatusOr<std::unique_ptr<NodeExchange>> made = options_.node_exchanges(
-        init->spec.name(), node, plan.nodes(), init->devices,
+        init->spec.name(), node, plan.nodes(), init->devices.by_rank,
         [links = nodes->links.get()](int to, v1::PeerMessage message) { links->Send(to, std::move(message)); });
     if (!made.ok()) {
       nodes->events->SetExchange(nullptr);
@@ -110,10 +109,10 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
     exchange = *std::move(made);
   }
   nodes->events->SetExchange(exchange.get(), nodes->gather.get());
-  auto collective = std::make_unique<NodeCollective>(init->devices, std::move(exchange),
+  auto collective = std::make_unique<NodeCollective>(init->devices.by_rank, std::move(exchange),
                                                      init->memory->StagingByRank(plan), plan.node_slot_bytes);
   nodes->collective = collective.get();
-  init->collective = std::move(collective);
+  init->devices.collective = std::move(collective);
   init->nodes = std::move(nodes);
   return absl::OkStatus();
 }

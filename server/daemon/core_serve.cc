@@ -87,7 +87,7 @@ bool Core::ExecuteBatches(Entry& entry, absl::Time until) {
     JobCore* job = nullptr;
     Session* session = FindSessionOf(pending->session_id, *pending->stream, &job);
     if (session != nullptr && !session->held) {
-      pending->next = job->ExecuteFromStream(session, pending->batch, pending->next, until);
+      pending->next = job->commands().ExecuteFromStream(session, pending->batch, pending->next, until);
       session = FindSessionOf(pending->session_id, *pending->stream, &job);
     }
     if (session == nullptr || pending->next >= pending->batch.commands_size()) {

@@ -1,12 +1,9 @@
 #ifndef SHARDD_SERVER_DAEMON_JOBS_SOURCE_H_
 #define SHARDD_SERVER_DAEMON_JOBS_SOURCE_H_
 
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/observe/trace_sink.h"
 #include "server/tenant/tenant.h"

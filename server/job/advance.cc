@@ -1,81 +1,24 @@
 #include "server/job/advance.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "server/job/job_core.h"
 
 namespace shardd {
-const char* FactName(Fact fact) {
-  switch (fact) {
-    case kPooled:
-      return "pooled";
-    case kOverNodes:
-      return "over nodes";
-    case kTrainersWrite:
-      return "trainers write";
-    case kPassCopies:
-      return "pass copies";
-    case kCommitting:
-      return "committing";
-    case kApplied:
-      return "applied";
-    case kDeciding:
-      return "deciding";
-    case kReducing:
-      return "reducing";
-    case kSomeHandIn:
-      return "some hand in";
-    case kEnding:
-      return "ending";
-    case kAllStepped:
-      return "all stepped";
-    case kAllEntering:
-      return "all entering";
-    case kAllFullParams:
-      return "all in EnterFullParams";
-    case kAllCommitted:
-      return "all in CommitParameters";
-    case kSomeInside:
-      return "some inside";
-    case kSomeWantToHandIn:
-      return "some want to hand in";
-    case kSomeBlocked:
-      return "some blocked";
-    case kSomeLate:
-      return "some late";
-    case kSomeLeft:
-      return "some left";
-    case kToldLess:
-      return "told less";
-    case kAllExtend:
-      return "all in ExtendJob";
-    case kNobodyAttached:
-      return "nobody attached";
-  }
-  return "";
-}
 
 absl::Span<const Transition> JobCore::Transitions() {
   static constexpr auto kAlways = [](const JobCore&) { return true; };
   static constexpr Transition kTable[] = {
       {"send state", kOverNodes, 0, [](const JobCore& job) { return job.nodes_.states().MaySend(); },
-       [](JobCore& job) {
-         job.nodes_.states().SendWaited();
-         return absl::OkStatus();
-       },
-       nullptr, "",
+       [](JobCore& job) { job.nodes_.states().SendWaited(); }, nullptr, "",
        "A node that has lost its state is sent what is committed here, behind a commit under way, and a step that is "
-       "not "
-       "shown yet with it.",
+       "not shown yet with it.",
        "The node may be the one that is to hold the step, also where the epoch ends next."},
-      {"end the epoch", kEnding, 0,
-       [](const JobCore& job) { return !job.nodes_.promised() && job.commits_.MayEndEpoch(); },
+      {"end the epoch", kEnding, 0, [](const JobCore& job) { return job.end_.MayBegin(); },
        [](JobCore& job) {
-         auto [cause, lost] = *std::exchange(job.pending_abort_, std::nullopt);
+         auto [cause, lost] = job.end_.Take();
          job.Abort(std::move(cause), std::move(lost));
-         return absl::OkStatus();
        },
        nullptr, "", "A rank was lost, or went wrong, while a version was being made, which always completes first.",
        "Nothing else is begun in an epoch that is to end."},
@@ -86,36 +29,21 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Nothing else is begun in an epoch that ends."},
       {"finish the restore", kOverNodes | kNobodyAttached, 0,
        [](const JobCore& job) { return job.nodes_.states().MayRestore(); },
-       [](JobCore& job) {
-         job.nodes_.states().Restore();
-         return absl::OkStatus();
-       },
-       nullptr, "the slabs and the counts of the other node", "All of another node's state has come.",
-       "Everything below reads what is committed."},
+       [](JobCore& job) { job.nodes_.states().Restore(); }, nullptr, "the slabs and the counts of the other node",
+       "All of another node's state has come.", "Everything below reads what is committed."},
       {"copy back", kNobodyAttached, 0,
        [](const JobCore& job) { return job.snapshots_.MayCopyBack() && !job.values_.undo().undoing(); },
-       [](JobCore& job) {
-         job.snapshots_.CopyBack();
-         return absl::OkStatus();
-       },
-       nullptr, "the processes that may still store into the shards: attach, or their end",
+       [](JobCore& job) { job.snapshots_.CopyBack(); }, nullptr,
+       "the processes that may still store into the shards: attach, or their end",
        "Shards go back to the snapshot when nobody can store into them any more.",
        "Nobody attaches before it has ended."},
       {"say that ranks have finished", kOverNodes | kNobodyAttached, 0,
-       [](const JobCore& job) { return job.nodes_.MaySayFinished(); },
-       [](JobCore& job) {
-         job.nodes_.SayFinished();
-         return absl::OkStatus();
-       },
+       [](const JobCore& job) { return job.nodes_.MaySayFinished(); }, [](JobCore& job) { job.nodes_.SayFinished(); },
        nullptr, "", "Other nodes go on for as long as they like, and need what this node holds.",
        "A node whose ranks have finished says nothing else that others wait for."},
       {"show the step", kCommitting | kApplied, 0,
        [](const JobCore& job) { return !job.commits_.decision().showing() && job.commits_.MayShow(); },
-       [](JobCore& job) {
-         job.commits_.Show();
-         return absl::OkStatus();
-       },
-       nullptr, "the nodes that do not hold the decision yet",
+       [](JobCore& job) { job.commits_.Show(); }, nullptr, "the nodes that do not hold the decision yet",
        "Ranks see a step that every node holds: were this node lost, the others would make another one.",
        "Whoever waits for the version goes on as early as possible."},
       {"say good-bye", kSomeLeft, kCommitting,
@@ -123,36 +51,25 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](JobCore& job) {
          const int rank = job.leavers_.MayGo(job.gradients_.reductions().under_way());
          job.EndDetached(rank, job.leavers_.Take(rank));
-         return absl::OkStatus();
        },
        nullptr, "the step, or the gradients, of the rank that leaves",
        "A rank has detached before its step was committed, or its gradients were added.",
        "Letting another rank hand in first would make leaving an interruption."},
       {"say that backwards are closed", kOverNodes, 0,
        [](const JobCore& job) { return job.nodes_.sums().MaySayClosed(); },
-       [](JobCore& job) {
-         job.nodes_.sums().SayClosed();
-         return absl::OkStatus();
-       },
-       nullptr, "", "Node 0 takes it that what was not said of these backwards by then never will be.",
+       [](JobCore& job) { job.nodes_.sums().SayClosed(); }, nullptr, "",
+       "Node 0 takes it that what was not said of these backwards by then never will be.",
        "The other nodes wait for the word."},
       {"say that backwards are reduced", kToldLess, 0, kAlways,
-       [](JobCore& job) {
-         job.gradients_.reductions().Publish();
-         return absl::OkStatus();
-       },
-       nullptr, "BackwardDone of every rank, and sums under way",
+       [](JobCore& job) { job.gradients_.reductions().Publish(); }, nullptr,
+       "BackwardDone of every rank, and sums under way",
        "A backward that all ranks have closed has nothing waiting, and what it has under way ends together.",
        "Trainers wait for the word."},
       {"readmit a late rank", kTrainersWrite | kSomeLate, kCommitting | kSomeHandIn,
        [](const JobCore& job) {
          return !job.writes_.LateRanks([&job](int rank) { return job.WaitingFor(rank); }).empty();
        },
-       [](JobCore& job) {
-         job.writes_.ReadmitLate([&job](int rank) { return job.WaitingFor(rank); });
-         return absl::OkStatus();
-       },
-       nullptr, "",
+       [](JobCore& job) { job.writes_.ReadmitLate([&job](int rank) { return job.WaitingFor(rank); }); }, nullptr, "",
        "A rank that left a forward without its backward goes on in the pass in which others wait for its gradients.",
        "Who is readmitted is not entering, so what waits for all to enter waits for it again."},
       {"add before its turn", kSomeBlocked, kCommitting | kReducing,
@@ -167,7 +84,6 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](JobCore& job) {
          job.events_.Add(-1, "extend", job.extensions_.by_rank().begin()->second.extension->what);
          job.extensions_.StartBuild();
-         return absl::OkStatus();
        },
        [](const JobCore& job, int rank) { return job.extensions_.WaitingFor(rank); }, "ExtendJob of every rank",
        "All ranks have asked for the same more to train: another job takes this one's place.",
@@ -188,8 +104,8 @@ absl::Span<const Transition> JobCore::Transitions() {
        "No sum that would be waited for makes it right."},
       {"let into full parameters", kAllFullParams, kCommitting,
        [](const JobCore& job) {
-         return job.summons_.MayGrant() &&
-                !job.summons_.SumsHold(job.gradients_.reductions().under_way() && job.collective_->may_hold_requests());
+         return job.summons_.MayGrant() && !job.summons_.SumsHold(job.gradients_.reductions().under_way() &&
+                                                                  job.devices_.collective()->may_hold_requests());
        },
        [](JobCore& job) { return job.summons_.LetIn(); },
        [](const JobCore& job, int rank) { return job.summons_.WaitingFor(rank); },
@@ -208,17 +124,12 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](JobCore& job) { return job.pass_commits_.Announce(); },
        [](const JobCore& job, int rank) { return job.writes_.WaitingToEnter(rank); }, "EnterPass of every rank",
        "What is still to come are devices: reductions, a decided step, the signals that ranks have given. So the "
-       "ranks' "
-       "streams may go on.",
+       "ranks' streams may go on.",
        "Ranks go on with what the copies do not touch."},
       {"let into a pass", kPassCopies | kAllEntering, 0,
        [](const JobCore& job) { return job.writes_.passes().announced() && job.writes_.passes().copied(); },
-       [](JobCore& job) {
-         job.writes_.LetInAll();
-         return absl::OkStatus();
-       },
-       nullptr, "the copies of the pass", "The copies that the pass reads are there.",
-       "Copies that are there are not made again."},
+       [](JobCore& job) { job.writes_.LetInAll(); }, nullptr, "the copies of the pass",
+       "The copies that the pass reads are there.", "Copies that are there are not made again."},
       {"copy for a pass", kPassCopies | kAllEntering, kCommitting | kDeciding | kReducing,
        [](const JobCore& job) {
          return job.writes_.passes().announced() && !job.writes_.passes().copied() &&
@@ -232,18 +143,14 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](JobCore& job) {
          job.committed_.Touch();
          job.pass_commits_.LetHandIn();
-         return absl::OkStatus();
        },
        [](const JobCore& job, int rank) { return job.writes_.WaitingToHandIn(rank); }, "LeavePass of every rank",
        "Ranks write while nobody reads; what they wrote before is kept first.",
        "Who may be let in has nothing to poll for, and nobody who unshards waits for a hand-in."},
       {"look for pauses", kTrainersWrite | kSomeWantToHandIn, kPassCopies | kCommitting | kDeciding,
        [](const JobCore& job) { return job.writes_.MayHandIn() && !job.writes_.hand_ins().polls_pauses(); },
-       [](JobCore& job) {
-         job.pass_commits_.PollPauses();
-         return absl::OkStatus();
-       },
-       nullptr, "", "A rank that reads may pause, which it tells by a word alone.",
+       [](JobCore& job) { job.pass_commits_.PollPauses(); }, nullptr, "",
+       "A rank that reads may pause, which it tells by a word alone.",
        "It changes nothing that the row below asks for."},
       {"let store", kPassCopies | kSomeWantToHandIn, kSomeInside,
        [](const JobCore& job) { return !job.writes_.hand_ins().awaits_devices(); },
@@ -252,10 +159,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Full parameters are the shards themselves: who has left them may store when no other rank reads them any more.",
        "It changes nothing that the row below asks for."},
       {"commit values", kAllCommitted, kCommitting, [](const JobCore& job) { return !job.values_.commit().said(); },
-       [](JobCore& job) {
-         job.nodes_.over_nodes() ? job.nodes_.SayValues() : job.values_.Commit();
-         return absl::OkStatus();
-       },
+       [](JobCore& job) { job.nodes_.over_nodes() ? job.nodes_.SayValues() : job.values_.Commit(); },
        [](const JobCore& job, int rank) {
          return job.values_.commit().asked(rank)
                     ? FirstOther(job.world_size(), rank, "CommitParameters",
@@ -274,15 +178,14 @@ absl::Span<const Transition> JobCore::Transitions() {
 
 uint32_t JobCore::SeeFacts() const {
   const auto when = [](bool holds, Fact fact) { return holds ? static_cast<uint32_t>(fact) : 0u; };
-  const bool attached = std::any_of(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; });
   uint32_t facts = when(unsharding_.pooled(), kPooled) | when(nodes_.over_nodes(), kOverNodes) |
                    when(writes_.trainers_write(), kTrainersWrite) | when(writes_.pass_copies(), kPassCopies) |
                    when(commits_.decision().committing(), kCommitting) | when(commits_.decision().applied(), kApplied) |
                    when(commits_.decision().deciding(), kDeciding) |
                    when(gradients_.reductions().under_way(), kReducing) |
-                   when(writes_.hand_ins().any_since_version(), kSomeHandIn) |
-                   when(pending_abort_.has_value(), kEnding) | when(!attached, kNobodyAttached) |
-                   when(extensions_.all_asked(), kAllExtend) | when(gradients_.reductions().OwesWord(), kToldLess);
+                   when(writes_.hand_ins().any_since_version(), kSomeHandIn) | when(end_.pending(), kEnding) |
+                   when(sessions_.attached() == 0, kNobodyAttached) | when(extensions_.all_asked(), kAllExtend) |
+                   when(gradients_.reductions().OwesWord(), kToldLess);
   uint32_t all = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted;
   for (int at = 0; at < world_size(); ++at) {
     const bool enters = writes_.passes().entering(at);
@@ -303,7 +206,7 @@ void JobCore::Advance() {
   }
   std::shared_ptr<JobCore> keep;  // an action may drop whoever holds the job
   advancing_ = true;
-  for (bool moved = true; moved && !closed_;) {
+  for (bool moved = true; moved && !end_.closed();) {
     moved = false;
     const uint32_t facts = SeeFacts();
     for (const Transition& row : Transitions()) {

@@ -6,6 +6,7 @@
 // follows from the same rows. README.md shows the table, and a test compares the two.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "server/job/wait.h"
@@ -41,8 +42,26 @@ enum Fact : uint32_t {
   kNobodyAttached = 1u << 21,    // no rank has a session
 };
 constexpr int kFacts = 22;
-// The fact's name in the table of README.md.
-const char* FactName(Fact fact);
+
+// What a row does. May return nothing where it cannot fail.
+class Act {
+ public:
+  template <typename F>
+  constexpr Act(F act) {  // NOLINT(google-explicit-constructor): rows are written as functions
+    if constexpr (std::is_void_v<std::invoke_result_t<F, JobCore&>>) {
+      sure_ = act;
+    } else {
+      may_fail_ = act;
+    }
+  }
+  absl::Status operator()(JobCore& job) const {
+    return sure_ == nullptr ? may_fail_(job) : (sure_(job), absl::OkStatus());
+  }
+
+ private:
+  void (*sure_)(JobCore&) = nullptr;
+  absl::Status (*may_fail_)(JobCore&) = nullptr;
+};
 
 // A row of the table. A row is open when all facts of `needs` hold, none of `unless` does, and `may` says yes; `may`
 // changes nothing. `act` must leave its row closed, or return an error, which ends the epoch.
@@ -51,7 +70,7 @@ struct Transition {
   uint32_t needs;
   uint32_t unless;
   bool (*may)(const JobCore&);
-  absl::Status (*act)(JobCore&);
+  Act act;
   // Whom `rank` waits for until this row can open; null: no rank waits for it, or not for a rank.
   Wait (*waits_for)(const JobCore&, int rank);
   const char* waits;  // likewise in words; empty: nobody waits

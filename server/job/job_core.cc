@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,99 +19,77 @@ constexpr absl::Duration kFreeSessions = absl::Seconds(20);
 }  // namespace
 
 JobCore::JobCore(Init init)
-    : identity_{init.id, init.owner, std::move(init.spec), absl::Now(), std::move(init.lost)},
-      plan_(std::move(init.plan)),
+    : identity_{init.id, init.owner, std::move(init.spec), std::move(init.plan), absl::Now(), std::move(init.lost)},
       memory_(std::move(init.memory)),
-      own_devices_(std::move(init.own_devices)),
       devices_(std::move(init.devices)),
-      optimizer_devices_(init.optimizer_devices.empty() ? devices_ : std::move(init.optimizer_devices),
-                         plan_->world_size),
-      collective_(std::move(init.collective)),
-      loop_(init.loop),
-      memory_worker_(std::move(init.memory_worker)),
-      committed_(name(), static_cast<int>(plan_->params.size()), plan_->world_size, std::move(init.journal)),
+      committed_(name(), static_cast<int>(plan()->params.size()), world_size(), std::move(init.journal)),
       events_(name(), identity_.owner, &committed_, init.events),
-      work_(
-          loop_, [this] { return shared_from_this(); }, [this] { Advance(); }),
-      waits_({plan_.get(), &committed_, &sessions_, &devices_},
-             {collective_.get(), loop_, memory_worker_.get(),
-              [this](absl::Status status) { Abort(std::move(status), {}); }, [this] { Advance(); }}),
-      sessions_(plan_->world_size, loop_),
-      commits_({plan_.get(), memory_.get(), &sessions_, &summons_, &extensions_, &optimizer_devices_},
+      work_(init.loop, this),
+      waits_({plan().get(), &committed_, &sessions_, &devices_.by_rank()},
+             {devices_.collective(), init.loop, devices_.memory_worker(), this}),
+      end_(&commits_, &nodes_),
+      sessions_(world_size(), init.loop),
+      commands_(&sessions_, &committed_, this,
+                [this](Session* session, RankCommand command) { return Execute(session, std::move(command)); }),
+      commits_({plan().get(), memory_.get(), &sessions_, &summons_, &extensions_, &devices_.optimizer()},
                {&committed_, &gradients_, &writes_, &unsharding_, &waits_.given_back(), &snapshots_, &work_, &trace_,
-                &counters_, [this](absl::Status status) { Abort(std::move(status), {}); },
-                [this](const std::string& why) { Close(why); }}),
-      gradients_(plan_,
-                 {{&committed_, &sessions_, &commits_.steps(), &writes_, memory_.get(), &devices_,
+                &counters_, this}),
+      gradients_(plan(),
+                 {{&committed_, &sessions_, &commits_.steps(), &writes_, memory_.get(), &devices_.by_rank(),
                    identity_.owner.IsTheDaemons()},
                   &commits_.decision(),
                   &extensions_},
-                 {{collective_.get(), &waits_.given_back(), &waits_.timer(), &work_, &trace_, &counters_,
-                   memory_worker_.get(), [this](absl::Status status) { Abort(std::move(status), {}); }},
+                 {{devices_.collective(), &waits_.given_back(), &waits_.timer(), &work_, &trace_, &counters_,
+                   devices_.memory_worker(), this},
                   &events_}),
-      values_({plan_.get(), &commits_.decision(), &summons_, &extensions_, &sessions_},
-              {memory_.get(), &committed_, &gradients_.presence(), &commits_, &events_, &work_, loop_,
-               [this](absl::Status status) { Abort(std::move(status), {}); },
-               [this](const std::string& why) { Close(why); }},
-              init.copier, WorkOwner{init.owner.uid, init.id}),
-      summons_(
-          {&identity_.spec, plan_.get(), init.nodes != nullptr, &committed_, &commits_.decision(), &sessions_,
-           &gradients_.pairing(), &writes_, &extensions_, &values_.undo()},
-          {&devices_, &waits_.given_back(), &work_, &events_, [this] { return gradients_.reductions().SettleAll(); },
-           [this] { return memory_account_.CheckUndoFits(); },
-           [this](absl::Status status) { Abort(std::move(status), {}); }}),
+      values_({plan().get(), &commits_.decision(), &summons_, &extensions_, &sessions_},
+              {memory_.get(), &committed_, &gradients_.presence(), &commits_, &events_, &work_, this}, init.copier,
+              WorkOwner{init.owner.uid, init.id}),
+      summons_({&identity_.spec, plan().get(), init.nodes != nullptr, &committed_, &commits_.decision(), &sessions_,
+                &gradients_.pairing(), &writes_, &extensions_, &values_.undo()},
+               {&devices_.by_rank(), &waits_.given_back(), &work_, &events_,
+                [this] { return gradients_.reductions().SettleAll(); },
+                [this] { return memory_account_.CheckUndoFits(); }, this}),
       absent_(name(), {&sessions_, &leavers_}, &events_),
-      snapshots_({plan_.get(), &commits_.decision(), &sessions_, &writes_, &optimizer_devices_},
-                 {memory_.get(), &committed_, &work_, &events_, loop_, memory_worker_.get(),
-                  [this](absl::Status status) { Abort(std::move(status), {}); },
-                  [this](const std::string& why) { Close(why); }},
-                 identity_.owner.uid),
-      writes_({plan_.get(), &committed_, &sessions_, &commits_.steps(), &gradients_.pairing(), &summons_.full_params(),
+      snapshots_({plan().get(), &commits_.decision(), &sessions_, &writes_, &devices_.optimizer()},
+                 {memory_.get(), &committed_, &work_, &events_, devices_.memory_worker(), this}, identity_.owner.uid),
+      writes_({plan().get(), &committed_, &sessions_, &commits_.steps(), &gradients_.pairing(), &summons_.full_params(),
                &extensions_, &snapshots_.snapshot()},
               &counters_),
-      pass_commits_({plan_.get(), memory_.get()}, {&writes_, &committed_, &commits_, &snapshots_, &unsharding_,
-                                                   &summons_, &waits_.given_back(), &work_, loop_}),
-      leavers_(plan_->world_size, {&committed_, &sessions_, &commits_.steps(), &gradients_.pairing(), &writes_.passes(),
-                                   &writes_.hand_ins(), &summons_.full_params(), &values_.commit()}),
-      renewal_({plan_.get(), &sessions_, &commits_.decision(), &values_.undo(), [this] { return nodes_.promised(); }},
-               {memory_.get(), &work_, &optimizer_devices_, loop_, memory_worker_.get(), &events_,
+      pass_commits_({plan().get(), memory_.get(), &writes_, &committed_, &commits_, &snapshots_, &unsharding_,
+                     &summons_, &waits_.given_back(), &work_}),
+      leavers_(world_size(), {&committed_, &sessions_, &commits_.steps(), &gradients_.pairing(), &writes_.passes(),
+                              &writes_.hand_ins(), &summons_.full_params(), &values_.commit()}),
+      renewal_({plan().get(), &sessions_, &commits_.decision(), &values_.undo(), &end_,
+                [this] { return nodes_.promised(); }},
+               {memory_.get(), &work_, &devices_.optimizer(), devices_.memory_worker(), &events_, this,
                 [this](absl::AnyInvocable<void()> closure) { values_.Behind(std::move(closure)); },
-                [this](absl::Status status) { Abort(std::move(status), {}); },
                 // What GPUs still add goes into the old ones, too.
                 [this] { waits_.ForgetAllStragglers(); }}),
-      extensions_(plan_->world_size,
-                  {&committed_, &commits_.decision(), &leavers_, &commits_.steps(), &gradients_.pairing(),
-                   &writes_.passes(), &writes_.hand_ins(), &summons_.full_params()}),
-      unsharding_(plan_, {&committed_, &commits_.decision(), &commits_.steps(), &writes_, &sessions_, memory_.get()},
-                  {collective_.get(), &waits_.given_back(), &work_, &events_, &counters_,
-                   [this](absl::Status status) { Abort(std::move(status), {}); }}),
+      extensions_(world_size(), {&committed_, &commits_.decision(), &leavers_, &commits_.steps(), &gradients_.pairing(),
+                                 &writes_.passes(), &writes_.hand_ins(), &summons_.full_params()}),
+      unsharding_(plan(), {&committed_, &commits_.decision(), &commits_.steps(), &writes_, &sessions_, memory_.get()},
+                  {devices_.collective(), &waits_.given_back(), &work_, &events_, &counters_, this}),
       nodes_(
           init.nodes.get(),
-          {plan_, memory_.get(), &commits_.decision(), &commits_.steps(), &leavers_, &optimizer_devices_},
-          {loop_, &committed_, &gradients_.pairing(), &gradients_.presence(), &values_, &work_, &events_},
-          {{[this](PairKey key, int occurrence, const GivenGradients& given) {
-              return gradients_.reductions().AddGiven(key, occurrence, given);
-            },
-            [this](absl::Status status) { Abort(std::move(status), {}); }},
+          {plan(), memory_.get(), &commits_.decision(), &commits_.steps(), &leavers_, &devices_.optimizer()},
+          {&committed_, &gradients_.pairing(), &gradients_.presence(), &values_, &work_, &events_, this},
+          {[this](PairKey key, int occurrence, const GivenGradients& given) {
+             return gradients_.reductions().AddGiven(key, occurrence, given);
+           },
            {[this](double norm) { commits_.Measured(norm); },
             [this](const v1::PeerMessage::Decided& decided) { commits_.Heard(decided); }, [this] { values_.Commit(); }},
            [this](const absl::Status& cause) {
-             auto [own, lost] = pending_abort_.has_value() && !commits_.decision().committing()
-                                    ? *std::exchange(pending_abort_, std::nullopt)
-                                    : std::pair(cause, std::vector<int>());
+             auto [own, lost] = end_.TakeOr(cause);
              Abort(std::move(own), std::move(lost));
-           },
-           [this](absl::Status status) { Abort(std::move(status), {}); },
-           [this](const std::string& why) { Close(why); },
-           [this] { Advance(); }}),
-      memory_account_({&identity_.spec, plan_.get(), memory_.get(), &sessions_, &renewal_.writers(),
+           }}),
+      memory_account_({&identity_.spec, plan().get(), memory_.get(), &sessions_, &renewal_.writers(),
                        &snapshots_.snapshot(), &summons_.full_params(), &values_.undo()},
                       std::move(init.reserved_by_all)),
       view_({&identity_,
-             plan_,
              memory_.get(),
-             &devices_,
-             collective_.get(),
+             &devices_.by_rank(),
+             devices_.collective(),
              &committed_,
              &counters_,
              &gradients_.pairing(),
@@ -127,11 +104,11 @@ JobCore::JobCore(Init init)
              &commits_.decision(),
              &nodes_,
              &snapshots_,
-             &closed_,
+             &end_,
              [this](int rank) { return WaitingFor(rank); }}),
-      trace_({name(), plan_, &devices_, &sessions_, &committed_, &memory_account_,
+      trace_({name(), plan(), &devices_.by_rank(), &sessions_, &committed_, &memory_account_,
               [this](int rank) { return view_.WaitText(rank); }},
-             std::move(init.work_trace), loop_, &work_),
+             std::move(init.work_trace), &work_),
       // Who reads whether a version is being made comes behind commits_; who reads what trainers handed in, before
       // writes_; what waits for ranks' devices is dropped (here) before the slots that it would have filled.
       parts_({&commits_, &gradients_, &waits_, &nodes_, &snapshots_, &values_, &work_, &writes_, &leavers_, &summons_,
@@ -153,7 +130,7 @@ JobCore::JobCore(Init init)
          [this] { return nodes_.closed(); }, [this] { return nodes_.generation(); }});
   }
   events_.Add(-1, "open",
-              absl::StrCat("world size ", world_size(), ", ", plan_->groups.size(), " groups, ",
+              absl::StrCat("world size ", world_size(), ", ", plan()->groups.size(), " groups, ",
                            memory_->allocated_bytes(), " bytes of slabs"));
   if (identity_.lost.has_value()) {
     events_.Add(-1, "lost", identity_.lost->text());
@@ -163,103 +140,19 @@ JobCore::JobCore(Init init)
 JobCore::~JobCore() {
   // Freeing a session's memory waits for the lock of its file, which a trainer holds for as long as a write of its own
   // into it lasts: for ever, if what it writes never comes. Then that memory is left to it, and no other.
-  if (!memory_worker_->Stop(kFreeSessions)) {
+  if (!devices_.EndMemoryWorker(kFreeSessions)) {
     LogWarning(absl::StrCat("job ", name(), ": memory of its ranks' sessions is not free after ",
                             absl::FormatDuration(kFreeSessions),
                             ": it is very much, or a trainer's write does not end"));
-    (void)memory_worker_.release();
-    for (std::unique_ptr<Device>& device : own_devices_) (void)device.release();  // of that memory
   }
   nodes_.ForgetExchange();  // it is the collective's, and uses the links
-  collective_.reset();
+  devices_.EndCollective();
 }
 
 bool JobCore::PollRings(absl::Time until) {
-  const uint64_t before = committed_.epoch();
-  bool found = waits_.Poll();
-  if (committed_.epoch() != before) {
-    return true;
-  }
-  const int first = next_polled_;
-  bool in_time = true;
-  for (int i = 0; i < world_size() && in_time; ++i) {
-    const int rank = (first + i) % world_size();
-    Session* session = sessions_[rank].get();
-    // Bounded in number too: no client keeps the loop from its timers and from the job's other ranks.
-    for (uint32_t taken = 0; session != nullptr && taken < kRingRecords / 4; ++taken) {
-      if (taken > 0 && session->last_command_time >= until) {  // when the last one began
-        in_time = false;
-        next_polled_ = (rank + 1) % world_size();
-        break;
-      }
-      absl::StatusOr<RankCommand> command = session->NextFromRing();
-      if (absl::IsNotFound(command.status())) {
-        break;
-      }
-      found = true;
-      const uint64_t epoch = committed_.epoch();
-      absl::Status status = command.status();
-      if (status.ok()) {
-        status = Execute(session, *std::move(command));
-      }
-      if (committed_.epoch() != epoch) {
-        return true;  // the sessions are gone
-      }
-      if (sessions_[rank].get() != session) {
-        break;  // it has said good-bye before
-      }
-      if (!status.ok()) {
-        Abort(std::move(status), {});
-        if (committed_.epoch() != epoch) {
-          return true;
-        }
-        session->broken = true;  // a commit is under way, the abort follows it
-        break;
-      }
-      if (session->held) {
-        session->consumes_when_released = true;
-        break;
-      }
-      session->PublishConsumed();
-    }
-    if (in_time && found && MonotonicNow() >= until) {
-      in_time = false;
-      next_polled_ = (rank + 1) % world_size();
-    }
-  }
-  return found;
-}
-
-int JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first, absl::Time until) {
   const uint64_t epoch = committed_.epoch();
-  const int rank = session->rank();
-  const int end = batch.commands_size();
-  for (int i = first; i < end; ++i) {
-    if (session->held) {
-      return i;
-    }
-    if (session->broken) {
-      return end;
-    }
-    if (i > first && session->last_command_time >= until) {  // when the last one began
-      return i;                                              // a batch is as long as its client likes
-    }
-    absl::StatusOr<RankCommand> command = session->Decode(batch.commands(i));
-    absl::Status status = command.status();
-    if (status.ok()) {
-      status = Execute(session, *std::move(command));
-    }
-    if (!status.ok() && committed_.epoch() == epoch) {
-      Abort(std::move(status), {});
-      if (committed_.epoch() == epoch) {
-        session->broken = true;
-      }
-    }
-    if (committed_.epoch() != epoch || sessions_[rank].get() != session) {
-      return end;
-    }
-  }
-  return end;
+  const bool found = waits_.Poll();
+  return committed_.epoch() != epoch || commands_.PollRings(until, found);
 }
 
 absl::Status JobCore::Execute(Session* session, RankCommand command) {
@@ -271,7 +164,7 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
                            command.opcode == Opcode::kSubmitGradients;
   if (command.opcode != Opcode::kWaitGradientSlot) {
     session->last_command = names_group
-                                ? absl::StrCat(OpcodeName(command.opcode), " ", plan_->groups[command.group].name)
+                                ? absl::StrCat(OpcodeName(command.opcode), " ", plan()->groups[command.group].name)
                                 : std::string(OpcodeName(command.opcode));
     gradients_.Wake(rank);  // whoever sends is not asleep
   }
@@ -288,6 +181,7 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
 
 absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
   const int rank = session->rank();
+  bool last = false;  // rank in full parameters
   switch (command.opcode) {
     case Opcode::kUnshard:
       return unsharding_.Unshard(session, command.group, command.arg0);
@@ -311,7 +205,10 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
     case Opcode::kEnterFullParams:
       return summons_.Enter(session, command);
     case Opcode::kLeaveFullParams:
-      return OnLeaveFullParams(session, command.done);
+      SHARDD_RETURN_IF_ERROR(summons_.Leave(session, command.done, &last));
+      values_.Forget(rank);
+      if (last) values_.Undo();  // writes that nobody committed
+      return absl::OkStatus();
     case Opcode::kWaitGradientSlot:
       gradients_.Sleep(rank, command.group);
       return absl::OkStatus();
@@ -333,34 +230,24 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
   return absl::InternalError("execute: a command passed decoding without a valid opcode");
 }
 
-absl::Status JobCore::OnLeaveFullParams(Session* session, uint64_t done) {
-  bool last = false;
-  SHARDD_RETURN_IF_ERROR(summons_.Leave(session, done, &last));
-  values_.Forget(session->rank());
-  if (last) {
-    values_.Undo();  // writes that nobody committed
-  }
-  return absl::OkStatus();
-}
-
 void JobCore::CheckSilence(absl::Time now) {
   renewal_.FreeUnused();
   absent_.TellEnded();
   sessions_.TellWaiting(now, [this](int rank) { return view_.WaitText(rank); });
-  if (values_.IsStuck(now) && !closed_) {  // whatever else the job asks the copier for would be, too
+  if (values_.IsStuck(now) && !end_.closed()) {  // whatever else the job asks the copier for would be, too
     Close(absl::StrCat("a copy of its values has not ended after ", absl::FormatDuration(ValueCopies::kLimit),
-                       ": a GPU's driver does not return (devices ", devices_.front()->name(), " to ",
-                       devices_.back()->name(), "); restart the daemon"));
+                       ": a GPU's driver does not return (devices ", devices_.by_rank().front()->name(), " to ",
+                       devices_.by_rank().back()->name(), "); restart the daemon"));
     return;
   }
   waits_.ForgetStragglers();
   int hangs = -1;
   if (absl::Status stuck = waits_.CheckSums(now, &hangs);
-      !closed_ && !commits_.decision().committing() && !stuck.ok()) {
+      !end_.closed() && !commits_.decision().committing() && !stuck.ok()) {
     Abort(std::move(stuck), {hangs});
     return;
   }
-  if (closed_) {
+  if (end_.closed()) {
     return;
   }
   const uint64_t epoch = committed_.epoch();
@@ -369,18 +256,15 @@ void JobCore::CheckSilence(absl::Time now) {
       sessions_.attached() < world_size()) {
     return;
   }
-  if (absl::Status stuck = writes_.CheckStuck(now, [this](int rank) { return WaitingFor(rank); }); !stuck.ok()) {
-    Abort(std::move(stuck), {});
-    return;
-  }
-  if (absl::Status stuck = waits_.CheckSignals(now, &hangs); !stuck.ok()) {
-    Abort(std::move(stuck), {hangs});
-    return;
-  }
-  const absl::Duration limit = absl::Milliseconds(plan_->config.silence_timeout_ms());
   const auto waiting_for = [this](int rank) { return WaitingFor(rank); };
-  if (absl::Status silent = CheckSilentRanks(sessions_, committed_, limit, now, waiting_for, &hangs); !silent.ok()) {
-    Abort(std::move(silent), {hangs});
+  absl::Status late = writes_.CheckStuck(now, waiting_for);
+  if (late.ok()) late = waits_.CheckSignals(now, &hangs);
+  if (late.ok()) {
+    const absl::Duration limit = absl::Milliseconds(plan()->config.silence_timeout_ms());
+    late = CheckSilentRanks(sessions_, committed_, limit, now, waiting_for, &hangs);
+  }
+  if (!late.ok()) {
+    Abort(std::move(late), hangs < 0 ? std::vector<int>() : std::vector<int>{hangs});
   }
 }
 

@@ -8,30 +8,24 @@
 // dropped is a decided step: it is journaled, applied and committed first, and an abort that arrives meanwhile waits
 // for it.
 
-#include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/plan/extend.h"
 #include "common/plan/plan.h"
-#include "server/collective/collective.h"
-#include "server/collective/nodes/node_collective.h"
-#include "server/collective/trainers/trainer_collective.h"
 #include "server/job/advance.h"
+#include "server/job/command_intake.h"
+#include "server/job/epoch_end.h"
 #include "server/job/full_params/summons.h"
 #include "server/job/gradients/gradients.h"
 #include "server/job/job_events.h"
-#include "server/job/job_extend.h"
 #include "server/job/job_identity.h"
 #include "server/job/job_part.h"
 #include "server/job/job_view.h"
@@ -47,14 +41,13 @@
 #include "server/job/trace/job_trace.h"
 #include "server/job/unshard/unsharding.h"
 #include "server/job/work/device_waits.h"
+#include "server/job/work/job_devices.h"
 #include "server/job/work/job_work.h"
-#include "server/job/work/optimizer_devices.h"
 #include "server/job/writes/pass_commits.h"
 #include "server/job/writes/snapshot_keeper.h"
 #include "server/job/writes/trainer_writes.h"
 #include "server/job/writes/value_writes.h"
 #include "server/loop/core_loop.h"
-#include "server/multinode/given_gradients.h"
 #include "server/observe/events.h"
 #include "server/session/session.h"
 #include "server/storage/job_memory.h"
@@ -65,7 +58,7 @@
 namespace shardd {
 
 // Loop-confined. Shared: device work in flight keeps the job, and so its slabs, alive.
-class JobCore : public std::enable_shared_from_this<JobCore> {
+class JobCore final : public std::enable_shared_from_this<JobCore>, private JobControl {
  public:
   struct Init {
     uint64_t id = 0;
@@ -75,14 +68,10 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
     std::unique_ptr<JobMemory> memory;
     std::unique_ptr<Journal> journal;
     std::unique_ptr<TakeUpLog> take_up_log;  // null: the job ends with its daemon
-    std::vector<Device*> devices;            // by rank; outlive the job, or are its own_devices
-    std::vector<Device*> optimizer_devices;  // likewise, as OptimizerDevices takes them; empty: `devices`
-    std::vector<std::unique_ptr<Device>> own_devices;
-    std::shared_ptr<WorkTrace> work_trace;  // of own_devices; null: work on devices is not traced
-    std::unique_ptr<Collective> collective;
+    JobDevices::Parts devices;
+    std::shared_ptr<WorkTrace> work_trace;  // of devices.own; null: work on devices is not traced
     CoreLoop* loop = nullptr;
-    TurnQueue* copier = nullptr;              // brings values to the slabs, and waits for their devices
-    std::unique_ptr<CoreLoop> memory_worker;  // makes and frees what holds much memory, but for the slabs
+    TurnQueue* copier = nullptr;  // brings values to the slabs, and waits for their devices
     EventLog* events = nullptr;
     std::function<int64_t()> reserved_by_all;  // the sum of what all jobs have reserved; null: this is the only one
     CommittedFacts committed;                  // of the job whose place it takes; at first: nothing
@@ -98,20 +87,17 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // (job_membership.cc)
   const JobIdentity& identity() const { return identity_; }
   const std::string& name() const { return identity_.name(); }
-  const std::shared_ptr<const ShardPlan>& plan() const { return plan_; }
+  const std::shared_ptr<const ShardPlan>& plan() const { return identity_.plan; }
   const JobMemory& memory() const { return *memory_; }
   const Committed& committed() const { return committed_; }
   const Sessions& sessions() const { return sessions_; }
-  const std::vector<Device*>& devices() const { return devices_; }  // by rank
+  const JobDevices& devices() const { return devices_; }
   const JobNodes& nodes() const { return nodes_; }
   // What others see of it.
   const JobView& view() const { return view_; }
   const MemoryAccount& memory_account() const { return memory_account_; }
-  bool closed() const { return closed_; }
+  bool closed() const { return end_.closed(); }
 
-  // Where sessions are made, and what they leave is freed: in this order, so a session that is made has the memory of
-  // the one before. Both take as long as their memory is large, and keep no other job from its own.
-  CoreLoop* memory_worker() const { return memory_worker_.get(); }
   // Takes the session, or leaves it to the caller with an error, who frees it elsewhere than on the loop. ABORTED: the
   // epoch went on while the session was being made. REQUIRES: the rank has no session.
   absl::Status AddSession(std::unique_ptr<Session>&& session);
@@ -132,30 +118,27 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // Ends all sessions and frees the memory as soon as device work in flight has ended. Of several nodes: here, where
   // the others wait for another daemon or job to take this one's place, or on all of them.
   enum class CloseOn { kThisNode, kAllNodes };
-  void Close(const std::string& why, CloseOn on = CloseOn::kThisNode);
+  void Close(const std::string& why, CloseOn on);
+  void Close(const std::string& why) override { Close(why, CloseOn::kThisNode); }
   // The epoch advances; see the top.
   void Abort(absl::Status cause, std::vector<int> lost_ranks);
 
   // Does whatever may happen next, until nothing may: at the end of every event on the loop. (advance.cc)
-  void Advance();
+  void Advance() override;
   static absl::Span<const Transition> Transitions();
 
-  // Takes commands from all rings, no new one after `until`; true if there were any.
+  // Looks at what devices and rings say, and takes no new command after `until`; true if there was anything.
   bool PollRings(absl::Time until = absl::InfiniteFuture());
-  // Executes commands of the batch from number `first` on, at least one and no new one after `until`. Returns the
-  // number of the one to go on with; behind the last where the batch is done or the session is.
-  int ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first = 0,
-                        absl::Time until = absl::InfiniteFuture());
+  // What comes by streams.
+  CommandIntake& commands() { return commands_; }
   // Deadlines: ranks that others wait for and that send nothing.
   void CheckSilence(absl::Time now);
 
   // More to train (job_extend.cc). The rank asks that another job take this one's place, as `extension` says. `done`
   // runs once, on the loop; with OK when that has happened. When all ranks have asked for the same, `build` is called
   // with all of `done`, and the job is `extending` until its epoch ends or GiveUpExtension.
-  using ExtendDone = Extensions::Done;
-  using BuildExtended = Extensions::Build;
-  void AwaitExtension(Session* session, std::shared_ptr<const Extension> extension, ExtendDone done,
-                      BuildExtended build);
+  void AwaitExtension(Session* session, std::shared_ptr<const Extension> extension, Extensions::Done done,
+                      Extensions::Build build);
   bool extending() const { return extensions_.building(); }
   void GiveUpExtension() { (void)extensions_.TakeAll(); }
   CommittedFacts committed_facts() const;  // as its successor begins
@@ -166,27 +149,22 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   JobTrace& trace() { return trace_; }
 
  private:
-  int world_size() const { return plan_->world_size; }
+  void Fail(absl::Status cause) override { Abort(std::move(cause), {}); }
+  std::shared_ptr<void> Keep() override { return shared_from_this(); }
+  int world_size() const { return plan()->world_size; }
   void EndDetached(int rank, bool finished);
   void EndSession(int rank);
-  // Commands. Each returns an error only for what the client must not do; the caller then aborts the epoch.
+  // Commands. Each returns an error only for what the client must not do, which ends the epoch (CommandIntake).
   absl::Status Execute(Session* session, RankCommand command);
   absl::Status Dispatch(Session* session, RankCommand command);
-  absl::Status OnLeaveFullParams(Session* session, uint64_t done);
 
   uint32_t SeeFacts() const;        // (advance.cc)
   Wait WaitingFor(int rank) const;  // for whom and for what it cannot go on
 
   // Constant after construction.
   const JobIdentity identity_;
-  const std::shared_ptr<const ShardPlan> plan_;
   const std::unique_ptr<JobMemory> memory_;
-  std::vector<std::unique_ptr<Device>> own_devices_;  // constant, until the end
-  const std::vector<Device*> devices_;
-  const OptimizerDevices optimizer_devices_;
-  std::unique_ptr<Collective> collective_;  // constant, until the end
-  CoreLoop* const loop_;
-  std::unique_ptr<CoreLoop> memory_worker_;  // constant, until the end
+  JobDevices devices_;  // constant, until the end
 
   // Loop-confined. Committed:
   Committed committed_;
@@ -194,7 +172,9 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   JobWork work_;
   DeviceWaits waits_;
   // Membership:
+  EpochEnd end_;
   Sessions sessions_;
+  CommandIntake commands_;
   Commits commits_;
   Gradients gradients_;
   // Values, and the full parameters that they are written back to:
@@ -207,10 +187,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   Leavers leavers_;
   GradientRenewal renewal_;
   Extensions extensions_;
-  int next_polled_ = 0;  // the rank whose ring is looked at first
-  bool closed_ = false;
   bool advancing_ = false;
-  std::optional<std::pair<absl::Status, std::vector<int>>> pending_abort_;  // waits for a commit under way
   // The running step:
   Unsharding unsharding_;
   JobNodes nodes_;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "common/status/status_macros.h"
 #include "server/job/job_core.h"
 
 namespace shardd {
@@ -46,8 +44,8 @@ CommittedFacts JobCore::committed_facts() const {
           committed_.step_counts(), committed_.trainer_states(), counters_};
 }
 
-void JobCore::AwaitExtension(Session* session, std::shared_ptr<const Extension> extension, ExtendDone done,
-                             BuildExtended build) {
+void JobCore::AwaitExtension(Session* session, std::shared_ptr<const Extension> extension, Extensions::Done done,
+                             Extensions::Build build) {
   if (session->held) {  // it has asked for something before that is not done yet
     session->when_released.push_back([self = shared_from_this(), id = session->id(), extension, done, build] {
       if (Session* released = self->sessions_.Find(id); released != nullptr) {

@@ -6,12 +6,9 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
-#include <vector>
 
 #include "common/plan/plan.h"
 #include "server/optimizer/optimizer.h"
-#include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
 

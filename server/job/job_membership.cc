@@ -2,17 +2,24 @@
 
 #include <fcntl.h>
 
-#include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "server/job/job_core.h"
-#include "server/observe/log.h"
 
 namespace shardd {
 namespace {
+
+v1::SessionEvent Aborted(const Committed& committed, absl::StatusCode code, std::string message) {
+  v1::SessionEvent event;
+  v1::SessionEvent::Aborted* aborted = event.mutable_aborted();
+  aborted->set_epoch(committed.epoch());
+  aborted->set_code(static_cast<int>(code));
+  aborted->set_message(std::move(message));
+  aborted->set_committed_step(committed.step());
+  return event;
+}
 
 // The last that a session's client hears.
 void Farewell(const Session& session, v1::SessionEvent event) {
@@ -38,7 +45,7 @@ absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace, const 
 absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   const int rank = session->rank();
   const std::string what = absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ");
-  if (closed_) {
+  if (end_.closed()) {
     return absl::NotFoundError(absl::StrCat(what, "the job was closed"));
   }
   if (session->epoch() != committed_.epoch()) {
@@ -73,7 +80,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
 }
 
 void JobCore::RankAnswered(int rank, const absl::Status& status, uint64_t ticks) {
-  if (!closed_) {
+  if (!end_.closed()) {
     absent_.Answered(rank, status, ticks, MonotonicNow());
     Advance();
   }
@@ -90,8 +97,9 @@ void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> strea
   v1::SessionEvent event;
   event.mutable_attached();
   session->stream->Send(std::move(event));
-  events_.Add(rank, "attach",
-              absl::StrCat("session ", session->id(), ", pid ", session->peer.pid, ", ", devices_[rank]->name()));
+  events_.Add(
+      rank, "attach",
+      absl::StrCat("session ", session->id(), ", pid ", session->peer.pid, ", ", devices_.by_rank()[rank]->name()));
   Advance();
 }
 
@@ -99,10 +107,8 @@ void JobCore::EndSession(int rank) {
   Session* session = sessions_[rank].get();
   sessions_.Unwatch(*session);
   parts_.SessionEnds(session);  // who keeps the descriptor of its process takes it, which nobody watches any more
-  for (auto& closure : std::exchange(session->when_released, {})) {
-    loop_->Post(std::move(closure));
-  }
-  memory_worker_->Post([gone = sessions_.Take(rank)] {});
+  sessions_.PostReleased(session);
+  devices_.memory_worker()->Post([gone = sessions_.Take(rank)] {});
 }
 
 void JobCore::Detach(int rank, bool finished) {
@@ -161,24 +167,17 @@ void JobCore::SessionLost(int rank, const std::string& why, bool replaced) {
 }
 
 void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
-  if (closed_) {
+  if (end_.closed()) {
     return;
   }
   if (absl::IsDataLoss(cause) && memory_->place().memory != nullptr) {
     Close(absl::StrCat("what lay on its device is lost: ", cause.message()));  // there is nothing to go back to
     return;
   }
-  if (!commits_.MayEndEpoch() || nodes_.promised()) {
-    // A decided step always completes forward, with the copy that is kept of it; those who died in between are found
-    // out afterwards. On several nodes it may be decided already, and node 0 says whether (NodeStepsListener).
-    // Only a step that is applied and may not be shown yet ends here, unshown.
-    if (!pending_abort_.has_value()) {
-      pending_abort_.emplace(std::move(cause), std::move(lost_ranks));
-    } else {
-      pending_abort_->second.insert(pending_abort_->second.end(), lost_ranks.begin(), lost_ranks.end());
-    }
+  if (!end_.MayBegin()) {
+    end_.Await({std::move(cause), std::move(lost_ranks)});
     if (!commits_.decision().committing()) {
-      nodes_.WantsToEnd(pending_abort_->first);
+      nodes_.WantsToEnd(end_.cause());
     }
     return;
   }
@@ -190,34 +189,26 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   events_.Add(-1, drops_work ? "abort" : "epoch", std::string(cause.message()));
   nodes_.AttemptEnded(cause);
   values_.Undo();
-  if (closed_) {
+  if (end_.closed()) {
     Extensions::Answer(extensions, cause);
     return;
   }
   snapshots_.GoBackIfStored();
   for (const auto& session : sessions_) {  // everybody is let go before memory is unmapped
-    if (session != nullptr) {
-      session->Poison(committed_.epoch());
-    }
+    if (session != nullptr) session->Poison(committed_.epoch());
   }
   const std::vector<int> refused = absent_.refused();
   for (int rank = 0; rank < world_size(); ++rank) {
     Session* session = sessions_[rank].get();
-    if (session == nullptr) {
-      continue;
-    }
+    if (session == nullptr) continue;
     if (session->pidfd.valid() && !session->lost) {
       absent_.SessionEnded(rank, session->peer.pid, UniqueFd(fcntl(session->pidfd.get(), F_DUPFD_CLOEXEC, 0)));
     }
-    v1::SessionEvent event;
+    v1::SessionEvent event = Aborted(committed_, cause.code(), std::string(cause.message()));
     v1::SessionEvent::Aborted* aborted = event.mutable_aborted();
     if (absent_.WaitsInVain(session->start_ticks, MonotonicNow())) {
       aborted->mutable_refused_ranks()->Add(refused.begin(), refused.end());
     }
-    aborted->set_epoch(committed_.epoch());
-    aborted->set_code(static_cast<int>(cause.code()));
-    aborted->set_message(std::string(cause.message()));
-    aborted->set_committed_step(committed_.step());
     aborted->set_trainer_state(committed_.trainer_states()[rank]);
     aborted->mutable_lost_ranks()->Add(lost_ranks.begin(), lost_ranks.end());
     Farewell(*session, std::move(event));
@@ -233,31 +224,25 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
 }
 
 void JobCore::Close(const std::string& why, CloseOn on) {
-  if (closed_) {
+  if (end_.closed()) {
     return;
   }
   events_.Add(-1, "close", why);
+  const std::string message = absl::StrCat("job \"", name(), "\" was closed: ", why);
   const auto extensions = extensions_.TakeAll();
   committed_.EndEpoch();
-  closed_ = true;
+  end_.Close();
   for (int rank = 0; rank < world_size(); ++rank) {
     if (Session* session = sessions_[rank].get(); session != nullptr) {
       session->Poison(committed_.epoch());
-      v1::SessionEvent event;
-      v1::SessionEvent::Aborted* aborted = event.mutable_aborted();
-      aborted->set_epoch(committed_.epoch());
-      aborted->set_code(static_cast<int>(absl::StatusCode::kNotFound));
-      aborted->set_message(absl::StrCat("job \"", name(), "\" was closed: ", why));
-      aborted->set_committed_step(committed_.step());
-      Farewell(*session, std::move(event));
+      Farewell(*session, Aborted(committed_, absl::StatusCode::kNotFound, message));
       EndSession(rank);
     }
   }
   nodes_.Close(why, on == CloseOn::kAllNodes);
   waits_.EndEpoch();
-  renewal_.Close();
   trace_.EndAll(why);
-  Extensions::Answer(extensions, absl::AbortedError(absl::StrCat("job \"", name(), "\" was closed: ", why)));
+  Extensions::Answer(extensions, absl::AbortedError(message));
 }
 
 }  // namespace shardd

@@ -1,9 +1,11 @@
 #ifndef SHARDD_SERVER_JOB_JOB_PART_H_
 #define SHARDD_SERVER_JOB_JOB_PART_H_
 
-// What happens to a job as a whole, and each of its components does something about. Each fact stands with its owner
-// that way, and no list of them in the job.
+// A job and its components, as they know each other: what happens to the job as a whole, and each component does
+// something about (each fact stands with its owner that way, and no list of them in the job); and what a component may
+// ask of the job.
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +16,22 @@
 namespace shardd {
 
 class Session;
+
+// What a component may ask of its job, of which it knows nothing else. All is called on the loop.
+class JobControl {
+ public:
+  // Something of the running epoch went wrong: the epoch ends with `cause`, behind a version that is being made.
+  virtual void Fail(absl::Status cause) = 0;
+  // There is nothing to go on with, or back to: the job ends.
+  virtual void Close(const std::string& why) = 0;
+  // Does what may happen next (advance.h).
+  virtual void Advance() = 0;
+  // A reference that keeps the job, and so its slabs, alive. REQUIRES: the job's destructor has not begun.
+  virtual std::shared_ptr<void> Keep() = 0;
+
+ protected:
+  ~JobControl() = default;
+};
 
 // All is called on the loop. Nothing of the job may be called from here but what the component owns or uses as a
 // service.

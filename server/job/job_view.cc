@@ -1,7 +1,6 @@
 #include "server/job/job_view.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -45,7 +44,7 @@ std::string JobView::WaitText(int rank) const {
 }
 
 v1::JobState JobView::State() const {
-  if (*see_.closed) {
+  if (see_.end->closed()) {
     return v1::JOB_STATE_CLOSED;
   }
   if (see_.decision->committing()) {
@@ -72,7 +71,7 @@ JobDescription JobView::Describe(v1::Job* out) const {
   out->set_committed_step(committed_step());
   out->set_version(see_.committed->version());
   out->set_attached_ranks(see_.sessions->attached());
-  out->set_groups(static_cast<int>(see_.plan->groups.size()));
+  out->set_groups(static_cast<int>(see_.identity->plan->groups.size()));
   out->set_slab_bytes(see_.memory->allocated_bytes());
   *out->mutable_counters() = *see_.counters;
   out->set_collective(see_.collective->Describe());
@@ -81,8 +80,8 @@ JobDescription JobView::Describe(v1::Job* out) const {
   if (identity.lost.has_value()) {
     *out->mutable_lost() = *identity.lost;
   }
-  out->set_plan_digest(absl::BytesToHexString(see_.plan->digest));
-  return {see_.plan, see_.committed->ShareStepCounts()};
+  out->set_plan_digest(absl::BytesToHexString(see_.identity->plan->digest));
+  return {see_.identity->plan, see_.committed->ShareStepCounts()};
 }
 
 void JobView::DescribeRanks(v1::ListRanksResponse* out) const {
@@ -105,7 +104,7 @@ void JobView::DescribeSession(const Session& session, v1::Rank* out) const {
   for (size_t group = 0; group < session.handles.size(); ++group) {
     const Handle& handle = session.handles[group];
     v1::HandleStatus* described = out->add_handles();
-    described->set_group(see_.plan->groups[group].name);
+    described->set_group(see_.identity->plan->groups[group].name);
     described->set_storage_state(handle.storage() == StorageState::kUnsharded
                                      ? absl::StrCat(StorageStateName(handle.storage()), "(", handle.users(), ")")
                                      : std::string(StorageStateName(handle.storage())));

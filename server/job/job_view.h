@@ -11,6 +11,7 @@
 #include "common/plan/plan.h"
 #include "server/collective/collective.h"
 #include "server/device/device.h"
+#include "server/job/epoch_end.h"
 #include "server/job/full_params/summons.h"
 #include "server/job/gradients/pairing.h"
 #include "server/job/job_identity.h"
@@ -46,7 +47,6 @@ class JobView {
   // All outlive it.
   struct Facts {
     const JobIdentity* identity = nullptr;
-    std::shared_ptr<const ShardPlan> plan;
     const JobMemory* memory = nullptr;
     const std::vector<Device*>* devices = nullptr;
     const Collective* collective = nullptr;
@@ -64,7 +64,7 @@ class JobView {
     const StepDecision* decision = nullptr;
     const JobNodes* nodes = nullptr;
     const SnapshotKeeper* snapshots = nullptr;
-    const bool* closed = nullptr;
+    const EpochEnd* end = nullptr;
     std::function<Wait(int rank)> waiting_for;  // as the rows of the table say
   };
   explicit JobView(Facts facts) : see_(std::move(facts)) {}
@@ -84,7 +84,7 @@ class JobView {
   absl::Status CheckStillHas(const Session& session) const;
 
  private:
-  int world_size() const { return see_.plan->world_size; }
+  int world_size() const { return see_.identity->plan->world_size; }
   v1::JobState State() const;
   void DescribeSession(const Session& session, v1::Rank* out) const;
 

@@ -1,7 +1,6 @@
 // What an operator sees of a plan. Pure.
 
 #include <cstdint>
-#include <string>
 
 #include "server/job/job_core.h"
 

@@ -6,10 +6,7 @@
 //   rank:  outside --Ask--> asked --Grant (all have asked)--> inside --Leave--> outside
 //                              \--Refuse (all)--> outside
 
-#include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -1,6 +1,5 @@
 #include "server/job/full_params/summons.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -127,7 +126,7 @@ void Summons::SettleBehindReductions() {
           return;
         }
         if (!status.ok()) {
-          use_.fail(std::move(status));
+          use_.job->Fail(std::move(status));
           return;
         }
         Grant();

@@ -53,8 +53,7 @@ class Summons final : public JobPart {
     std::function<DeviceOps()> settle_gradients;
     // Whether there is memory for the old bytes of a writeback, which all ranks have asked for.
     std::function<absl::Status()> check_undo_fits;
-    // Work of the running epoch has failed, on the loop: the epoch is to end.
-    std::function<void(absl::Status)> fail;
+    JobControl* job = nullptr;
   };
   // All of both outlive this.
   Summons(Facts facts, Services services)

@@ -1,7 +1,6 @@
 #ifndef SHARDD_SERVER_JOB_GRADIENTS_GRADIENTS_H_
 #define SHARDD_SERVER_JOB_GRADIENTS_GRADIENTS_H_
 
-#include <cstdint>
 #include <memory>
 
 #include "absl/status/status.h"

@@ -1,7 +1,6 @@
 #include "server/job/gradients/pairing.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"

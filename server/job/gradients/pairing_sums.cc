@@ -1,7 +1,6 @@
 // What is added together, and what it replaces.
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -176,7 +176,7 @@ void Reductions::Submit(Reduction reduction) {
         }
         --under_way_;
         if (!status.ok()) {
-          use_.fail(std::move(status));
+          use_.job->Fail(std::move(status));
           return;
         }
         for (size_t i = 0; i < ranks.size(); ++i) {

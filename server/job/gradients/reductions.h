@@ -11,6 +11,7 @@
 #include "server/collective/collective.h"
 #include "server/device/device.h"
 #include "server/job/gradients/pairing.h"
+#include "server/job/job_part.h"
 #include "server/job/membership/sessions.h"
 #include "server/job/step/asked_steps.h"
 #include "server/job/step/committed.h"
@@ -47,8 +48,7 @@ class Reductions {
     JobTrace* trace = nullptr;
     v1::Counters* counters = nullptr;
     CoreLoop* reaper = nullptr;  // frees what holds the memory of sessions
-    // A reduction of the running epoch has failed, on the loop: the epoch is to end.
-    std::function<void(absl::Status)> fail;
+    JobControl* job = nullptr;
   };
   // The ranks of other nodes give to the same sums.
   struct OverNodes {

@@ -32,19 +32,19 @@ void GradientRenewal::FreeUnused() {
   }
   auto free = [this, job = use_.work->Keep(), slab](const absl::Status&) { use_.maker->Post([slab] {}); };
   auto fence = [this, free] {
-    if (closed_) return free(absl::OkStatus());
+    if (see_.end->closed()) return free(absl::OkStatus());
     use_.devices->Submit("free gradient shards", use_.devices->Divide(DeviceOps(see_.plan->world_size)),
                          use_.work->Join(use_.devices->count(), free));
   };
-  use_.behind_copies([loop = use_.loop, fence] { loop->Post(fence); });
+  use_.behind_copies([loop = use_.work->loop(), fence] { loop->Post(fence); });
 }
 
 absl::Status GradientRenewal::Renew(const std::string& what, const std::string& why) {
   SHARDD_RETURN_IF_ERROR(writers_.CheckNoneLeft(what, why));
   if (see_.sessions->attached() > 0) {
-    use_.end_epoch(absl::AbortedError(absl::StrCat(what, why, ": all ranks begin anew with new ones")));
+    use_.job->Fail(absl::AbortedError(absl::StrCat(what, why, ": all ranks begin anew with new ones")));
   }
-  if (closed_ || see_.decision->committing() || see_.promised() || use_.work->gradient_work() > 0 ||
+  if (see_.end->closed() || see_.decision->committing() || see_.promised() || use_.work->gradient_work() > 0 ||
       see_.undo->undoing()) {
     return absl::AbortedError(absl::StrCat(what, why, ", and work on them is under way; attach again"));
   }
@@ -52,7 +52,7 @@ absl::Status GradientRenewal::Renew(const std::string& what, const std::string& 
   use_.events->Add(-1, "renew",
                    absl::StrCat(why, ": new ones are made, and the old ones are left to ", writers_.Begin()));
   use_.maker->Post([this, job = use_.work->Keep()]() mutable {
-    use_.loop->Post([this, job = std::move(job), slab = use_.memory->MakeGradientsAgain(*see_.plan)]() mutable {
+    use_.work->loop()->Post([this, job = std::move(job), slab = use_.memory->MakeGradientsAgain(*see_.plan)]() mutable {
       Made(std::move(slab));
     });
   });
@@ -60,7 +60,7 @@ absl::Status GradientRenewal::Renew(const std::string& what, const std::string& 
 }
 
 void GradientRenewal::Made(absl::StatusOr<std::unique_ptr<JobSlab>> slab) {
-  if (closed_) {
+  if (see_.end->closed()) {
     writers_.Stop();
     use_.maker->Post([slab = std::move(slab)] {});
     return;

@@ -11,7 +11,9 @@
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
 #include "common/shm/unique_fd.h"
+#include "server/job/epoch_end.h"
 #include "server/job/job_events.h"
+#include "server/job/job_part.h"
 #include "server/job/membership/attach_answer.h"
 #include "server/job/membership/gradient_writers.h"
 #include "server/job/membership/sessions.h"
@@ -36,18 +38,18 @@ class GradientRenewal {
     const Sessions* sessions = nullptr;
     const StepDecision* decision = nullptr;
     const WriteUndo* undo = nullptr;
+    const EpochEnd* end = nullptr;   // a closed job makes nothing any more
     std::function<bool()> promised;  // a step may be decided on another node
   };
   struct Services {
     JobMemory* memory = nullptr;
     JobWork* work = nullptr;
     const OptimizerDevices* devices = nullptr;
-    CoreLoop* loop = nullptr;
     CoreLoop* maker = nullptr;
     JobEvents* events = nullptr;
+    JobControl* job = nullptr;
     // Runs a closure on the copier, behind all copies that were asked for.
     std::function<void(absl::AnyInvocable<void()>)> behind_copies;
-    std::function<void(absl::Status)> end_epoch;
     std::function<void()> renewed;  // the job has new gradient shards
   };
   GradientRenewal(Facts facts, Services services);
@@ -64,8 +66,6 @@ class GradientRenewal {
   absl::Status Settle(const std::string& what, int rank, const AttachAnswer& answer);
   // Frees the slab that was left to processes which have ended.
   void FreeUnused();
-  // The job is closed: nothing is made any more.
-  void Close() { closed_ = true; }
 
  private:
   absl::Status Renew(const std::string& what, const std::string& why);
@@ -74,7 +74,6 @@ class GradientRenewal {
   const Facts see_;
   const Services use_;
   GradientWriters writers_;
-  bool closed_ = false;
 };
 
 }  // namespace shardd

@@ -8,10 +8,8 @@
 
 #include <cerrno>
 #include <csignal>
-#include <cstring>
 #include <fstream>
 #include <string>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"

@@ -64,6 +64,12 @@ void Sessions::Unwatch(const Session& session) {
   ForgetProcess(session);
 }
 
+void Sessions::PostReleased(Session* session) const {
+  for (auto& closure : std::exchange(session->when_released, {})) {
+    loop_->Post(std::move(closure));
+  }
+}
+
 void Sessions::TellWaiting(absl::Time now, absl::FunctionRef<std::string(int rank)> wait_text) {
   const int ranks = static_cast<int>(by_rank_.size());
   for (int looked_at = 0, asked = 0; looked_at < ranks && asked < kMostToldAtOnce; ++looked_at) {

@@ -41,6 +41,8 @@ class Sessions {
   void ForgetProcess(const Session& session);
   // Nothing of the session is watched any more, which may then be taken.
   void Unwatch(const Session& session);
+  // Posts what waits until the session is not held any more, which finds it so, or gone.
+  void PostReleased(Session* session) const;
   std::unique_ptr<Session> Take(int rank) { return std::move(by_rank_[rank]); }
 
  private:

@@ -1,7 +1,6 @@
 #include "server/job/membership/silence.h"
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

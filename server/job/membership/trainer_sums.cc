@@ -1,7 +1,6 @@
 #include "server/job/membership/trainer_sums.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -17,28 +17,27 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
     return;
   }
   const NodeFacts* const own_facts = this;
-  member_ = std::make_unique<NodeMember>(see_.plan, parts->node, use_.loop, links_.get(), events_, own_facts);
+  member_ = std::make_unique<NodeMember>(see_.plan, parts->node, use_.work->loop(), links_.get(), events_, own_facts);
   const ShardPlan* const plan = see_.plan.get();
   NodeMember* const member = member_.get();
-  digests_ =
-      std::make_unique<ModelDigests>(ModelDigests::Facts{plan, see_.memory, use_.committed},
-                                     ModelDigests::Services{member, use_.loop, parts->worker, use_.work, tell_.fail});
+  digests_ = std::make_unique<ModelDigests>(ModelDigests::Facts{plan, see_.memory, use_.committed},
+                                            ModelDigests::Services{member, parts->worker, use_.work, use_.job});
   sums_ = std::make_unique<SumsOverNodes>(
       SumsOverNodes::Facts{plan, use_.committed, see_.decision, see_.steps, use_.pairing},
-      SumsOverNodes::Services{member}, tell_.sums);
+      SumsOverNodes::Services{member, use_.job}, tell_.add);
   steps_ = std::make_unique<StepsOverNodes>(StepsOverNodes::Facts{plan, use_.committed, see_.decision, digests_.get()},
                                             StepsOverNodes::Services{member, use_.presence}, tell_.steps);
   states_ = std::make_unique<StateTransfers>(
       StateTransfers::Facts{plan, see_.memory, see_.decision, see_.steps},
-      StateTransfers::Services{member, links_.get(), events_.get(), use_.loop, parts->worker, use_.committed, use_.work,
-                               see_.devices, use_.events},
+      StateTransfers::Services{member, links_.get(), events_.get(), parts->worker, use_.committed, use_.work,
+                               see_.devices, use_.events, use_.job},
       StateTransfers::Results{
           [values = use_.values] { values->BeginRestore(); }, [values = use_.values] { values->Restored(); },
-          [values = use_.values](absl::AnyInvocable<void()> then) { values->Behind(std::move(then)); }, tell_.close});
+          [values = use_.values](absl::AnyInvocable<void()> then) { values->Behind(std::move(then)); }});
   if (parts->gather != nullptr) {
     gathers_ = std::make_unique<NodeGathers>(
         std::move(parts->gather), [member] { return member->Unreached(); },
-        [loop = use_.loop](absl::AnyInvocable<void()> closure) { loop->Post(std::move(closure)); });
+        [loop = use_.work->loop()](absl::AnyInvocable<void()> closure) { loop->Post(std::move(closure)); });
   }
 }
 
@@ -137,14 +136,14 @@ void JobNodes::CheckSilence(absl::Time now) {
   const absl::Status gone = gathers_->CheckUnreached(now, use_.committed->version() > 0 || promised(),
                                                      absl::Milliseconds(see_.plan->config.grace_ms()));
   if (!gone.ok()) {
-    tell_.close(std::string(gone.message()));
+    use_.job->Close(std::string(gone.message()));
     return;
   }
   if (see_.decision->committing() || promised()) {
     return;
   }
   if (absl::Status late = gathers_->CheckDeadlines(now, limit); !late.ok()) {
-    tell_.fail(std::move(late));
+    use_.job->Fail(std::move(late));
   }
 }
 

@@ -5,9 +5,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -59,21 +57,18 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
     const OptimizerDevices* devices = nullptr;
   };
   struct Services {
-    CoreLoop* loop = nullptr;
     Committed* committed = nullptr;
     const Pairing* pairing = nullptr;
     GradientPresence* presence = nullptr;
     ValueWrites* values = nullptr;
     JobWork* work = nullptr;
     JobEvents* events = nullptr;
+    JobControl* job = nullptr;
   };
   struct Results {
-    SumsOverNodes::Results sums;
+    SumsOverNodes::Add add;
     StepsOverNodes::Results steps;
     std::function<void(const absl::Status& cause)> end_attempt;  // all nodes do, whatever this one has promised
-    std::function<void(absl::Status)> fail;                      // the epoch is to end
-    std::function<void(const std::string& why)> close;
-    std::function<void()> advance;
   };
   // All outlive it. Takes links, events and the gather out of `parts`; null: the job is on one node.
   JobNodes(NodeParts* parts, const Facts& facts, const Services& services, Results results);
@@ -139,8 +134,8 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   void NodeAbort(const absl::Status& cause) override { tell_.end_attempt(cause); }
   void NodeGeneration(uint64_t generation) override;
   void NodeIsUp() override;
-  void NodeClose(const std::string& why) override { tell_.close(why); }
-  void Advance() override { tell_.advance(); }
+  void NodeClose(const std::string& why) override { use_.job->Close(why); }
+  void Advance() override { use_.job->Advance(); }
   // The other nodes may gather the parameters of this version; 0: of none.
   void SetReadable(uint64_t version);
   void EndStep();

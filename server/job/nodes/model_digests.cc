@@ -31,7 +31,7 @@ void ModelDigests::StepCommitted() {
       version_ = version;
       by_param_.assign(digests.digests().begin(), digests.digests().end());
     } else if (see_.committed->epoch() == epoch) {
-      use_.fail(status);
+      use_.job->Fail(status);
     }
   });
 }
@@ -43,7 +43,7 @@ void ModelDigests::SayValues(std::vector<SlabPart> stale, std::function<void()> 
          if (see_.committed->epoch() != epoch) {
            return;
          }
-         status.ok() ? use_.member->Values(std::move(digests)) : use_.fail(status);
+         status.ok() ? use_.member->Values(std::move(digests)) : use_.job->Fail(status);
        });
 }
 
@@ -56,9 +56,10 @@ void ModelDigests::Take(std::vector<SlabPart> stale, std::function<void(const ab
     }
     Digests digests;
     if (status.ok()) status = Read(counts, &digests);
-    use_.loop->Post([this, keep = std::move(keep), done = std::move(done), status, digests = std::move(digests)] {
-      use_.work->AndAdvance([&](const absl::Status& read) { done(read, digests); })(status);
-    });
+    use_.work->loop()->Post(
+        [this, keep = std::move(keep), done = std::move(done), status, digests = std::move(digests)] {
+          use_.work->AndAdvance([&](const absl::Status& read) { done(read, digests); })(status);
+        });
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
+#include "server/job/job_part.h"
 #include "server/job/step/committed.h"
 #include "server/job/work/job_work.h"
 #include "server/job/writes/parameter_parts.h"
@@ -31,13 +32,12 @@ class ModelDigests {
   };
   struct Services {
     NodeMember* member = nullptr;
-    CoreLoop* loop = nullptr;
     CoreLoop* worker = nullptr;
     JobWork* work = nullptr;
-    std::function<void(absl::Status)> fail;  // the epoch is to end
+    JobControl* job = nullptr;
   };
   // All of both outlive it.
-  ModelDigests(Facts facts, Services services) : see_(facts), use_(std::move(services)) {}
+  ModelDigests(Facts facts, Services services) : see_(facts), use_(services) {}
 
   // A step was committed: takes digests of the new version, if those of replicas are due. They are said with the next
   // step, which is not to be decided while they are being taken.

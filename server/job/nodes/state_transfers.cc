@@ -40,11 +40,11 @@ void StateTransfers::NodeSendState(int node, uint64_t transfer) {
   use_.events->Add(
       -1, "state",
       absl::StrCat("step ", state.step(), " is sent to node ", node, ", ", slabs[0].bytes + slabs[1].bytes, " bytes"));
-  const auto failed = [this, weak = std::weak_ptr<void>(use_.work->Keep()), loop = use_.loop,
+  const auto failed = [this, weak = std::weak_ptr<void>(use_.work->Keep()), loop = use_.work->loop(),
                        node](const absl::Status& why) {
     loop->Post([this, weak, node, why] {
       if (const std::shared_ptr<void> job = weak.lock(); job != nullptr && !stopped_) {
-        tell_.close(absl::StrCat("state for node ", node, ": ", why.message()));
+        use_.job->Close(absl::StrCat("state for node ", node, ": ", why.message()));
       }
     });
   };
@@ -59,16 +59,16 @@ void StateTransfers::NodeBeginFetch(int from, uint64_t transfer) {
     return;
   }
   if (see_.decision->committing()) {  // a node is never so far behind
-    tell_.close("its state does not belong to the other nodes', which have another step");
+    use_.job->Close("its state does not belong to the other nodes', which have another step");
     return;
   }
   use_.committed->Lose();  // from here on slabs are torn
   tell_.begins();
   fetch_ = std::make_shared<NodeFetch>(from, transfer, see_.plan->world_size);
   const auto came = use_.work->AndAdvance([this](const absl::Status& status) {
-    status.ok() ? fetch_->SlabsAreThere() : tell_.close(std::string(status.message()));
+    status.ok() ? fetch_->SlabsAreThere() : use_.job->Close(std::string(status.message()));
   });
-  auto ended = [this, came, loop = use_.loop, weak = std::weak_ptr<void>(use_.work->Keep()),
+  auto ended = [this, came, loop = use_.work->loop(), weak = std::weak_ptr<void>(use_.work->Keep()),
                 of = std::weak_ptr<NodeFetch>(fetch_)](absl::Status status) {
     loop->Post([this, came, weak, of, status = std::move(status)] {
       const std::shared_ptr<void> job = weak.lock();
@@ -89,7 +89,7 @@ void StateTransfers::NodeBeginFetch(int from, uint64_t transfer) {
   };
   // Behind what still writes initial values of an attempt that has ended.
   tell_.behind_writes([this, ask = std::move(ask)]() mutable {
-    use_.worker->Post([this, ask = std::move(ask)]() mutable { use_.loop->Post(std::move(ask)); });
+    use_.worker->Post([this, ask = std::move(ask)]() mutable { use_.work->loop()->Post(std::move(ask)); });
   });
 }
 
@@ -97,7 +97,7 @@ void StateTransfers::NodeTakeRankState(const v1::PeerMessage::RankState& state) 
 
 void StateTransfers::NodeTakeState(const v1::PeerMessage::State& state) {
   if (const absl::Status taken = fetch_->TakeState(*see_.plan, state); !taken.ok()) {
-    tell_.close(std::string(taken.message()));
+    use_.job->Close(std::string(taken.message()));
   }
 }
 
@@ -115,7 +115,7 @@ void StateTransfers::Restore() {
 
 void StateTransfers::Restored(const absl::Status& status, const v1::PeerMessage::State& state) {
   if (!status.ok()) {
-    tell_.close(absl::StrCat("state from node ", fetch_->from(), ": ", status.message()));
+    use_.job->Close(absl::StrCat("state from node ", fetch_->from(), ": ", status.message()));
     return;
   }
   use_.committed->Restore(state.step(), state.version(), {state.step_counts().begin(), state.step_counts().end()},

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 
 #include "absl/functional/any_invocable.h"
 #include "common/plan/plan.h"
 #include "server/job/job_events.h"
+#include "server/job/job_part.h"
 #include "server/job/step/asked_steps.h"
 #include "server/job/step/committed.h"
 #include "server/job/step/step_decision.h"
@@ -41,12 +41,12 @@ class StateTransfers final : public NodeStateListener {
     NodeMember* member = nullptr;
     PeerLinks* links = nullptr;
     NodeEvents* bytes = nullptr;  // brings those of the state
-    CoreLoop* loop = nullptr;
-    CoreLoop* worker = nullptr;  // reads slabs
+    CoreLoop* worker = nullptr;   // reads slabs
     Committed* committed = nullptr;
     JobWork* work = nullptr;
     const OptimizerDevices* devices = nullptr;  // make what is cast of the state
     JobEvents* events = nullptr;
+    JobControl* job = nullptr;
   };
   // What the job hears, on the loop.
   struct Results {
@@ -54,7 +54,6 @@ class StateTransfers final : public NodeStateListener {
     std::function<void()> restored;  // ... and are whole, and committed
     // Runs its argument behind the trainers' values that are still being written into the slabs.
     std::function<void(absl::AnyInvocable<void()>)> behind_writes;
-    std::function<void(const std::string& why)> close;
   };
   // All of these outlive it.
   StateTransfers(Facts facts, Services services, Results results);

@@ -41,10 +41,10 @@ void SumsOverNodes::NodeGo(const v1::PeerMessage::Go& go) {
   absl::Status status = given.status();
   const uint64_t epoch = see_.committed->epoch();
   if (status.ok()) {
-    status = tell_.add({go.key().backward(), group}, go.key().occurrence(), *given);
+    status = add_({go.key().backward(), group}, go.key().occurrence(), *given);
   }
   if (!status.ok() && epoch == see_.committed->epoch()) {
-    tell_.fail(std::move(status));
+    use_.job->Fail(std::move(status));
   }
 }
 

@@ -1,13 +1,12 @@
 #ifndef SHARDD_SERVER_JOB_NODES_SUMS_OVER_NODES_H_
 #define SHARDD_SERVER_JOB_NODES_SUMS_OVER_NODES_H_
 
-#include <cstdint>
 #include <functional>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
 #include "server/job/gradients/pairing.h"
+#include "server/job/job_part.h"
 #include "server/job/step/asked_steps.h"
 #include "server/job/step/committed.h"
 #include "server/job/step/step_decision.h"
@@ -32,15 +31,12 @@ class SumsOverNodes final : public NodeSumsListener {
   };
   struct Services {
     NodeMember* member = nullptr;
+    JobControl* job = nullptr;
   };
-  struct Results {
-    // Adds what all nodes give of the pair's occurrence.
-    std::function<absl::Status(PairKey, int occurrence, const GivenGradients&)> add;
-    std::function<void(absl::Status)> fail;  // the epoch is to end
-  };
+  // Adds what all nodes give of the pair's occurrence.
+  using Add = std::function<absl::Status(PairKey, int occurrence, const GivenGradients&)>;
   // All of these outlive it.
-  SumsOverNodes(Facts facts, Services services, Results results)
-      : see_(facts), use_(services), tell_(std::move(results)) {}
+  SumsOverNodes(Facts facts, Services services, Add add) : see_(facts), use_(services), add_(std::move(add)) {}
 
   // The pair's occurrence is complete here.
   void SayReady(PairKey key, const Pairing::Said& said);
@@ -57,7 +53,7 @@ class SumsOverNodes final : public NodeSumsListener {
  private:
   const Facts see_;
   const Services use_;
-  const Results tell_;
+  const Add add_;
   int closed_ = 0;
   int said_closed_ = 0;
 };

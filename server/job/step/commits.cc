@@ -104,7 +104,7 @@ absl::Status Commits::Measure() {
       return;
     }
     if (!status.ok()) {
-      use_.fail(std::move(status));
+      use_.job->Fail(std::move(status));
       return;
     }
     Norm total(norms->front().order());
@@ -162,9 +162,9 @@ void Commits::Decide() {
   }
   if (absl::Status status = use_.committed->Decide(record); !status.ok()) {
     if (nodes_.node != 0) {
-      use_.close(absl::StrCat("step ", step, " is decided on all nodes: ", status.message()));
+      use_.job->Close(absl::StrCat("step ", step, " is decided on all nodes: ", status.message()));
     } else {
-      use_.fail(std::move(status));  // nothing has changed yet
+      use_.job->Fail(std::move(status));  // nothing has changed yet
     }
     return;
   }
@@ -247,7 +247,7 @@ void Commits::Make(Version version) {
 
 void Commits::GiveUp(const std::string& what, const absl::Status& status) {
   decision_.End();
-  use_.close(absl::StrCat(what, ": ", status.message()));
+  use_.job->Close(absl::StrCat(what, ": ", status.message()));
 }
 
 void Commits::StepCommitted() {

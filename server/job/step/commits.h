@@ -62,8 +62,7 @@ class Commits final : public JobPart {
     JobWork* work = nullptr;
     JobTrace* trace = nullptr;
     v1::Counters* counters = nullptr;
-    std::function<void(absl::Status)> fail;         // the epoch is to end
-    std::function<void(const std::string&)> close;  // shards may be torn: the job is to end
+    JobControl* job = nullptr;
   };
   // The job spans several nodes: all of them say that a step is reduced, and what node 0 then decides comes back by
   // Measured, on node 0, or Heard.
@@ -75,7 +74,7 @@ class Commits final : public JobPart {
   };
   // All of these outlive this.
   Commits(Facts facts, Services services)
-      : see_(facts), use_(std::move(services)), steps_(facts.plan->world_size, use_.committed) {}
+      : see_(facts), use_(services), steps_(facts.plan->world_size, use_.committed) {}
   // Before anything else.
   void SpanNodes(Nodes nodes) { nodes_ = std::move(nodes); }
 

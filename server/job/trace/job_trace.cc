@@ -20,9 +20,9 @@ constexpr absl::Duration kInterval = absl::Milliseconds(2);
 v1::TraceStart JobTrace::Start() const {
   v1::TraceStart start;
   start.set_job(see_.job);
-  start.set_world_size(plan_->world_size);
+  start.set_world_size(see_.plan->world_size);
   start.set_version(kVersion);
-  for (int rank = 0; rank < plan_->world_size; ++rank) {
+  for (int rank = 0; rank < see_.plan->world_size; ++rank) {
     const Session* session = (*see_.sessions)[rank].get();
     start.add_devices((*see_.devices)[static_cast<size_t>(rank)]->name());
     start.add_pids(session == nullptr ? 0 : session->peer.pid);
@@ -74,7 +74,7 @@ void JobTrace::Begin(const v1::TraceJobRequest& request, std::shared_ptr<TraceSi
   *first.mutable_start() = std::move(start);
   trace->sink->Send(first);
   for (Rank& rank : ranks_) {
-    rank.submitted_ns.resize(plan_->gradient_slots.size(), 0);
+    rank.submitted_ns.resize(see_.plan->gradient_slots.size(), 0);
     rank.closed_step = 0;
   }
   traces_.push_back(std::move(trace));
@@ -84,7 +84,7 @@ void JobTrace::Begin(const v1::TraceJobRequest& request, std::shared_ptr<TraceSi
 }
 
 void JobTrace::PollLater() {
-  loop_->AddTimer(MonotonicNow() + kInterval, [this, weak = std::weak_ptr<void>(keep_->Keep())] {
+  keep_->loop()->AddTimer(MonotonicNow() + kInterval, [this, weak = std::weak_ptr<void>(keep_->Keep())] {
     if (const std::shared_ptr<void> job = weak.lock(); job != nullptr && on()) {
       Poll();
       if (on()) PollLater();
@@ -94,7 +94,7 @@ void JobTrace::PollLater() {
 
 void JobTrace::Complete(v1::TraceEnd* end) const {
   see_.memory->Describe(end->mutable_memory());
-  for (int rank = 0; rank < plan_->world_size && end->reason() == v1::TRACE_END_REASON_TIMEOUT; ++rank) {
+  for (int rank = 0; rank < see_.plan->world_size && end->reason() == v1::TRACE_END_REASON_TIMEOUT; ++rank) {
     if (const std::string waits = see_.wait_text(rank); !waits.empty()) {
       end->set_text(absl::StrCat(end->text(), "; rank ", rank, " waits for ", waits));
     }
@@ -211,7 +211,7 @@ void JobTrace::Review(const std::vector<std::unique_ptr<Session>>& sessions) {
 }
 
 void JobTrace::Submitted(int rank, int group) {
-  const int slot = plan_->groups[static_cast<size_t>(group)].gradient_slot;
+  const int slot = see_.plan->groups[static_cast<size_t>(group)].gradient_slot;
   if (on() && slot >= 0) {
     ranks_[static_cast<size_t>(rank)].submitted_ns[static_cast<size_t>(slot)] = TraceNowNs();
   }
@@ -224,7 +224,7 @@ void JobTrace::Released(int rank, int slot) {
 }
 
 void JobTrace::Reduced(int rank, int group, int64_t step) {
-  const int slot = plan_->groups[static_cast<size_t>(group)].gradient_slot;
+  const int slot = see_.plan->groups[static_cast<size_t>(group)].gradient_slot;
   if (!on() || slot < 0) {
     return;
   }

@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "common/plan/plan.h"
 #include "server/device/device.h"
 #include "server/device/traced_device.h"
@@ -23,7 +22,6 @@
 #include "server/job/memory_account.h"
 #include "server/job/step/committed.h"
 #include "server/job/work/job_work.h"
-#include "server/loop/core_loop.h"
 #include "server/observe/trace_sink.h"
 #include "server/session/session.h"
 #include "shardd/v1/jobs.pb.h"
@@ -43,13 +41,8 @@ class JobTrace final : public JobPart {
     std::function<std::string(int rank)> wait_text;  // for whom and for what the rank waits
   };
   // All outlive it. `keep` keeps the job alive while its timer runs. `measured`: what devices do; null: not known.
-  JobTrace(Facts facts, std::shared_ptr<WorkTrace> measured, CoreLoop* loop, const JobWork* keep)
-      : see_(std::move(facts)),
-        plan_(see_.plan),
-        work_(std::move(measured)),
-        loop_(loop),
-        keep_(keep),
-        ranks_(plan_->world_size) {}
+  JobTrace(Facts facts, std::shared_ptr<WorkTrace> measured, const JobWork* keep)
+      : see_(std::move(facts)), work_(std::move(measured)), keep_(keep), ranks_(see_.plan->world_size) {}
 
   bool on() const { return !traces_.empty(); }
 
@@ -107,9 +100,7 @@ class JobTrace final : public JobPart {
   void Review(const std::vector<std::unique_ptr<Session>>& sessions);  // whether nobody traces any more
 
   const Facts see_;
-  const std::shared_ptr<const ShardPlan> plan_;
   const std::shared_ptr<WorkTrace> work_;  // null: devices are not traced
-  CoreLoop* const loop_;
   const JobWork* const keep_;
   std::vector<Rank> ranks_;
   std::vector<std::unique_ptr<Trace>> traces_;

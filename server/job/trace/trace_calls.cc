@@ -22,7 +22,7 @@ constexpr int64_t kStepsAhead = 2;
 bool JobTrace::IsPossible(const TraceRecord& record, const Rank& rank, int64_t now_ns) const {
   const int call = record.call & ~kTraceCallFailed;
   return record.begin_ns >= rank.last_end_ns && record.end_ns >= record.begin_ns && record.end_ns <= now_ns &&
-         record.group >= -1 && record.group < static_cast<int64_t>(plan_->groups.size()) && record.step >= 0 &&
+         record.group >= -1 && record.group < static_cast<int64_t>(see_.plan->groups.size()) && record.step >= 0 &&
          record.step <= committed_step_ + kStepsAhead && call != v1::TRACE_CALL_UNSPECIFIED &&
          v1::TraceCall_IsValid(call);
 }

@@ -19,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
 #include "server/job/unshard/unshard_pool.h"

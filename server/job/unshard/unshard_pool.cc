@@ -22,6 +22,13 @@ void UnshardPool::ForgetGroup(Slot& slot) {
   slot.ready = false;
 }
 
+void UnshardPool::BeginFill(int slot, int group) {
+  ForgetGroup(slots_[slot]);
+  slots_[slot].group = group;
+  slots_[slot].filling = true;
+  slot_of_group_[group] = slot;
+}
+
 int UnshardPool::FreeSlot() {
   int kept = -1;
   for (int i = 0; i < slots(); ++i) {
@@ -83,10 +90,7 @@ absl::StatusOr<UnshardPool::Use> UnshardPool::Acquire(int rank, int group) {
         return absl::ResourceExhaustedError(
             absl::StrCat("no free slot among ", slots(), " of the unsharded pool (rank=", rank, ")"));
       }
-      ForgetGroup(slots_[at]);
-      slots_[at].group = group;
-      slots_[at].filling = true;
-      slot_of_group_[group] = at;
+      BeginFill(at, group);
       use.fill = true;
     }
     slots_[at].users[rank] = 1;
@@ -112,10 +116,7 @@ UnshardPool::Use UnshardPool::Prefetch(int rank, int group) {
     if (at < 0) {
       return use;
     }
-    ForgetGroup(slots_[at]);
-    slots_[at].group = group;
-    slots_[at].filling = true;
-    slot_of_group_[group] = at;
+    BeginFill(at, group);
     use.fill = true;
   }
   slots_[at].prefetched[rank] = 1;

@@ -9,10 +9,8 @@
 // still being filled.
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace shardd {
@@ -63,6 +61,7 @@ class UnshardPool {
   bool SomeAreOnlyFilling() const;
   void DropPrefetches(int rank);
   void ForgetGroup(Slot& slot);
+  void BeginFill(int slot, int group);
 
   const int quota_;
   std::vector<Slot> slots_;

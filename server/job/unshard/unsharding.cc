@@ -157,7 +157,7 @@ void Unsharding::OnFilled(const PoolFill& fill, absl::Status status) {
   const bool is_of_epoch = unshards_.IsOfEpoch(fill);
   const std::vector<PooledUnshards::There> there = unshards_.Filled(fill);
   if (is_of_epoch && !status.ok()) {
-    use_.fail(std::move(status));
+    use_.job->Fail(std::move(status));
     return;
   }
   for (const PooledUnshards::There& unshard : there) {

@@ -2,9 +2,7 @@
 #define SHARDD_SERVER_JOB_UNSHARD_UNSHARDING_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
@@ -46,8 +44,7 @@ class Unsharding final : public JobPart {
     JobWork* work = nullptr;
     JobEvents* events = nullptr;
     v1::Counters* counters = nullptr;
-    // A gather of the running epoch has failed, on the loop: the epoch is to end.
-    std::function<void(absl::Status)> fail;
+    JobControl* job = nullptr;
   };
   // All of both outlive this.
   Unsharding(std::shared_ptr<const ShardPlan> plan, Facts facts, Services services);

@@ -8,7 +8,7 @@ namespace shardd {
 
 DeviceWaits::DeviceWaits(Facts facts, Services services)
     : see_(facts),
-      use_(std::move(services)),
+      use_(services),
       timer_(use_.loop),
       given_back_(see_.sessions, &timer_, use_.reaper),
       sums_(use_.collective) {}
@@ -34,9 +34,9 @@ bool DeviceWaits::RunGivenBack() {
   for (absl::Status status; given_back_.RunNext(&status);) {
     found = true;
     if (!status.ok() && epoch == see_.committed->epoch()) {
-      use_.fail(std::move(status));
+      use_.job->Fail(std::move(status));
     }
-    use_.advance();
+    use_.job->Advance();
     if (epoch != see_.committed->epoch()) {
       return true;
     }

@@ -2,7 +2,6 @@
 #define SHARDD_SERVER_JOB_WORK_DEVICE_WAITS_H_
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -35,9 +34,8 @@ class DeviceWaits final : public JobPart {
   struct Services {
     Collective* collective = nullptr;
     CoreLoop* loop = nullptr;
-    CoreLoop* reaper = nullptr;              // frees what holds the memory of sessions
-    std::function<void(absl::Status)> fail;  // work that has waited went wrong: the epoch is to end
-    std::function<void()> advance;           // does what the end of a wait allows
+    CoreLoop* reaper = nullptr;  // frees what holds the memory of sessions
+    JobControl* job = nullptr;
   };
   // All of both outlive this.
   DeviceWaits(Facts facts, Services services);

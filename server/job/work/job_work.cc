@@ -18,7 +18,7 @@ JobWork::Done JobWork::Join(int count, Done on_loop) {
   auto state = std::make_shared<State>();
   state->left = count;
   state->on_loop = std::move(on_loop);
-  return [this, state, job = keep_()](absl::Status status) {
+  return [this, state, job = Keep()](absl::Status status) {
     if (!status.ok()) {
       absl::MutexLock lock(&state->mutex);
       if (state->first.ok()) {
@@ -34,7 +34,7 @@ JobWork::Done JobWork::Join(int count, Done on_loop) {
         }
         state->on_loop(std::move(first));
         state->on_loop = nullptr;
-        advance_();
+        job_->Advance();
       });
     }
   };

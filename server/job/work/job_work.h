@@ -16,23 +16,22 @@ namespace shardd {
 class JobWork final : public JobPart {
  public:
   using Done = std::function<void(absl::Status)>;
-  // `keep` returns a reference that keeps the job alive; `advance` does what the end of a piece allows. Both are called
-  // on the loop, `keep` only while the job lives.
-  JobWork(CoreLoop* loop, std::function<std::shared_ptr<void>()> keep, std::function<void()> advance)
-      : loop_(loop), keep_(std::move(keep)), advance_(std::move(advance)) {}
+  // Both outlive this.
+  JobWork(CoreLoop* loop, JobControl* job) : loop_(loop), job_(job) {}
 
-  // Runs `on_loop` on the loop, and then `advance`, when `count` calls of the returned function were made, with their
-  // first error.
+  // Runs `on_loop` on the loop, and then the job advances, when `count` calls of the returned function were made, with
+  // their first error.
   Done Join(int count, Done on_loop);
   // The same for work that writes gradient shards.
   Done JoinGradientWork(int count, Done on_loop);
+  CoreLoop* loop() const { return loop_; }
   // Keeps the job alive.
-  std::shared_ptr<void> Keep() const { return keep_(); }
-  // Runs `then`, and then `advance`. For what comes back to the loop by itself.
+  std::shared_ptr<void> Keep() const { return job_->Keep(); }
+  // Runs `then`, and then the job advances. For what comes back to the loop by itself.
   Done AndAdvance(Done then) const {
     return [this, then = std::move(then)](absl::Status status) {
       then(std::move(status));
-      advance_();
+      job_->Advance();
     };
   }
   // Work that writes gradient shards and has not ended, of whatever epoch.
@@ -45,8 +44,7 @@ class JobWork final : public JobPart {
 
  private:
   CoreLoop* const loop_;
-  const std::function<std::shared_ptr<void>()> keep_;
-  const std::function<void()> advance_;
+  JobControl* const job_;
   int gradient_work_ = 0;
 };
 

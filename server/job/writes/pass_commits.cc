@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/loop/core_loop.h"
 
 namespace shardd {
 namespace {
@@ -48,7 +48,7 @@ absl::Status PassCommits::Commit() {
   }
   const bool settles = std::any_of(ops.begin(), ops.end(), [](const auto& of_rank) { return !of_rank.empty(); });
   for (int rank = 0; rank < world_size() && stored; ++rank) {
-    for (DeviceOp& op : CommitOps(*see_.plan, see_.memory->pointers(), rank)) {
+    for (DeviceOp& op : CommitOps(*use_.plan, use_.memory->pointers(), rank)) {
       ops[rank].push_back(std::move(op));
     }
   }
@@ -56,7 +56,7 @@ absl::Status PassCommits::Commit() {
   version.what = copies ? "copies for a pass" : "commit of what ranks handed in";
   version.label = copies ? "copy" : "cast";
   version.ops = std::move(ops);
-  version.in_order = settles || see_.plan->shard_copies > 1;
+  version.in_order = settles || use_.plan->shard_copies > 1;
   version.snapshot_is_due = use_.snapshots->snapshot().IsDueWithPass();
   version.commit = [this, stepped, stored] {
     if (stored) use_.snapshots->Age();
@@ -112,8 +112,8 @@ void PassCommits::LetHandIn() {
 void PassCommits::PollPauses() {
   use_.writes->PollPauses(true);
   auto poll = use_.work->AndAdvance([this](const absl::Status&) { use_.writes->PollPauses(false); });
-  use_.loop->AddTimer(MonotonicNow() + kPausePoll,
-                      [job = use_.work->Keep(), poll = std::move(poll)] { poll(absl::OkStatus()); });
+  use_.work->loop()->AddTimer(MonotonicNow() + kPausePoll,
+                              [job = use_.work->Keep(), poll = std::move(poll)] { poll(absl::OkStatus()); });
 }
 
 absl::Status PassCommits::LetStore() {

@@ -1,7 +1,6 @@
 #ifndef SHARDD_SERVER_JOB_WRITES_PASS_COMMITS_H_
 #define SHARDD_SERVER_JOB_WRITES_PASS_COMMITS_H_
 
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,10 +12,8 @@
 #include "server/job/unshard/unsharding.h"
 #include "server/job/work/given_back.h"
 #include "server/job/work/job_work.h"
-#include "server/job/work/optimizer_devices.h"
 #include "server/job/writes/snapshot_keeper.h"
 #include "server/job/writes/trainer_writes.h"
-#include "server/loop/core_loop.h"
 #include "server/session/rank_command.h"
 #include "server/storage/job_memory.h"
 
@@ -33,11 +30,10 @@ namespace shardd {
 // Has no state of its own. Loop-confined. A method that returns an error leaves it to the caller to end the epoch.
 class PassCommits {
  public:
-  struct Facts {
+  // All outlive this.
+  struct Services {
     const ShardPlan* plan = nullptr;
     const JobMemory* memory = nullptr;
-  };
-  struct Services {
     TrainerWrites* writes = nullptr;
     Committed* committed = nullptr;
     Commits* commits = nullptr;
@@ -46,10 +42,8 @@ class PassCommits {
     Summons* summons = nullptr;
     GivenBack* given_back = nullptr;
     JobWork* work = nullptr;
-    CoreLoop* loop = nullptr;
   };
-  // All of both outlive this.
-  PassCommits(Facts facts, Services services) : see_(facts), use_(services) {}
+  explicit PassCommits(Services services) : use_(services) {}
 
   absl::Status Enter(int rank, RankCommand command);
   // All ranks enter. Makes what they wrote a version, or, where they wrote nothing, lets them in at once.
@@ -66,14 +60,13 @@ class PassCommits {
   absl::Status LetStore();
 
  private:
-  int world_size() const { return see_.plan->world_size; }
+  int world_size() const { return use_.plan->world_size; }
   // What ranks keep, as they said where they entered, takes the place of what they kept.
   void CommitTrainerStates();
   void Finish(bool stepped);
   // True: the devices have come to all `signals`. Else `await(true)`, and `await(false)` when they have.
   absl::StatusOr<bool> HaveCome(const char* what, std::vector<DoneSignal> signals, void (TrainerWrites::*await)(bool));
 
-  const Facts see_;
   const Services use_;
 };
 

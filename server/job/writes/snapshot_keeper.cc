@@ -18,7 +18,7 @@ void SnapshotKeeper::Take() {
     }
     if (!status.ok()) {
       snapshot_.GiveUpTaking();
-      use_.fail(absl::Status(status.code(), absl::StrCat("HandIn: take the snapshot: ", status.message())));
+      use_.job->Fail(absl::Status(status.code(), absl::StrCat("HandIn: take the snapshot: ", status.message())));
       return;
     }
     TookIt();
@@ -30,7 +30,7 @@ void SnapshotKeeper::Take() {
   // Allocated when it is needed for the first time: most jobs never come here. Blocks, so elsewhere.
   use_.memory_worker->Post([this, job = use_.work->Keep(), epoch = use_.committed->epoch(), taken = std::move(taken)] {
     auto made = std::make_shared<absl::StatusOr<std::unique_ptr<JobSlab>>>(JobMemory::MakeKept(*see_.plan));
-    use_.loop->Post([this, job, epoch, made, taken] {
+    use_.work->loop()->Post([this, job, epoch, made, taken] {
       if (!made->ok()) {
         taken(made->status());
         return;
@@ -62,7 +62,7 @@ void SnapshotKeeper::TakeThen(bool due, std::function<void()> commit) {
       return;  // the job was closed: no epoch ends before a version that is being made
     }
     if (!status.ok()) {
-      use_.close(absl::StrCat("take the snapshot: ", status.message()));
+      use_.job->Close(absl::StrCat("take the snapshot: ", status.message()));
       return;
     }
     snapshot_.TakenWithCommit();
@@ -116,13 +116,13 @@ void SnapshotKeeper::CopyBack() {
   former_writers_.StopWaiting();
   Copy(/*back=*/true, [this](const absl::Status& status) {
     if (!status.ok()) {
-      use_.close(absl::StrCat("go back to step ", snapshot_.step(), ": ", status.message()));
+      use_.job->Close(absl::StrCat("go back to step ", snapshot_.step(), ": ", status.message()));
       return;
     }
     auto cast = use_.work->Join(see_.devices->count(), [this](const absl::Status& done) {
       snapshot_.EndGoBack();
       if (!done.ok()) {
-        use_.close(absl::StrCat("go back to step ", snapshot_.step(), ": ", done.message()));
+        use_.job->Close(absl::StrCat("go back to step ", snapshot_.step(), ": ", done.message()));
         return;
       }
       use_.committed->CommitVersion();
@@ -169,7 +169,7 @@ absl::Status SnapshotKeeper::CheckMayBegin(const std::string& what) {
     Copy(/*back=*/false, [this](const absl::Status& status) {
       if (!status.ok()) {
         snapshot_.GiveUpTaking();
-        use_.close(absl::StrCat("take the snapshot: ", status.message()));
+        use_.job->Close(absl::StrCat("take the snapshot: ", status.message()));
         return;
       }
       TookIt();

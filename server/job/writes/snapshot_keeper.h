@@ -43,17 +43,12 @@ class SnapshotKeeper final : public JobPart {
     Committed* committed = nullptr;
     JobWork* work = nullptr;
     JobEvents* events = nullptr;
-    CoreLoop* loop = nullptr;
-    CoreLoop* memory_worker = nullptr;              // allocates and frees slabs
-    std::function<void(absl::Status)> fail;         // the epoch is to end
-    std::function<void(const std::string&)> close;  // there is nothing to go back to: the job is to end
+    CoreLoop* memory_worker = nullptr;  // allocates and frees slabs
+    JobControl* job = nullptr;
   };
   // All of both outlive this. `uid`: the trainers'. No process of another one is killed.
   SnapshotKeeper(Facts facts, Services services, uint32_t uid)
-      : see_(facts),
-        use_(std::move(services)),
-        snapshot_(facts.plan, use_.memory, facts.devices),
-        former_writers_(uid) {}
+      : see_(facts), use_(services), snapshot_(facts.plan, use_.memory, facts.devices), former_writers_(uid) {}
 
   const Snapshot& snapshot() const { return snapshot_; }
 

@@ -16,7 +16,7 @@ ValueWrites::ValueWrites(Facts facts, Services services, TurnQueue* copier, Work
     : see_(facts),
       use_(std::move(services)),
       commit_(facts.plan->world_size),
-      copies_(use_.loop, copier, owner),
+      copies_(use_.work->loop(), copier, owner),
       written_gradients_(facts.plan->params.size(), false) {}
 
 bool ValueWrites::WritesBack(int rank) const {
@@ -143,7 +143,7 @@ absl::Status ValueWrites::CopyFor(Session* session, const Copying& copying, Valu
     if (of_gradient) use_.work->EndGradientWork();
     // Of an epoch that has ended, the loss of the device alone means anything.
     if (!status.ok() && (epoch == use_.counts->epoch() || absl::IsDataLoss(status))) {
-      use_.fail(std::move(status));
+      use_.job->Fail(std::move(status));
       return;
     }
     if (Session* held = see_.sessions->Find(id); held != nullptr) {
@@ -163,9 +163,7 @@ void ValueWrites::Release(Session* session) {
   if (std::exchange(session->consumes_when_released, false)) {
     session->PublishConsumed();
   }
-  for (auto& closure : std::exchange(session->when_released, {})) {
-    use_.loop->Post(std::move(closure));
-  }
+  see_.sessions->PostReleased(session);
 }
 
 void ValueWrites::Undo() {
@@ -185,7 +183,7 @@ void ValueWrites::Undo() {
       [this](const absl::Status& status) {
         undo_.EndUndo();
         if (!status.ok()) {
-          use_.close(absl::StrCat("take back what was not committed: ", status.message()));
+          use_.job->Close(absl::StrCat("take back what was not committed: ", status.message()));
           return;
         }
         for (const auto& session : *see_.sessions) {

@@ -2,7 +2,6 @@
 #define SHARDD_SERVER_JOB_WRITES_VALUE_WRITES_H_
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +25,6 @@
 #include "server/job/writes/value_copies.h"
 #include "server/job/writes/write_request.h"
 #include "server/job/writes/write_undo.h"
-#include "server/loop/core_loop.h"
 #include "server/session/rank_command.h"
 #include "server/session/session.h"
 #include "server/storage/job_memory.h"
@@ -55,9 +53,7 @@ class ValueWrites final : public JobPart {
     Commits* commits = nullptr;
     JobEvents* events = nullptr;
     JobWork* work = nullptr;
-    CoreLoop* loop = nullptr;
-    std::function<void(absl::Status)> fail;         // the epoch is to end
-    std::function<void(const std::string&)> close;  // slabs are torn: the job is to end
+    JobControl* job = nullptr;
   };
   // All of both outlive this. `copier`, `owner`: as of ValueCopies.
   ValueWrites(Facts facts, Services services, TurnQueue* copier, WorkOwner owner);

@@ -31,11 +31,36 @@ constexpr struct {
     {kApplied, kSomeBlocked | kSomeLate},
 };
 
+// By bit, as in the table of README.md.
+constexpr const char* kFactNames[] = {"pooled",
+                                      "over nodes",
+                                      "trainers write",
+                                      "pass copies",
+                                      "committing",
+                                      "applied",
+                                      "deciding",
+                                      "reducing",
+                                      "some hand in",
+                                      "ending",
+                                      "all stepped",
+                                      "all entering",
+                                      "all in EnterFullParams",
+                                      "all in CommitParameters",
+                                      "some inside",
+                                      "some want to hand in",
+                                      "some blocked",
+                                      "some late",
+                                      "some left",
+                                      "told less",
+                                      "all in ExtendJob",
+                                      "nobody attached"};
+static_assert(sizeof kFactNames / sizeof *kFactNames == kFacts);
+
 std::string Names(uint32_t facts) {
   std::vector<std::string> names;
   for (int bit = 0; bit < kFacts; ++bit) {
     if ((facts >> bit & 1) != 0) {
-      names.emplace_back(FactName(static_cast<Fact>(1u << bit)));
+      names.emplace_back(kFactNames[bit]);
     }
   }
   return absl::StrJoin(names, ", ");
@@ -78,15 +103,6 @@ std::string Table() {
   return text;
 }
 
-TEST(AdvanceTest, EveryFactHasANameOfItsOwn) {
-  std::set<std::string> names;
-  for (int bit = 0; bit < kFacts; ++bit) {
-    const std::string name = FactName(static_cast<Fact>(1u << bit));
-    EXPECT_FALSE(name.empty()) << "fact " << bit;
-    EXPECT_TRUE(names.insert(name).second) << name;
-  }
-}
-
 TEST(AdvanceTest, EveryRowHasANameAndAReasonOfItsOwn) {
   std::set<std::string> names;
   std::set<std::string> whys;
@@ -96,7 +112,6 @@ TEST(AdvanceTest, EveryRowHasANameAndAReasonOfItsOwn) {
     EXPECT_NE(std::string(row.why), "") << row.name;
     EXPECT_TRUE(whys.insert(row.why).second) << row.name;
     EXPECT_NE(row.may, nullptr) << row.name;
-    EXPECT_NE(row.act, nullptr) << row.name;
     EXPECT_EQ(row.needs & row.unless, 0u) << row.name << " can never be open";
   }
 }

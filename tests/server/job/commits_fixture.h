@@ -17,6 +17,7 @@
 #include "server/job/writes/pass_commits.h"
 #include "server/job/writes/value_writes.h"
 #include "tests/common/plan/spec_builder.h"
+#include "tests/server/job/fake_job.h"
 #include "tests/server/job/writes/kept_work.h"
 
 namespace shardd {
@@ -82,20 +83,13 @@ class CommitsFixture : public ::testing::Test {
     device_.EndAll(status);
     loop_.RunAndWait([] {});
   }
-  std::function<void(absl::Status)> Fail() {
-    return [this](absl::Status status) { failed_ = std::move(status); };
-  }
-  std::function<void(const std::string&)> Close() {
-    return [this](const std::string& why) { closed_ = why; };
-  }
 
   const std::shared_ptr<const ShardPlan> plan_;
   const std::unique_ptr<JobMemory> memory_;
   KeptWork device_;
   const std::vector<Device*> by_rank_{&device_, &device_};
   const OptimizerDevices devices_{by_rank_, 2};
-  absl::Status failed_;
-  std::string closed_;
+  FakeJob job_;
   v1::JobSpec spec_;
   v1::Counters counters_;
   EventLog log_;
@@ -103,35 +97,32 @@ class CommitsFixture : public ::testing::Test {
   CoreLoop memory_worker_;
   Committed committed_{"job", 1, 2, NewJournal()};
   JobEvents events_{"job", Tenant{}, &committed_, &log_};
-  JobWork work_{&loop_, [] { return std::make_shared<int>(0); }, [] {}};
+  JobWork work_{&loop_, &job_};
   JobTrace trace_{{"job", plan_, &by_rank_, &sessions_, &committed_, /*memory=*/nullptr, nullptr},
                   /*measured=*/nullptr,
-                  &loop_,
                   &work_};
   Sessions sessions_{2, &loop_};
   PollTimer timer_{&loop_};
   GivenBack given_back_{&sessions_, &timer_, &memory_worker_};
   Commits commits_{{plan_.get(), memory_.get(), &sessions_, &summons_, &extensions_, &devices_},
                    {&committed_, &gradients_, &writes_, &unsharding_, &given_back_, &snapshots_, &work_, &trace_,
-                    &counters_, Fail(), Close()}};
+                    &counters_, &job_}};
   Gradients gradients_{
       plan_,
       {{&committed_, &sessions_, &commits_.steps(), &writes_, memory_.get(), &by_rank_},
        &commits_.decision(),
        &extensions_},
-      {{/*collective=*/nullptr, &given_back_, &timer_, &work_, &trace_, &counters_, &memory_worker_, Fail()},
-       &events_}};
-  ValueWrites values_{
-      {plan_.get(), &commits_.decision(), &summons_, &extensions_, &sessions_},
-      {memory_.get(), &committed_, &gradients_.presence(), &commits_, &events_, &work_, &loop_, Fail(), Close()},
-      /*copier=*/nullptr,
-      WorkOwner{}};
-  Summons summons_{{&spec_, plan_.get(), /*over_nodes=*/false, &committed_, &commits_.decision(), &sessions_,
-                    &gradients_.pairing(), &writes_, &extensions_, &values_.undo()},
-                   {&by_rank_, &given_back_, &work_, &events_, [] { return DeviceOps(2); },
-                    [] { return absl::OkStatus(); }, Fail()}};
+      {{/*collective=*/nullptr, &given_back_, &timer_, &work_, &trace_, &counters_, &memory_worker_, &job_}, &events_}};
+  ValueWrites values_{{plan_.get(), &commits_.decision(), &summons_, &extensions_, &sessions_},
+                      {memory_.get(), &committed_, &gradients_.presence(), &commits_, &events_, &work_, &job_},
+                      /*copier=*/nullptr,
+                      WorkOwner{}};
+  Summons summons_{
+      {&spec_, plan_.get(), /*over_nodes=*/false, &committed_, &commits_.decision(), &sessions_, &gradients_.pairing(),
+       &writes_, &extensions_, &values_.undo()},
+      {&by_rank_, &given_back_, &work_, &events_, [] { return DeviceOps(2); }, [] { return absl::OkStatus(); }, &job_}};
   SnapshotKeeper snapshots_{{plan_.get(), &commits_.decision(), &sessions_, &writes_, &devices_},
-                            {memory_.get(), &committed_, &work_, &events_, &loop_, &memory_worker_, Fail(), Close()},
+                            {memory_.get(), &committed_, &work_, &events_, &memory_worker_, &job_},
                             getuid()};
   TrainerWrites writes_{{plan_.get(), &committed_, &sessions_, &commits_.steps(), &gradients_.pairing(),
                          &summons_.full_params(), &extensions_, &snapshots_.snapshot()},
@@ -144,10 +135,9 @@ class CommitsFixture : public ::testing::Test {
                           &writes_.passes(), &writes_.hand_ins(), &summons_.full_params()}};
   Unsharding unsharding_{plan_,
                          {&committed_, &commits_.decision(), &commits_.steps(), &writes_, &sessions_, memory_.get()},
-                         {/*collective=*/nullptr, &given_back_, &work_, &events_, &counters_, Fail()}};
-  PassCommits pass_commits_{
-      {plan_.get(), memory_.get()},
-      {&writes_, &committed_, &commits_, &snapshots_, &unsharding_, &summons_, &given_back_, &work_, &loop_}};
+                         {/*collective=*/nullptr, &given_back_, &work_, &events_, &counters_, &job_}};
+  PassCommits pass_commits_{{plan_.get(), memory_.get(), &writes_, &committed_, &commits_, &snapshots_, &unsharding_,
+                             &summons_, &given_back_, &work_}};
   JobParts parts_{{&commits_, &gradients_, &snapshots_, &values_, &writes_, &leavers_, &summons_, &unsharding_}};
 };
 

@@ -58,7 +58,7 @@ class ValuesOffLoopTest : public JobCoreTest {
     v1::CommandBatch batch;
     batch.add_commands()->mutable_commit_parameters();
     int executed = 0;
-    OnLoop([&] { executed = job_->ExecuteFromStream(job_->sessions()[rank].get(), batch); });
+    OnLoop([&] { executed = job_->commands().ExecuteFromStream(job_->sessions()[rank].get(), batch); });
     return executed;
   }
   bool Held(int rank) {

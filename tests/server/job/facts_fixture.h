@@ -14,8 +14,10 @@
 
 #include "server/job/membership/extensions.h"
 #include "server/job/membership/leavers.h"
+#include "server/job/work/job_work.h"
 #include "server/job/writes/trainer_writes.h"
 #include "tests/common/plan/spec_builder.h"
+#include "tests/server/job/fake_job.h"
 
 namespace shardd {
 
@@ -88,6 +90,8 @@ class FactsTest : public ::testing::Test {
   const std::shared_ptr<const ShardPlan> plan_ = Plan(/*pass_copies=*/false);
   Committed committed_{"job", 2, 2, NewJournal()};
   CoreLoop loop_;
+  FakeJob job_;
+  JobWork work_{&loop_, &job_};
   Sessions sessions_{2, &loop_};
   Pairing pairing_{plan_, &committed_};
   FullParams full_params_{2};

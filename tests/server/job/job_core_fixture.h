@@ -160,18 +160,18 @@ class JobCoreTest : public ::testing::Test {
     auto devices = std::move(MakeDevices("cpu:2")->devices);
     for (auto& device : devices) {
       devices_.push_back(std::make_unique<HeldDevice>(std::move(device)));
-      init.devices.push_back(devices_.back().get());
+      init.devices.by_rank.push_back(devices_.back().get());
     }
     if (collective != nullptr) {
-      init.collective = collective(init.devices);
+      init.devices.collective = collective(init.devices.by_rank);
     } else if (plan_->config.trainer_sums()) {
-      init.collective = std::make_unique<TrainerCollective>(init.devices);
+      init.devices.collective = std::make_unique<TrainerCollective>(init.devices.by_rank);
     } else {
-      init.collective = std::make_unique<LocalCollective>(init.devices);
+      init.devices.collective = std::make_unique<LocalCollective>(init.devices.by_rank);
     }
     init.loop = &loop_;
     init.copier = shared_copier != nullptr ? shared_copier : &copier_;
-    init.memory_worker = CoreLoop::MakeQueue("job memory");
+    init.devices.memory_worker = CoreLoop::MakeQueue("job memory");
     init.events = &events_;
     OnLoop([&] { job_ = std::make_shared<JobCore>(std::move(init)); });
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -197,7 +197,7 @@ class JobCoreTest : public ::testing::Test {
       device->Shutdown();
     }
     copier_.Stop();
-    job_->memory_worker()->RunAndWait([] {});
+    job_->devices().memory_worker()->RunAndWait([] {});
     OnLoop([&] { job_.reset(); });
     loop_.Stop();
   }
@@ -232,7 +232,7 @@ class JobCoreTest : public ::testing::Test {
     *batch.add_commands() = command;
     OnLoop([&] {
       if (Session* session = job_->sessions()[rank].get(); session != nullptr) {
-        job_->ExecuteFromStream(session, batch);
+        job_->commands().ExecuteFromStream(session, batch);
       }
     });
   }

@@ -158,10 +158,10 @@ class JobNodesTest : public ::testing::Test {
     init.memory = *std::move(memory);
     init.journal = *std::move(journal);
     node.device = std::move(MakeDevices("cpu:1")->devices[0]);
-    init.devices = {node.device.get()};
+    init.devices.by_rank = {node.device.get()};
     init.loop = &loop_;
     init.copier = &copier_;
-    init.memory_worker = CoreLoop::MakeQueue("job memory");
+    init.devices.memory_worker = CoreLoop::MakeQueue("job memory");
     init.events = &events_;
     auto nodes = std::make_unique<NodeParts>();
     nodes->node = number;
@@ -177,9 +177,9 @@ class JobNodesTest : public ::testing::Test {
     nodes->events->SetExchange(peers.get(), nodes->gather.get());
     wire_.Listen(number, nodes->events.get());
     auto collective = std::make_unique<NodeCollective>(
-        init.devices, std::move(peers), init.memory->StagingByRank(*node.plan), node.plan->node_slot_bytes);
+        init.devices.by_rank, std::move(peers), init.memory->StagingByRank(*node.plan), node.plan->node_slot_bytes);
     nodes->collective = collective.get();
-    init.collective = std::move(collective);
+    init.devices.collective = std::move(collective);
     init.nodes = std::move(nodes);
     OnLoop([&] {
       node.job = std::make_shared<JobCore>(std::move(init));
@@ -244,7 +244,7 @@ class JobNodesTest : public ::testing::Test {
     *batch.add_commands() = command;
     OnLoop([&] {
       if (Session* session = job(node).sessions()[0].get(); session != nullptr) {
-        job(node).ExecuteFromStream(session, batch);
+        job(node).commands().ExecuteFromStream(session, batch);
       }
     });
   }

@@ -16,26 +16,25 @@ class OneCollective final : public Collective {
 
 class JobViewTest : public FactsTest {
  protected:
-  JobViewTest() : identity_{7, Tenant{}, {}, absl::Now(), std::nullopt}, memory_(*JobMemory::Create(*plan_, "job")) {
+  JobViewTest()
+      : identity_{7, Tenant{}, {}, plan_, absl::Now(), std::nullopt}, memory_(*JobMemory::Create(*plan_, "job")) {
     identity_.spec.set_name("job");
-    values_ = std::make_unique<ValueWrites>(
-        ValueWrites::Facts{plan_.get(), &decision_, &summons_, &extensions_, &sessions_},
-        ValueWrites::Services{memory_.get(), &committed_, &pairing_.presence(), /*commits=*/nullptr, &events_, &work_,
-                              &loop_, nullptr, nullptr},
-        /*copier=*/nullptr, WorkOwner{});
+    values_ =
+        std::make_unique<ValueWrites>(ValueWrites::Facts{plan_.get(), &decision_, &summons_, &extensions_, &sessions_},
+                                      ValueWrites::Services{memory_.get(), &committed_, &pairing_.presence(),
+                                                            /*commits=*/nullptr, &events_, &work_, &job_},
+                                      /*copier=*/nullptr, WorkOwner{});
     unsharding_ = std::make_unique<Unsharding>(
         plan_, Unsharding::Facts{&committed_, &decision_, &steps_, &writes_, &sessions_, memory_.get()},
-        Unsharding::Services{&collective_, &given_back_, &work_, &events_, &counters_, nullptr});
+        Unsharding::Services{&collective_, &given_back_, &work_, &events_, &counters_, &job_});
     view_ = MakeView(&committed_);
   }
   std::unique_ptr<JobView> MakeView(const Committed* committed) {
-    return std::make_unique<JobView>(JobView::Facts{&identity_,        plan_,        memory_.get(),
-                                                    &devices_,         &collective_, committed,
-                                                    &counters_,        &pairing_,    &sessions_,
-                                                    values_.get(),     &summons_,    &absent_,
-                                                    &writes_,          &leavers_,    &steps_,
-                                                    unsharding_.get(), &decision_,   &nodes_,
-                                                    &snapshots_,       &closed_,     [this](int) { return wait_; }});
+    return std::make_unique<JobView>(
+        JobView::Facts{&identity_, memory_.get(), &devices_,   &collective_,  committed,
+                       &counters_, &pairing_,     &sessions_,  values_.get(), &summons_,
+                       &absent_,   &writes_,      &leavers_,   &steps_,       unsharding_.get(),
+                       &decision_, &nodes_,       &snapshots_, &end_,         [this](int) { return wait_; }});
   }
   v1::Job Job() const {
     v1::Job job;
@@ -58,17 +57,15 @@ class JobViewTest : public FactsTest {
   JobEvents events_{"job", Tenant{}, &committed_, &log_};
   PollTimer timer_{&loop_};
   GivenBack given_back_{&sessions_, &timer_, &loop_};
-  JobWork work_{&loop_, [] { return nullptr; }, [] {}};
   WriteUndo undo_;
-  Summons summons_{{&identity_.spec, plan_.get(), /*over_nodes=*/false, &committed_, &decision_, &sessions_, &pairing_,
-                    &writes_, &extensions_, &undo_},
-                   {&devices_, &given_back_, &work_, &events_, [] { return DeviceOps(2); },
-                    [] { return absl::OkStatus(); }, [](const absl::Status& status) { FAIL() << status; }}};
+  Summons summons_{
+      {&identity_.spec, plan_.get(), /*over_nodes=*/false, &committed_, &decision_, &sessions_, &pairing_, &writes_,
+       &extensions_, &undo_},
+      {&devices_, &given_back_, &work_, &events_, [] { return DeviceOps(2); }, [] { return absl::OkStatus(); }, &job_}};
   SnapshotKeeper snapshots_{{plan_.get(), &decision_, &sessions_, &writes_, nullptr}, {}, /*uid=*/0};
   AbsentRanks absent_{"job", {&sessions_, &leavers_}, &events_};
-  JobNodes nodes_{
-      /*parts=*/nullptr, {plan_, nullptr, &decision_, &steps_, &leavers_, nullptr}, {&loop_, &committed_}, {}};
-  bool closed_ = false;
+  JobNodes nodes_{/*parts=*/nullptr, {plan_, nullptr, &decision_, &steps_, &leavers_, nullptr}, {&committed_}, {}};
+  EpochEnd end_{/*commits=*/nullptr, /*nodes=*/nullptr};
   Wait wait_;  // of every rank
   std::unique_ptr<ValueWrites> values_;
   std::unique_ptr<Unsharding> unsharding_;
@@ -84,7 +81,7 @@ TEST_F(JobViewTest, TheStateFollowsWhatRanksAndVersionsDo) {
   EXPECT_EQ(Job().state(), v1::JOB_STATE_FORWARD_BACKWARD);
   decision_.BeginCommit();
   EXPECT_EQ(Job().state(), v1::JOB_STATE_COMMITTING);
-  closed_ = true;
+  end_.Close();
   EXPECT_EQ(Job().state(), v1::JOB_STATE_CLOSED);
 }
 

@@ -60,9 +60,9 @@ TEST_F(TurnsTest, ABatchOfTheStreamGoesOnWhereItsTurnEnded) {
   }
   OnLoop([&] {
     Session* const session = job_->sessions()[0].get();
-    EXPECT_EQ(job_->ExecuteFromStream(session, batch, 0, absl::InfinitePast()), 1);
-    EXPECT_EQ(job_->ExecuteFromStream(session, batch, 1, absl::InfinitePast()), 2);
-    EXPECT_EQ(job_->ExecuteFromStream(session, batch, 2), 6);
+    EXPECT_EQ(job_->commands().ExecuteFromStream(session, batch, 0, absl::InfinitePast()), 1);
+    EXPECT_EQ(job_->commands().ExecuteFromStream(session, batch, 1, absl::InfinitePast()), 2);
+    EXPECT_EQ(job_->commands().ExecuteFromStream(session, batch, 2), 6);
   });
 }
 

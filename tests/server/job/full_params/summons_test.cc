@@ -28,15 +28,14 @@ class SummonsTest : public FactsTest {
   JobEvents events_{"job", Tenant{}, &committed_, &log_};
   PollTimer timer_{&loop_};
   GivenBack given_back_{&sessions_, &timer_, &loop_};
-  JobWork work_{&loop_, [] { return nullptr; }, [] {}};
   WriteUndo undo_;
   std::vector<Device*> devices_;  // no gradients are asked for, so none is used
   absl::Status undo_fits_;
   bool last_left_ = false;
-  Summons summons_{{&spec_, plan_.get(), /*over_nodes=*/false, &committed_, &decision_, &sessions_, &pairing_, &writes_,
-                    &extensions_, &undo_},
-                   {&devices_, &given_back_, &work_, &events_, [] { return DeviceOps(2); },
-                    [this] { return undo_fits_; }, [](const absl::Status& status) { FAIL() << status; }}};
+  Summons summons_{
+      {&spec_, plan_.get(), /*over_nodes=*/false, &committed_, &decision_, &sessions_, &pairing_, &writes_,
+       &extensions_, &undo_},
+      {&devices_, &given_back_, &work_, &events_, [] { return DeviceOps(2); }, [this] { return undo_fits_; }, &job_}};
 };
 
 TEST_F(SummonsTest, AllRanksEnterTogetherAndTheLastOneLeaves) {

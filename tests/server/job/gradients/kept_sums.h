@@ -39,8 +39,7 @@ class KeptSumsTest : public FactsTest {
     return {&committed_, &sessions_, &steps_, &writes_, memory_.get(), &devices_};
   }
   Reductions::Services UsedByReductions() {
-    return {&sums_,  &given_back_, &timer_, &work_,
-            &trace_, &counters_,   &loop_,  [this](absl::Status status) { failed_ = std::move(status); }};
+    return {&sums_, &given_back_, &timer_, &work_, &trace_, &counters_, &loop_, &job_};
   }
   void EndSum(size_t number, const absl::Status& status = absl::OkStatus()) {
     sums_.ends[number](status);
@@ -56,14 +55,11 @@ class KeptSumsTest : public FactsTest {
   std::vector<Device*> devices_;  // no gradient is settled, so none is used
   PollTimer timer_{&loop_};
   GivenBack given_back_{&sessions_, &timer_, &loop_};
-  JobWork work_{&loop_, [] { return nullptr; }, [] {}};
   JobTrace trace_{{"job", plan_, &devices_, &sessions_, &committed_, /*memory=*/nullptr, nullptr},
                   /*measured=*/nullptr,
-                  &loop_,
                   &work_};
   v1::Counters counters_;
   KeptSums sums_;
-  absl::Status failed_;
 };
 
 }  // namespace shardd

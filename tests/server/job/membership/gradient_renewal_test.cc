@@ -16,14 +16,13 @@ class GradientRenewalTest : public FactsTest {
     auto memory = JobMemory::Create(*plan_, "job");
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
+    job_.when_failed = [this] {
+      for (int rank = 0; rank < 2; ++rank) (void)sessions_.Take(rank);
+    };
     renewal_ = std::make_unique<GradientRenewal>(
-        GradientRenewal::Facts{plan_.get(), &sessions_, &decision_, &undo_, [this] { return promised_; }},
-        GradientRenewal::Services{memory_.get(), &work_, &devices_, &loop_, &maker_, &events_,
+        GradientRenewal::Facts{plan_.get(), &sessions_, &decision_, &undo_, &end_, [this] { return promised_; }},
+        GradientRenewal::Services{memory_.get(), &work_, &devices_, &maker_, &events_, &job_,
                                   [this](absl::AnyInvocable<void()> closure) { loop_.Post(std::move(closure)); },
-                                  [this](absl::Status status) {
-                                    ended_ = std::move(status);
-                                    for (int rank = 0; rank < 2; ++rank) (void)sessions_.Take(rank);
-                                  },
                                   [this] { ++renewed_; }});
     auto session = Session::Create(plan_, /*id=*/9, /*rank=*/1, /*epoch=*/1);
     EXPECT_TRUE(session.ok()) << session.status();
@@ -49,13 +48,12 @@ class GradientRenewalTest : public FactsTest {
   OptimizerDevices devices_{{made_.devices[0].get(), made_.devices[1].get()}, 2};
   EventLog log_;
   JobEvents events_{"job", Tenant{}, &committed_, &log_};
-  JobWork work_{&loop_, [] { return nullptr; }, [] {}};
   CoreLoop maker_;
   WriteUndo undo_;
+  EpochEnd end_{/*commits=*/nullptr, /*nodes=*/nullptr};
   std::unique_ptr<JobMemory> memory_;
   std::unique_ptr<GradientRenewal> renewal_;
   bool promised_ = false;
-  absl::Status ended_;
   int renewed_ = 0;
   testing::Child stopped_{[] {
     pause();
@@ -76,7 +74,7 @@ TEST_F(GradientRenewalTest, ARankBesideAnEarlierProcessAttachesToNewShards) {
 TEST_F(GradientRenewalTest, WhoeverHasASessionBeginsAnew) {
   Attach(0);
   ExpectLater(TryAttach(), "new ones are being made");
-  EXPECT_THAT(std::string(ended_.message()), HasSubstr("all ranks begin anew with new ones"));
+  EXPECT_THAT(std::string(job_.failure().message()), HasSubstr("all ranks begin anew with new ones"));
   AwaitMade();
 }
 
@@ -98,7 +96,7 @@ TEST_F(GradientRenewalTest, AJobThatIsClosedKeepsItsShards) {
   loop_.RunAndWait([&] {
     (void)renewal_->MayAttach("attach: ", /*rank=*/1, getpid(), UniqueFd(),
                               /*replace=*/false);
-    renewal_->Close();  // before the loop hears of new ones
+    end_.Close();  // before the loop hears of new ones
   });
   AwaitMade();
   EXPECT_EQ(memory_->gradients(), old);

@@ -7,8 +7,7 @@ namespace {
 
 class OneNodeTest : public FactsTest {
  protected:
-  JobNodes nodes_{
-      /*parts=*/nullptr, {plan_, nullptr, &decision_, &steps_, &leavers_, nullptr}, {&loop_, &committed_}, {}};
+  JobNodes nodes_{/*parts=*/nullptr, {plan_, nullptr, &decision_, &steps_, &leavers_, nullptr}, {&committed_}, {}};
 };
 
 TEST_F(OneNodeTest, NothingOfAJobOnOneNodeWaitsForOthers) {

@@ -30,16 +30,14 @@ class ModelDigestsTest : public OverNodesTest {
 
   const std::unique_ptr<JobMemory> memory_;
   int ended_ = 0;
-  ModelDigests digests_{
-      {plan_.get(), memory_.get(), &committed_},
-      {&member_, &loop_, &worker_, &work_, [this](absl::Status status) { failed_.push_back(std::move(status)); }}};
+  ModelDigests digests_{{plan_.get(), memory_.get(), &committed_}, {&member_, &worker_, &work_, &job_}};
 };
 
 TEST_F(ModelDigestsTest, ValuesAreSaidByParameterAndFollowBytesAndCounts) {
   const std::vector<uint64_t> zeros = SaidValues();
   ASSERT_EQ(zeros.size(), static_cast<size_t>(params_));
   EXPECT_EQ(ended_, 1);
-  EXPECT_EQ(advanced_ > 0, true);
+  EXPECT_EQ(job_.advanced > 0, true);
   Write(0.5);
   const std::vector<uint64_t> written = SaidValues();
   EXPECT_EQ(written[0], zeros[0]);
@@ -82,7 +80,7 @@ TEST_F(ModelDigestsTest, TheyAreUnderWayUntilTheWorkerHasReadThem) {
   worker_.RunAndWait([&] {
     CommitSteps(plan_->config.compare_every());
     EXPECT_TRUE(digests_.under_way());
-    EXPECT_GT(job_.use_count(), 1) << "the job could go while its slabs are read";
+    EXPECT_GT(job_.alive.use_count(), 1) << "the job could go while its slabs are read";
   });
   Drain();
   EXPECT_FALSE(digests_.under_way());
@@ -97,7 +95,7 @@ class CutModelDigestsTest : public OverNodesTest {
 TEST_F(CutModelDigestsTest, NodesWithPartsOfTheirOwnCompareNoBytes) {
   Begin(Nobody());
   ModelDigests digests{{plan_.get(), memory_.get(), &committed_},
-                       {&member_, &loop_, &worker_, &work_, [](const absl::Status& status) { FAIL() << status; }}};
+                       {&member_, &worker_, &work_, [](const absl::Status& status) { FAIL() << status; }}};
   loop_.RunAndWait([&] {
     while (committed_.step() < plan_->config.compare_every()) {
       committed_.CommitStep({}, {""});

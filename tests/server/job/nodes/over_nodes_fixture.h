@@ -18,6 +18,7 @@
 #include "server/job/step/step_decision.h"
 #include "server/job/work/job_work.h"
 #include "server/multinode/node_member.h"
+#include "tests/server/job/fake_job.h"
 #include "tests/server/multinode/node_world.h"
 
 namespace shardd {
@@ -94,7 +95,7 @@ class OverNodesTest : public ::testing::Test,
   void NodeGeneration(uint64_t) override {}
   void NodeIsUp() override {}
   void NodeClose(const std::string& why) override { ADD_FAILURE() << why; }
-  void Advance() override { ++advanced_; }
+  void Advance() override { job_.Advance(); }
 
   struct Links final : PeerLinks {
     int node() const override { return 1; }
@@ -116,11 +117,8 @@ class OverNodesTest : public ::testing::Test,
   StepDecision decision_;
   AskedSteps steps_{1, &committed_};
   Pairing pairing_{plan_, &committed_};
-  const std::shared_ptr<int> job_ = std::make_shared<int>(0);
-  int advanced_ = 0;
-  JobWork work_{&loop_, [this] { return job_; }, [this] { ++advanced_; }};
-  std::vector<std::string> closed_;  // why
-  std::vector<absl::Status> failed_;
+  FakeJob job_;
+  JobWork work_{&loop_, &job_};
   NodeMember member_{plan_, /*node=*/1, &loop_, &links_, events_, this};
 };
 

@@ -86,10 +86,9 @@ class StateTransfersTest : public OverNodesTest {
   std::vector<absl::AnyInvocable<void()>> writes_;  // what is to run behind them
   StateTransfers states_{
       {plan_.get(), memory_.get(), &decision_, &steps_},
-      {&member_, &links_, events_.get(), &loop_, &worker_, &committed_, &work_, &devices_, &job_events_},
+      {&member_, &links_, events_.get(), &worker_, &committed_, &work_, &devices_, &job_events_, &job_},
       {[this] { ++begun_; }, [this] { ++restored_; },
-       [this](absl::AnyInvocable<void()> then) { writes_.push_back(std::move(then)); },
-       [this](const std::string& why) { closed_.push_back(why); }}};
+       [this](absl::AnyInvocable<void()> then) { writes_.push_back(std::move(then)); }}};
 };
 
 TEST_F(StateTransfersTest, WhoAsksIsSentWhatIsCommitted) {
@@ -156,10 +155,10 @@ TEST_F(StateTransfersTest, ItIsRestoredWhenAllOfItHasCome) {
   Drain();
   HearState(Asked());
   EXPECT_FALSE(MayRestore());
-  const int advanced = advanced_;
+  const int advanced = job_.advanced;
   HearSlabs(Asked());
   ASSERT_TRUE(MayRestore());
-  EXPECT_GT(advanced_, advanced) << "nobody looks whether it may be restored";
+  EXPECT_GT(job_.advanced, advanced) << "nobody looks whether it may be restored";
   loop_.RunAndWait([&] { states_.Restore(); });
   EXPECT_FALSE(MayRestore()) << "it is under way";
   ASSERT_TRUE(testing::PollUntil(
@@ -195,15 +194,15 @@ TEST_F(StateTransfersTest, AStateThatDoesNotFitThePlanClosesTheJob) {
   v1::PeerMessage message;
   message.mutable_state()->set_transfer(Asked());
   Hear(message);
-  ASSERT_EQ(closed_.size(), 1u);
-  EXPECT_THAT(closed_[0], ::testing::HasSubstr("it does not fit the plan"));
+  ASSERT_EQ(job_.closed.size(), 1u);
+  EXPECT_THAT(job_.closed[0], ::testing::HasSubstr("it does not fit the plan"));
 }
 
 TEST_F(StateTransfersTest, ANodeThatMakesAVersionIsNotSentAnother) {
   decision_.BeginCommit();
   loop_.RunAndWait([&] { states_.NodeBeginFetch(/*from=*/0, kTransfer); });
-  ASSERT_EQ(closed_.size(), 1u);
-  EXPECT_THAT(closed_[0], ::testing::HasSubstr("another step"));
+  ASSERT_EQ(job_.closed.size(), 1u);
+  EXPECT_THAT(job_.closed[0], ::testing::HasSubstr("another step"));
   EXPECT_EQ(begun_, 0);
 }
 
@@ -215,7 +214,7 @@ TEST_F(StateTransfersTest, NothingIsRestoredOnceTheJobHasEnded) {
   loop_.RunAndWait([&] { states_.Stop(); });
   HearSlabs(Asked());
   EXPECT_FALSE(MayRestore());
-  EXPECT_TRUE(closed_.empty());
+  EXPECT_TRUE(job_.closed.empty());
 }
 
 }  // namespace

@@ -46,13 +46,12 @@ class SumsOverNodesTest : public OverNodesTest {
   absl::Status result_;  // of sums
   std::vector<std::pair<PairKey, int>> added_;
   SumsOverNodes sums_{{plan_.get(), &committed_, &decision_, &steps_, &pairing_},
-                      {&member_},
-                      {[this](PairKey key, int occurrence, const GivenGradients& given) {
-                         EXPECT_EQ(given.present, std::vector<bool>{true});
-                         added_.emplace_back(key, occurrence);
-                         return result_;
-                       },
-                       [this](absl::Status status) { failed_.push_back(std::move(status)); }}};
+                      {&member_, &job_},
+                      [this](PairKey key, int occurrence, const GivenGradients& given) {
+                        EXPECT_EQ(given.present, std::vector<bool>{true});
+                        added_.emplace_back(key, occurrence);
+                        return result_;
+                      }};
 };
 
 TEST_F(SumsOverNodesTest, WhatRanksGiveIsSaidOnce) {
@@ -77,21 +76,21 @@ TEST_F(SumsOverNodesTest, AGoOfAnotherStepOrWhileCommittingIsIgnored) {
   decision_.BeginCommit();
   Hear(Go(/*step=*/1));
   EXPECT_TRUE(added_.empty());
-  EXPECT_TRUE(failed_.empty());
+  EXPECT_TRUE(job_.failed.empty());
 }
 
 TEST_F(SumsOverNodesTest, NodesThatDoNotGiveTheSameEndTheEpoch) {
   Hear(Go(/*step=*/1, /*other_fresh=*/false));
-  ASSERT_EQ(failed_.size(), 1u);
-  EXPECT_EQ(failed_[0].code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_EQ(job_.failed.size(), 1u);
+  EXPECT_EQ(job_.failed[0].code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(added_.empty());
 }
 
 TEST_F(SumsOverNodesTest, ASumThatFailsEndsTheEpoch) {
   result_ = absl::InternalError("no sum");
   Hear(Go(/*step=*/1));
-  ASSERT_EQ(failed_.size(), 1u);
-  EXPECT_EQ(failed_[0].message(), "no sum");
+  ASSERT_EQ(job_.failed.size(), 1u);
+  EXPECT_EQ(job_.failed[0].message(), "no sum");
 }
 
 TEST_F(SumsOverNodesTest, ClosedBackwardsAreSaidOnceEach) {

@@ -62,14 +62,14 @@ TEST_F(CommitsTest, ADecisionThatTheJournalRefusesChangesNothing) {
   v1::Step step = OneGroup();
   step.set_trainer_state(std::string(8192, 'x'));
   StepAll(step);
-  EXPECT_EQ(failed_.code(), absl::StatusCode::kResourceExhausted) << failed_;
+  EXPECT_EQ(job_.failure().code(), absl::StatusCode::kResourceExhausted) << job_.failure();
   EXPECT_THAT(device_.labels(), IsEmpty());
 }
 
 TEST_F(CommitsTest, AnUpdateThatFailsClosesTheJob) {
   StepAll();
   End(absl::InternalError("torn"));
-  EXPECT_EQ(closed_, "update of step 1: torn");
+  EXPECT_EQ(job_.why_closed(), "update of step 1: torn");
 }
 
 TEST_F(CommitsTest, RanksThatAskForDifferentStepsAreRefused) {
@@ -112,7 +112,7 @@ TEST_F(CommitsTest, AStepOfOtherNodesThatCannotBeJournaledClosesTheJob) {
   step.set_trainer_state(std::string(8192, 'x'));
   StepAll(step);
   commits_.Heard({});
-  EXPECT_THAT(closed_, HasSubstr("step 1 is decided on all nodes: "));
+  EXPECT_THAT(job_.why_closed(), HasSubstr("step 1 is decided on all nodes: "));
 }
 
 TEST_F(CommitsTest, ValuesBecomeAVersionWhenTheirCastHasEnded) {
@@ -128,7 +128,7 @@ TEST_F(CommitsTest, ValuesBecomeAVersionWhenTheirCastHasEnded) {
 TEST_F(CommitsTest, AVersionThatCannotBeMadeClosesTheJob) {
   values_.Commit();
   End(absl::InternalError("torn"));
-  EXPECT_EQ(closed_, "commit of parameters: torn");
+  EXPECT_EQ(job_.why_closed(), "commit of parameters: torn");
   EXPECT_EQ(committed_.version(), 1u);
 }
 

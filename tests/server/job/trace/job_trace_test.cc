@@ -24,7 +24,7 @@ class JobTraceTest : public FactsTest {
  protected:
   JobTraceTest() : memory_(*JobMemory::Create(*plan_, "job")) { spec_.set_name("job"); }
   ~JobTraceTest() override {
-    loop_.RunAndWait([this] { job_ = nullptr; });  // so that no timer finds the trace
+    loop_.RunAndWait([this] { job_.alive = nullptr; });  // so that no timer finds the trace
   }
   void Begin(int64_t timeout_ms) {
     v1::TraceJobRequest request;
@@ -46,13 +46,10 @@ class JobTraceTest : public FactsTest {
       nullptr};
   KeptWork device_;
   std::vector<Device*> devices_{&device_, &device_};
-  std::shared_ptr<int> job_ = std::make_shared<int>(0);
-  JobWork work_{&loop_, [this] { return job_; }, [] {}};
   const std::shared_ptr<KeptTrace> sink_ = std::make_shared<KeptTrace>();
   JobTrace trace_{{"job", plan_, &devices_, &sessions_, &committed_, &account_,
                    [](int rank) { return rank == 0 ? "rank 1: Step" : ""; }},
                   /*measured=*/nullptr,
-                  &loop_,
                   &work_};
 };
 

@@ -47,8 +47,7 @@ class UnshardingTest : public ::testing::Test {
                                         &counters_);
     unsharding_ = std::make_unique<Unsharding>(
         plan_, Unsharding::Facts{committed_.get(), &decision_, steps_.get(), writes_.get(), &sessions_, memory_.get()},
-        Unsharding::Services{&gathers_, &given_back_, &work_, events_.get(), &counters_,
-                             [this](absl::Status status) { failed_ = std::move(status); }});
+        Unsharding::Services{&gathers_, &given_back_, &work_, events_.get(), &counters_, &job_});
     for (int rank = 0; rank < 2; ++rank) {
       auto session = Session::Create(plan_, /*id=*/static_cast<uint64_t>(rank) + 1, rank, /*epoch=*/1);
       EXPECT_TRUE(session.ok()) << session.status();
@@ -86,7 +85,8 @@ class UnshardingTest : public ::testing::Test {
   Sessions sessions_{2, &loop_};
   PollTimer timer_{&loop_};
   GivenBack given_back_{&sessions_, &timer_, &loop_};
-  JobWork work_{&loop_, [] { return nullptr; }, [] {}};
+  FakeJob job_;
+  JobWork work_{&loop_, &job_};
   KeptGathers gathers_;
   FullParams full_params_{2};
   StepDecision decision_;
@@ -98,7 +98,6 @@ class UnshardingTest : public ::testing::Test {
   std::unique_ptr<Pairing> pairing_;
   std::unique_ptr<TrainerWrites> writes_;
   std::unique_ptr<Unsharding> unsharding_;
-  absl::Status failed_;
 };
 
 TEST_F(UnshardingTest, NothingIsUnshardedBeforeTheFirstVersion) {
@@ -150,14 +149,14 @@ TEST_F(PooledUnshardingTest, AFailedGatherEndsItsOwnEpochOnly) {
   ASSERT_TRUE(Unshard(0, 1).ok());
   unsharding_->EndEpoch();
   EndGather(0, absl::InternalError("of the epoch before"));
-  EXPECT_TRUE(failed_.ok());
+  EXPECT_TRUE(job_.failed.empty());
   ASSERT_TRUE(unsharding_->pending_fills() == 0);
 }
 
 TEST_F(PooledUnshardingTest, AFailedGatherIsToldToTheJob) {
   ASSERT_TRUE(Unshard(0, 1).ok());
   EndGather(0, absl::InternalError("the device is lost"));
-  EXPECT_EQ(failed_.message(), "the device is lost");
+  EXPECT_EQ(job_.failure().message(), "the device is lost");
   EXPECT_FALSE(IsUnsharded(0, 1));
 }
 

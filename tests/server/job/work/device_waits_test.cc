@@ -14,6 +14,7 @@ class DeviceWaitsTest : public FactsTest {
   DeviceWaitsTest() {
     Attach(0);
     Attach(1);
+    job_.when_failed = [this] { committed_.EndEpoch(); };
   }
   // Work that waits for a signal of rank 1, and then comes to `status`.
   void Hold(uint64_t done, absl::Status status = absl::OkStatus()) {
@@ -34,15 +35,7 @@ class DeviceWaitsTest : public FactsTest {
   const std::vector<Device*> devices_{made_.devices[0].get(), made_.devices[1].get()};
   LocalCollective collective_{devices_};
   std::vector<uint64_t> ran_;
-  int advanced_ = 0;
-  absl::Status failed_;
-  DeviceWaits waits_{{plan_.get(), &committed_, &sessions_, &devices_},
-                     {&collective_, &loop_, &loop_,
-                      [this](absl::Status status) {
-                        failed_ = std::move(status);
-                        committed_.EndEpoch();
-                      },
-                      [this] { ++advanced_; }}};
+  DeviceWaits waits_{{plan_.get(), &committed_, &sessions_, &devices_}, {&collective_, &loop_, &loop_, &job_}};
 };
 
 TEST_F(DeviceWaitsTest, WorkRunsWhenItsSignalHasCome) {
@@ -52,7 +45,7 @@ TEST_F(DeviceWaitsTest, WorkRunsWhenItsSignalHasCome) {
   Signal(1, 1);
   EXPECT_TRUE(waits_.Poll());
   EXPECT_THAT(ran_, ElementsAre(1));
-  EXPECT_EQ(advanced_, 1);
+  EXPECT_EQ(job_.advanced, 1);
   Signal(1, 2);
   EXPECT_TRUE(waits_.Poll());
   EXPECT_THAT(ran_, ElementsAre(1, 2));
@@ -63,7 +56,7 @@ TEST_F(DeviceWaitsTest, AnErrorEndsTheEpochAndNothingElseRuns) {
   Hold(2);
   Signal(1, 2);
   EXPECT_TRUE(waits_.Poll());
-  EXPECT_EQ(failed_.message(), "cannot");
+  EXPECT_EQ(job_.failure().message(), "cannot");
   EXPECT_THAT(ran_, ElementsAre(1));
 }
 

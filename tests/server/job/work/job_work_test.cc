@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "tests/server/job/fake_job.h"
 #include "tests/testing/process.h"
 
 namespace shardd {
@@ -17,10 +18,9 @@ class JobWorkTest : public ::testing::Test {
     loop_.RunAndWait([] {});
   }
 
-  std::shared_ptr<int> job_ = std::make_shared<int>(0);
-  int advanced_ = 0;
+  FakeJob job_;
   CoreLoop loop_;
-  JobWork work_{&loop_, [this] { return job_; }, [this] { ++advanced_; }};
+  JobWork work_{&loop_, &job_};
 };
 
 TEST_F(JobWorkTest, RunsOnceBehindTheLastPieceWithTheFirstError) {
@@ -34,16 +34,16 @@ TEST_F(JobWorkTest, RunsOnceBehindTheLastPieceWithTheFirstError) {
   Drain();
   ASSERT_EQ(ends.size(), 1u);
   EXPECT_EQ(ends[0].message(), "first");
-  EXPECT_EQ(advanced_, 1);
+  EXPECT_EQ(job_.advanced, 1);
 }
 
 TEST_F(JobWorkTest, KeepsTheJobUntilThen) {
   JobWork::Done done = work_.Join(1, [](const absl::Status&) {});
-  EXPECT_EQ(job_.use_count(), 2);
+  EXPECT_EQ(job_.alive.use_count(), 2);
   done(absl::OkStatus());
   Drain();
   done = nullptr;
-  EXPECT_EQ(job_.use_count(), 1);
+  EXPECT_EQ(job_.alive.use_count(), 1);
 }
 
 TEST_F(JobWorkTest, CountsWorkOnGradientsUntilItsEndIsHeard) {

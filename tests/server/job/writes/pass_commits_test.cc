@@ -90,7 +90,7 @@ TEST_F(PassCommitsWithCopiesTest, AStepOfTheTrainersIsCommittedWithThePass) {
 TEST_F(PassCommitsWithCopiesTest, CopiesThatFailCloseTheJob) {
   BeginPass(/*stepped=*/false);
   End(absl::InternalError("torn"));
-  EXPECT_EQ(closed_, "copies for a pass: torn");
+  EXPECT_EQ(job_.why_closed(), "copies for a pass: torn");
 }
 
 TEST_F(PassCommitsWithCopiesTest, WhoAsksMayStoreWhenNobodyReadsFullParameters) {

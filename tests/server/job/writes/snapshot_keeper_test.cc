@@ -23,10 +23,7 @@ class SnapshotKeeperTest : public FactsTest {
     memory_ = *std::move(memory);
     keeper_ = std::make_unique<SnapshotKeeper>(
         SnapshotKeeper::Facts{job_plan_.get(), &decision_, &sessions_, &job_writes_, &devices_},
-        SnapshotKeeper::Services{memory_.get(), &committed_, &work_, &events_, &loop_, &memory_worker_,
-                                 [this](absl::Status status) { failed_ = std::move(status); },
-                                 [this](const std::string& why) { closed_ = why; }},
-        getuid());
+        SnapshotKeeper::Services{memory_.get(), &committed_, &work_, &events_, &memory_worker_, &job_}, getuid());
   }
   ~SnapshotKeeperTest() override {
     End();
@@ -66,13 +63,10 @@ class SnapshotKeeperTest : public FactsTest {
   CoreLoop memory_worker_;
   EventLog log_;
   JobEvents events_{"job", Tenant{}, &committed_, &log_};
-  JobWork work_{&loop_, [] { return std::make_shared<int>(0); }, [] {}};
   TrainerWrites job_writes_{
       {job_plan_.get(), &committed_, &sessions_, &steps_, &pairing_, &full_params_, &extensions_, &snapshot_},
       &counters_};
   std::unique_ptr<SnapshotKeeper> keeper_;
-  absl::Status failed_;
-  std::string closed_;
 };
 
 TEST_F(SnapshotKeeperTest, MakesASlabWithTheFirstSnapshot) {
@@ -120,7 +114,7 @@ TEST_F(SnapshotKeeperTest, ASnapshotThatCannotBeTakenEndsTheEpoch) {
   keeper_->Take();
   Drain();
   End(absl::InternalError("broken"));
-  EXPECT_EQ(failed_.message(), "HandIn: take the snapshot: broken");
+  EXPECT_EQ(job_.failure().message(), "HandIn: take the snapshot: broken");
   EXPECT_FALSE(snapshot().taking());
 }
 
@@ -190,7 +184,7 @@ TEST_F(SnapshotKeeperWithCopiesTest, TakesASnapshotThatIsDueBeforeTheCommit) {
 TEST_F(SnapshotKeeperWithCopiesTest, ASnapshotThatFailsWithACommitClosesTheJob) {
   keeper_->TakeThen(/*due=*/true, [] { FAIL() << "nothing to go back to"; });
   End(absl::InternalError("broken"));
-  EXPECT_EQ(closed_, "take the snapshot: broken");
+  EXPECT_EQ(job_.why_closed(), "take the snapshot: broken");
 }
 
 TEST_F(SnapshotKeeperWithCopiesTest, EveryEpochThatEndsGoesBack) {

@@ -22,12 +22,11 @@ class ValueWritesTest : public FactsTest {
     memory_ = *std::move(memory);
     Attach(0);
     Attach(1);
-    values_ = std::make_unique<ValueWrites>(
-        ValueWrites::Facts{plan_.get(), &decision_, &summons_, &extensions_, &sessions_},
-        ValueWrites::Services{memory_.get(), &fresh_, &pairing_.presence(), /*commits=*/nullptr, &events_, &work_,
-                              &loop_, [](const absl::Status& status) { FAIL() << status; },
-                              [](const std::string& why) { FAIL() << why; }},
-        /*copier=*/nullptr, WorkOwner{});
+    values_ =
+        std::make_unique<ValueWrites>(ValueWrites::Facts{plan_.get(), &decision_, &summons_, &extensions_, &sessions_},
+                                      ValueWrites::Services{memory_.get(), &fresh_, &pairing_.presence(),
+                                                            /*commits=*/nullptr, &events_, &work_, &job_},
+                                      /*copier=*/nullptr, WorkOwner{});
   }
   absl::Status Write(int rank, float value) {
     Session* const session = sessions_[rank].get();
@@ -56,13 +55,12 @@ class ValueWritesTest : public FactsTest {
   JobEvents events_{"job", Tenant{}, &committed_, &log_};
   PollTimer timer_{&loop_};
   GivenBack given_back_{&sessions_, &timer_, &loop_};
-  JobWork work_{&loop_, [] { return nullptr; }, [] {}};
   WriteUndo undo_;
   std::vector<Device*> devices_;
-  Summons summons_{{&spec_, plan_.get(), /*over_nodes=*/false, &committed_, &decision_, &sessions_, &pairing_, &writes_,
-                    &extensions_, &undo_},
-                   {&devices_, &given_back_, &work_, &events_, [] { return DeviceOps(2); },
-                    [] { return absl::OkStatus(); }, [](const absl::Status& status) { FAIL() << status; }}};
+  Summons summons_{
+      {&spec_, plan_.get(), /*over_nodes=*/false, &committed_, &decision_, &sessions_, &pairing_, &writes_,
+       &extensions_, &undo_},
+      {&devices_, &given_back_, &work_, &events_, [] { return DeviceOps(2); }, [] { return absl::OkStatus(); }, &job_}};
   Committed fresh_;  // of a job without parameters
   std::unique_ptr<JobMemory> memory_;
   std::unique_ptr<ValueWrites> values_;
