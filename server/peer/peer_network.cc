@@ -13,6 +13,7 @@
 #include "server/observe/log.h"
 #include "server/peer/link_credentials.h"
 #include "server/peer/link_loop.h"
+#include "server/peer/peer_port.h"
 #include "server/peer/peer_service.h"
 #include "server/peer/peer_wire.h"
 
@@ -64,12 +65,16 @@ class GrpcPeerNetwork final : public PeerNetwork {
   GrpcPeerNetwork(const Options& options, LinkCredentials credentials)
       : options_(options), credentials_(std::move(credentials)), service_(std::make_shared<PeerService>()) {}
   ~GrpcPeerNetwork() override {
+    if (entrance_ != nullptr) {
+      entrance_->Stop();
+    }
     if (server_ != nullptr) {
       server_->Shutdown(absl::ToChronoTime(absl::Now()));  // streams that have not sent hello yet
     }
   }
 
   absl::Status Listen() {
+    SHARDD_ASSIGN_OR_RETURN(entrance_, PeerPort::Listen({.listen = options_.listen, .tls = credentials_.tls}));
     if (const std::string problem = credentials_.own_problem(); !problem.empty()) {
       LogWarning(absl::StrCat("other nodes will not hear this one: ", problem));
     }
@@ -83,22 +88,22 @@ class GrpcPeerNetwork final : public PeerNetwork {
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kServerHandshakeMs);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs);
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two daemons on one port would share its calls
     builder.SetOption(WithoutPlugins());
     builder.RegisterService(service_.get());
-    builder.AddListeningPort(options_.listen, credentials_.server, &port_);
+    acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials_.server);
     server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port_ <= 0) {
-      return absl::UnavailableError(absl::StrCat("listen for other nodes on \"", options_.listen,
-                                                 "\": gRPC cannot (its reason is on standard error): the address is "
-                                                 "taken or not this host's, or a certificate or key is none"));
+    if (server_ == nullptr) {
+      return absl::UnavailableError(
+          absl::StrCat("listen for other nodes on \"", options_.listen,
+                       "\": gRPC cannot (its reason is on standard error): a certificate or key is none"));
     }
-    return absl::OkStatus();
+    return entrance_->Serve(acceptor_.get());
   }
 
-  int port() const override { return port_; }
+  int port() const override { return entrance_->port(); }
   std::string Describe() const override {
-    return absl::StrCat(options_.listen, absl::EndsWith(options_.listen, ":0") ? absl::StrCat(" (", port_, ")") : "",
+    return absl::StrCat(options_.listen, absl::EndsWith(options_.listen, ":0") ? absl::StrCat(" (", port(), ")") : "",
                         credentials_.tls ? ", mutual TLS" : ", without TLS");
   }
 
@@ -147,7 +152,8 @@ class GrpcPeerNetwork final : public PeerNetwork {
   const Options options_;
   const LinkCredentials credentials_;
   const std::shared_ptr<PeerService> service_;  // outlives server_
-  int port_ = 0;
+  std::unique_ptr<PeerPort> entrance_;          // outlives server_, whose last bytes it carries
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
 };
 

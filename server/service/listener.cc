@@ -23,7 +23,7 @@
 #include "grpcpp/server_posix.h"
 #include "server/loop/core_loop.h"
 #include "server/observe/log.h"
-#include "server/service/relay/relay.h"
+#include "server/relay/relay.h"
 
 namespace shardd {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "common/shm/fd_channel.h"
-#include "server/service/relay/http2_meter.h"
+#include "server/relay/http2_meter.h"
 #include "tests/fuzz/require.h"
 
 namespace shardd {

@@ -12,8 +12,8 @@
 #include <string>
 #include <utility>
 
-#include "server/service/relay/http2_refusal.h"
-#include "server/service/relay/relay.h"
+#include "server/relay/http2_refusal.h"
+#include "server/relay/relay.h"
 #include "tests/fuzz/require.h"
 
 namespace shardd {

@@ -1,9 +1,13 @@
 #include "tests/faults/hostile/http2_client.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <cstdlib>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
-#include "tests/faults/raw_client.h"
 
 namespace shardd::faults::http2 {
 namespace {
@@ -35,7 +39,23 @@ std::string Call(uint32_t stream, absl::string_view method) {
 
 std::string Reset(uint32_t stream) { return Frame(kRstStream, 0, stream, absl::string_view("\0\0\0\x8", 4)); }
 
-Client::Client(const std::string& socket_path) : socket_(ConnectTo(socket_path)) {
+UniqueFd ConnectToPort(const std::string& address, const char* from) {
+  UniqueFd connected(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in ip = {};
+  ip.sin_family = AF_INET;
+  inet_pton(AF_INET, from, &ip.sin_addr);
+  if (bind(connected.get(), reinterpret_cast<const sockaddr*>(&ip), sizeof(ip)) != 0) {
+    return UniqueFd();
+  }
+  inet_pton(AF_INET, "127.0.0.1", &ip.sin_addr);
+  ip.sin_port = htons(static_cast<uint16_t>(std::atoi(address.substr(address.rfind(':') + 1).c_str())));
+  if (connect(connected.get(), reinterpret_cast<const sockaddr*>(&ip), sizeof(ip)) != 0) {
+    return UniqueFd();
+  }
+  return connected;
+}
+
+Client::Client(UniqueFd socket) : socket_(std::move(socket)) {
   reading_ = std::thread([this] {
     char buffer[65536];
     while (recv(socket_.get(), buffer, sizeof(buffer), 0) > 0) {

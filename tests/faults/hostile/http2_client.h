@@ -22,10 +22,13 @@ std::string Preface();
 std::string Call(uint32_t stream, absl::string_view method);
 std::string Reset(uint32_t stream);
 
+// To "localhost:port", from an address of this host; invalid: nobody listens there.
+UniqueFd ConnectToPort(const std::string& address, const char* from = "127.0.0.2");
+
 // One connection. A thread of its own reads.
 class Client {
  public:
-  explicit Client(const std::string& socket_path);
+  explicit Client(UniqueFd socket);
   ~Client();
   // Blocks while the daemon takes nothing. False: the connection is closed.
   bool Send(absl::string_view bytes);

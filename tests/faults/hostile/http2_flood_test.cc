@@ -58,7 +58,7 @@ TEST_P(Http2Flood, StopsNobodyAndTakesNoMemory) {
     std::vector<std::unique_ptr<http2::Client>> clients;
     std::vector<std::thread> flooding;
     for (int c = 0; c < attack.clients; ++c) {
-      clients.push_back(std::make_unique<http2::Client>(socket()));
+      clients.push_back(std::make_unique<http2::Client>(ConnectTo(socket())));
       flooding.emplace_back([&attack, &stop, &client = *clients.back()] {
         for (int i = 0; i < attack.most && !stop && attack.act(client, i); ++i) {
         }

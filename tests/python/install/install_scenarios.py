@@ -151,7 +151,7 @@ class Sharing(torch.optim.Optimizer):
 def shells() -> dict[str, Any]:
     """Training through optimizers that stand for others, and what the job knows of them."""
     import shardd.torch
-    from shardd.torch._torch_optimizers.planned_states import optimizers_of
+    from shardd.torch._torch_optimizers.live_optimizers import optimizers_of
 
     shardd.torch.install()
     outcome = {}

@@ -218,3 +218,38 @@ def too_much_rides() -> dict[str, Any]:
     commit(model)
     return {"error": error, "own": len(pickle.dumps(own)), "rode": len(resume(model)[1]),
             "parameters": len(list(model.parameters()))}  # fmt: skip
+
+
+def found_without_a_look_at_every_object() -> dict[str, Any]:
+    """Optimizers made before the package is imported, after it, as copies and by pickle; who is collected is forgotten."""
+    import gc
+    import pickle
+
+    early = model_of("torch")  # nothing of the package is imported yet
+    before = torch.optim.AdamW(early.parameters(), lr=1e-2)
+    import shardd.torch  # noqa: F401
+    from shardd.torch._torch_optimizers.live_optimizers import optimizers_of
+
+    looks = []
+    every_object = gc.get_objects
+    gc.get_objects = lambda *args, **kwargs: looks.append(1) or every_object(*args, **kwargs)  # type: ignore[func-returns-value]
+    try:
+        found = [optimizers_of(early.parameters(), but_not=type(None)) == [before]]
+        looked_first = len(looks)
+        late = model_of("torch")
+        made = torch.optim.SGD(late.parameters(), lr=0.1)
+        found.append(optimizers_of(late.parameters(), but_not=type(None)) == [made])
+        copied = copy.copy(made)
+        found.append(optimizers_of(late.parameters(), but_not=type(None)) == [made, copied])
+        read = pickle.loads(pickle.dumps(torch.optim.SGD([torch.zeros(2)], lr=0.1)))
+        found.append(optimizers_of(read.param_groups[0]["params"], but_not=type(None)) == [read])
+        del made, copied
+        gc.collect()
+        found.append(optimizers_of(late.parameters(), but_not=type(None)) == [])
+        model = model_of("shardd")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        loss_of(model, 0, 0, dist.get_rank()).backward()
+        optimizer.step()
+    finally:
+        gc.get_objects = every_object
+    return {"found": found, "looks": len(looks) - looked_first, "states": len(optimizer.state)}

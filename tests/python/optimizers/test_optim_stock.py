@@ -111,3 +111,9 @@ def test_what_goes_with_a_commit_is_small_and_more_is_an_error_with_both_sizes()
         assert sizes is not None and abs(int(sizes[1]) - out["own"]) < 20
         assert 200 < int(sizes[2]) < 800 + 12 * out["parameters"]
         assert out["rode"] == (1 << 20) - 2200
+
+
+def test_optimizers_are_found_without_a_look_at_every_object() -> None:
+    for result in run_ranks(stock_scenarios.found_without_a_look_at_every_object, 1):
+        assert all(result["found"]) and len(result["found"]) == 5, result
+        assert result["looks"] == 0 and result["states"] > 0

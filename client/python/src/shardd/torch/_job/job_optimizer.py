@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from shardd.torch._torch_optimizers.planned_states import optimizers_of
+from shardd.torch._torch_optimizers.live_optimizers import optimizers_of
 
 __all__ = ["JobOptimizer", "job_optimizers_of", "stock_optimizers_of"]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable
 from typing import Any
 
 from torch.optim import Optimizer
@@ -30,28 +28,6 @@ _STATES: dict[str, Any] = {
     "ASGD": lambda g: 1,
     "Muon": lambda g: 1,
 }
-
-
-def _is_shell(optimizer: Optimizer) -> bool:
-    """Whether it stands for another optimizer, which steps: as those of accelerate (which has nothing of its own) and of
-    Lightning (which shares all the other has)."""
-    own = vars(optimizer)
-    return "param_groups" not in own or any(
-        issubclass(type(value), Optimizer) and vars(value).get("param_groups") is own["param_groups"]
-        for value in own.values()
-    )
-
-
-def optimizers_of(params: Iterable[Any], but_not: type) -> list[Optimizer]:
-    """torch's optimizers of this process that have one of these parameters."""
-    wanted = {id(p) for p in params}
-    found = []
-    for candidate in gc.get_objects():
-        if not issubclass(type(candidate), Optimizer) or issubclass(type(candidate), but_not) or _is_shell(candidate):
-            continue
-        if any(id(p) in wanted for group in candidate.param_groups for p in group["params"]):
-            found.append(candidate)
-    return found
 
 
 def planned_states(optimizers: list[Optimizer], training: bool) -> int:

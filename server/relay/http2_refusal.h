@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_SERVICE_RELAY_HTTP2_REFUSAL_H_
-#define SHARDD_SERVER_SERVICE_RELAY_HTTP2_REFUSAL_H_
+#ifndef SHARDD_SERVER_RELAY_HTTP2_REFUSAL_H_
+#define SHARDD_SERVER_RELAY_HTTP2_REFUSAL_H_
 
 // Answers a gRPC call without gRPC, on connections that gRPC cannot get, so that a client learns the reason instead of
 // "Socket closed".
@@ -21,4 +21,4 @@ std::string RefusalOf(uint32_t stream, absl::string_view headers);
 
 }  // namespace shardd::http2
 
-#endif  // SHARDD_SERVER_SERVICE_RELAY_HTTP2_REFUSAL_H_
+#endif  // SHARDD_SERVER_RELAY_HTTP2_REFUSAL_H_

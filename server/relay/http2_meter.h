@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_SERVICE_RELAY_HTTP2_METER_H_
-#define SHARDD_SERVER_SERVICE_RELAY_HTTP2_METER_H_
+#ifndef SHARDD_SERVER_RELAY_HTTP2_METER_H_
+#define SHARDD_SERVER_RELAY_HTTP2_METER_H_
 
 // Measures what a client's HTTP/2 frames cost the daemon. gRPC 1.51 limits open streams, but not how fast a client
 // opens and resets them, nor how many small frames it sends: a few bytes of the client cost the daemon milliseconds and
@@ -47,4 +47,4 @@ class Http2Meter {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_SERVICE_RELAY_HTTP2_METER_H_
+#endif  // SHARDD_SERVER_RELAY_HTTP2_METER_H_

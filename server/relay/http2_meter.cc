@@ -1,4 +1,4 @@
-#include "server/service/relay/http2_meter.h"
+#include "server/relay/http2_meter.h"
 
 #include <algorithm>
 #include <cstring>

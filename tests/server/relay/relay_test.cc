@@ -1,4 +1,4 @@
-#include "server/service/relay/relay.h"
+#include "server/relay/relay.h"
 
 #include <sys/socket.h>
 
@@ -10,13 +10,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
-#include "server/service/relay/http2_meter.h"
-#include "tests/service/service_fixture.h"
+#include "server/relay/http2_meter.h"
+#include "tests/testing/poll.h"
 
 namespace shardd {
 namespace {
 
-using testing_service::Eventually;
+using testing::PollUntil;
 
 const std::string kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -59,7 +59,7 @@ class RelayTest : public ::testing::Test {
   static std::string Carry(int from, int to, const std::string& bytes) {
     std::string got;
     size_t sent = 0;
-    (void)Eventually([&] {
+    (void)PollUntil([&] {
       if (sent < bytes.size()) {
         const ssize_t n = ::send(from, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
         sent += n > 0 ? static_cast<size_t>(n) : 0;
@@ -70,7 +70,7 @@ class RelayTest : public ::testing::Test {
     return got;
   }
   static bool IsClosed(int fd) {
-    return Eventually([fd] {
+    return PollUntil([fd] {
       char byte;
       const ssize_t n = ::recv(fd, &byte, 1, MSG_DONTWAIT);
       return n == 0 || (n < 0 && errno != EAGAIN);
@@ -96,7 +96,7 @@ TEST_F(RelayTest, WhatTheClientHasSaidBeforeItWentIsHeard) {
   ASSERT_EQ(::send(client_.get(), kPreface.data(), kPreface.size(), 0), static_cast<ssize_t>(kPreface.size()));
   client_.reset();
   std::string got;
-  EXPECT_TRUE(Eventually([&] { return (got += Drain(grpc_.get())).size() == kPreface.size(); }));
+  EXPECT_TRUE(PollUntil([&] { return (got += Drain(grpc_.get())).size() == kPreface.size(); }));
   EXPECT_TRUE(IsClosed(grpc_.get()));
 }
 
@@ -105,7 +105,7 @@ TEST_F(RelayTest, WhatGrpcHasSaidBeforeItClosedIsHeard) {
   ASSERT_EQ(::send(grpc_.get(), "bye", 3, 0), 3);
   grpc_.reset();
   std::string got;
-  EXPECT_TRUE(Eventually([&] { return (got += Drain(client_.get())) == "bye"; }));
+  EXPECT_TRUE(PollUntil([&] { return (got += Drain(client_.get())) == "bye"; }));
   EXPECT_TRUE(IsClosed(client_.get()));
 }
 
@@ -135,7 +135,7 @@ TEST_F(RelayTest, AConnectionWithoutACallIsClosed) {
   Connect({.first_call_timeout = absl::Milliseconds(50)});
   ASSERT_EQ(::send(client_.get(), kPreface.data(), kPreface.size(), 0), static_cast<ssize_t>(kPreface.size()));
   EXPECT_TRUE(IsClosed(client_.get()));
-  EXPECT_TRUE(Eventually([&] {
+  EXPECT_TRUE(PollUntil([&] {
     (void)Drain(grpc_.get());
     return IsClosed(grpc_.get());
   }));
@@ -150,7 +150,7 @@ TEST_F(RelayTest, ARefusalIsTheAnswerToTheFirstCall) {
   const std::string call = kPreface + Reset(1);
   ASSERT_EQ(::send(client.get(), call.data(), call.size(), 0), static_cast<ssize_t>(call.size()));
   std::string got;
-  EXPECT_TRUE(Eventually([&] {
+  EXPECT_TRUE(PollUntil([&] {
     got += Drain(client.get());
     return absl::StrContains(got, "100%25 full");
   })) << got;

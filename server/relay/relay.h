@@ -1,13 +1,16 @@
-#ifndef SHARDD_SERVER_SERVICE_RELAY_RELAY_H_
-#define SHARDD_SERVER_SERVICE_RELAY_RELAY_H_
+#ifndef SHARDD_SERVER_RELAY_RELAY_H_
+#define SHARDD_SERVER_RELAY_RELAY_H_
 
-// Stands between clients and gRPC: every connection's bytes pass through, in both directions, a client's frames only as
-// fast as its account allows (http2_meter.h). The excess waits in the client's own socket: nothing is refused, and none
-// of it takes gRPC's memory or threads. Trainers' steps do not pass here, because their commands are in rings.
+// Stands between sockets and gRPC, for clients and for daemons of other nodes: every connection's bytes pass through,
+// in both directions, a caller's frames only as fast as its account allows (http2_meter.h). The excess waits in the
+// caller's own socket: nothing is refused, and none of it takes gRPC's memory or threads. Trainers' steps do not pass
+// here, because their commands are in rings. "Client" below is whoever has connected, "uid" whoever shares an account:
+// the user on this host, or a hash of another host's address.
 //
 //   client --socket--> relay: metered --socket pair--> gRPC
 //          <---------- relay: as it is <--------------
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -28,6 +31,10 @@ struct RelayOptions {
   absl::Duration first_call_timeout = absl::Seconds(60);
   // Limit for a refused connection.
   absl::Duration refusal_timeout = absl::Seconds(5);
+  // False: the bytes are encrypted. Nobody sees frames or the first call then, and all bytes pass as they come.
+  bool frames = true;
+  // Of each direction, while there are bytes in transit.
+  size_t buffer_size_bytes = 16 << 10;
 };
 
 // Owns the connections and one thread, which never waits for any of them. Thread-safe.
@@ -40,9 +47,9 @@ class Relay {
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
-  // Relays between `client` (of `uid`) and `inner` (the other end is gRPC's) until one of them has closed. Both must be
-  // non-blocking. Does not block.
-  void Add(UniqueFd client, UniqueFd inner, uint32_t uid);
+  // Relays between `client` (of `uid`) and `inner` (the other end is gRPC's) until one of them has closed, and drops
+  // `place` then. Both must be non-blocking. Does not block.
+  void Add(UniqueFd client, UniqueFd inner, uint32_t uid, std::shared_ptr<const void> place = nullptr);
   // Answers the first call of `client` with `status` and closes. Does not block.
   void Refuse(UniqueFd client, const absl::Status& status);
 
@@ -54,4 +61,4 @@ class Relay {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_SERVICE_RELAY_RELAY_H_
+#endif  // SHARDD_SERVER_RELAY_RELAY_H_

@@ -1,4 +1,4 @@
-#include "server/service/relay/relay_way.h"
+#include "server/relay/relay_way.h"
 
 #include <sys/socket.h>
 
@@ -7,20 +7,14 @@
 #include <cstring>
 
 namespace shardd {
-namespace {
-
-constexpr size_t kBufferBytes = 16 << 10;
-
-}  // namespace
-
 bool RelayWay::Fill() {
   if (eof || !readable) {
     return false;
   }
   if (buffer == nullptr) {
-    buffer = std::make_unique<char[]>(kBufferBytes);
+    buffer = std::make_unique_for_overwrite<char[]>(buffer_size_bytes);
   }
-  const ssize_t bytes = ::recv(from, buffer.get(), kBufferBytes, MSG_DONTWAIT);
+  const ssize_t bytes = ::recv(from, buffer.get(), buffer_size_bytes, MSG_DONTWAIT);
   if (bytes > 0) {
     begin = 0;
     end = discard ? 0 : static_cast<size_t>(bytes);
@@ -60,9 +54,9 @@ bool RelayWay::Send(size_t most_bytes, size_t* sent) {
 
 void RelayWay::Say(absl::string_view bytes) {
   if (buffer == nullptr) {
-    buffer = std::make_unique<char[]>(kBufferBytes);
+    buffer = std::make_unique_for_overwrite<char[]>(buffer_size_bytes);
   }
-  const size_t size_bytes = std::min(bytes.size(), kBufferBytes - end);
+  const size_t size_bytes = std::min(bytes.size(), buffer_size_bytes - end);
   std::memcpy(buffer.get() + end, bytes.data(), size_bytes);
   end += size_bytes;
 }

@@ -1,4 +1,4 @@
-#include "server/service/relay/relay.h"
+#include "server/relay/relay.h"
 
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <string>
 #include <thread>
@@ -22,10 +23,10 @@
 #include "absl/synchronization/mutex.h"
 #include "server/loop/core_loop.h"
 #include "server/observe/log.h"
-#include "server/service/relay/http2_meter.h"
-#include "server/service/relay/http2_refusal.h"
-#include "server/service/relay/relay_account.h"
-#include "server/service/relay/relay_way.h"
+#include "server/relay/http2_meter.h"
+#include "server/relay/http2_refusal.h"
+#include "server/relay/relay_account.h"
+#include "server/relay/relay_connection.h"
 
 namespace shardd {
 namespace {
@@ -36,11 +37,22 @@ constexpr absl::Duration kMostPerTurn = absl::Milliseconds(5);
 constexpr absl::Duration kLeastPause = absl::Milliseconds(1);
 constexpr absl::Duration kLastWords = absl::Seconds(1);
 constexpr size_t kMaxRefusals = 64;
+// How long gRPC's last bytes may take to a client, once gRPC has closed.
+constexpr absl::Duration kLastBytes = absl::Seconds(10);
+constexpr size_t kMaxIdleAccounts = 1024;  // before those with full credit are forgotten
 
 }  // namespace
 
 class Relay::Impl {
  public:
+  struct Arrival {
+    UniqueFd client;
+    UniqueFd inner;
+    uint32_t uid;
+    std::string refusal;
+    std::shared_ptr<const void> place;
+  };
+
   explicit Impl(const RelayOptions& options) : options_(options) {}
   ~Impl() {
     if (thread_.joinable()) {
@@ -64,49 +76,15 @@ class Relay::Impl {
     return absl::OkStatus();
   }
 
-  void Post(UniqueFd client, UniqueFd inner, uint32_t uid, std::string refusal) {
+  void Post(Arrival arrival) {
     {
       absl::MutexLock lock(&mutex_);
-      inbox_.push_back({std::move(client), std::move(inner), uid, std::move(refusal)});
+      inbox_.push_back(std::move(arrival));
     }
     Wake();
   }
 
  private:
-  struct UidState {
-    RelayAccount account;
-    int connections = 0;
-  };
-
-  struct Connection {
-    Connection(UniqueFd client_fd, UniqueFd inner_fd, const RelayAccount& first_account)
-        : client(std::move(client_fd)), inner(std::move(inner_fd)), account(first_account) {
-      up.from = down.to = client.get();
-      up.to = down.from = inner.get();
-    }
-    UniqueFd client;
-    UniqueFd inner;  // invalid: the connection is refused
-    uint32_t uid = 0;
-    RelayAccount account;
-    UidState* of_uid = nullptr;
-    Http2Meter meter;
-    RelayWay up, down;
-    size_t passed_bytes = 0;  // of `up`, paid for
-    bool paused = false;      // `up` waits for its timer
-    bool queued = false;
-    bool client_gone = false;  // in both directions; its last bytes may still be in the buffer
-    bool dead = false;
-    std::string refusal;  // the answer, as frames without the stream's number
-    absl::Time deadline = absl::InfiniteFuture();
-  };
-
-  struct Arrival {
-    UniqueFd client;
-    UniqueFd inner;
-    uint32_t uid;
-    std::string refusal;
-  };
-
   void Wake() {
     const uint64_t one = 1;
     if (::write(wake_.get(), &one, sizeof(one)) < 0) {
@@ -165,24 +143,34 @@ class Relay::Impl {
       arrivals.swap(inbox_);
     }
     const absl::Time now = MonotonicNow();
+    if (uids_.size() > kMaxIdleAccounts) {
+      for (auto it = uids_.begin(); it != uids_.end();) {
+        RelayUid& uid = it->second;
+        it = uid.connections == 0 && uid.account.Credit(now) == options_.uid_burst ? uids_.erase(it) : std::next(it);
+      }
+    }
     for (Arrival& arrival : arrivals) {
       if (!arrival.refusal.empty() && refusals_ >= kMaxRefusals) {
         continue;  // closed without a word
       }
       const uint64_t id = next_id_++;
-      auto made = std::make_unique<Connection>(std::move(arrival.client), std::move(arrival.inner),
-                                               RelayAccount(options_.connection_rate, options_.connection_burst, now));
-      Connection& connection = *made;
+      auto made = std::make_unique<RelayConnection>(
+          std::move(arrival.client), std::move(arrival.inner),
+          RelayAccount(options_.connection_rate, options_.connection_burst, now), options_.buffer_size_bytes);
+      RelayConnection& connection = *made;
+      connection.place = std::move(arrival.place);
       connection.uid = arrival.uid;
       connection.of_uid =
-          &uids_.try_emplace(arrival.uid, UidState{RelayAccount(options_.uid_rate, options_.uid_burst, now)})
+          &uids_.try_emplace(arrival.uid, RelayUid{RelayAccount(options_.uid_rate, options_.uid_burst, now)})
                .first->second;
       ++connection.of_uid->connections;
       connection.refusal = std::move(arrival.refusal);
       const bool refused = !connection.refusal.empty();
       refusals_ += refused ? 1 : 0;
-      connection.deadline = now + (refused ? options_.refusal_timeout : options_.first_call_timeout);
-      timers_.emplace(connection.deadline, id);
+      if (refused || options_.frames) {
+        connection.deadline = now + (refused ? options_.refusal_timeout : options_.first_call_timeout);
+        timers_.emplace(connection.deadline, id);
+      }
       // Edge-triggered: the ways remember what is possible, and a pause does not change what is watched.
       Watch(connection.client.get(), id << 1);
       if (refused) {
@@ -206,8 +194,14 @@ class Relay::Impl {
     if (it == connections_.end()) {
       return;
     }
-    Connection& connection = *it->second;
-    connection.client_gone = connection.client_gone || ((key & 1) == 0 && (events & (EPOLLHUP | EPOLLERR)) != 0);
+    RelayConnection& connection = *it->second;
+    const bool gone = (events & (EPOLLHUP | EPOLLERR)) != 0;
+    connection.client_gone = connection.client_gone || ((key & 1) == 0 && gone);
+    if ((key & 1) != 0 && gone && !connection.grpc_gone) {
+      connection.grpc_gone = true;  // a client that does not read is not waited for
+      connection.deadline = MonotonicNow() + kLastBytes;
+      timers_.emplace(connection.deadline, it->first);
+    }
     RelayWay& from = (key & 1) == 0 ? connection.up : connection.down;
     RelayWay& to = (key & 1) == 0 ? connection.down : connection.up;
     from.readable = from.readable || (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
@@ -215,7 +209,7 @@ class Relay::Impl {
     Queue(it->first, connection);
   }
 
-  void Queue(uint64_t id, Connection& connection) {
+  void Queue(uint64_t id, RelayConnection& connection) {
     if (!connection.queued) {
       connection.queued = true;
       runnable_.push_back(id);
@@ -231,9 +225,10 @@ class Relay::Impl {
       if (it == connections_.end()) {
         continue;
       }
-      Connection& connection = *it->second;
+      RelayConnection& connection = *it->second;
       connection.paused = false;
-      if (connection.deadline <= now && (!connection.refusal.empty() || connection.meter.last_stream() == 0)) {
+      if (connection.deadline <= now &&
+          (connection.grpc_gone || !connection.refusal.empty() || connection.meter.last_stream() == 0)) {
         connection.dead = true;
       }
       due.emplace_back(connection.account.Credit(now), id);
@@ -245,7 +240,7 @@ class Relay::Impl {
     }
   }
 
-  void Advance(uint64_t id, Connection& connection, absl::Time now) {
+  void Advance(uint64_t id, RelayConnection& connection, absl::Time now) {
     bool more = false;
     if (!connection.dead && connection.refusal.empty()) {
       more = MoveDown(connection);
@@ -264,7 +259,7 @@ class Relay::Impl {
     }
   }
 
-  static bool MoveDown(Connection& connection) {
+  static bool MoveDown(RelayConnection& connection) {
     RelayWay& way = connection.down;
     bool more = true;
     for (int i = 0; i < kMovesPerTurn && more; ++i) {
@@ -278,7 +273,7 @@ class Relay::Impl {
     return more;
   }
 
-  bool MoveUp(uint64_t id, Connection& connection, absl::Time now) {
+  bool MoveUp(uint64_t id, RelayConnection& connection, absl::Time now) {
     RelayWay& way = connection.up;
     connection.dead = connection.dead || (connection.paused && connection.client_gone);
     bool more = !connection.paused;
@@ -303,7 +298,12 @@ class Relay::Impl {
   }
 
   // Returns false if its own or its uid's account is empty: it waits.
-  bool LetPass(uint64_t id, Connection& connection, absl::Time now) {
+  bool LetPass(uint64_t id, RelayConnection& connection, absl::Time now) {
+    RelayWay& way = connection.up;
+    if (!options_.frames) {
+      connection.passed_bytes = way.end - way.begin;
+      return true;
+    }
     RelayAccount& of_uid = connection.of_uid->account;
     const absl::Duration credit = std::min({connection.account.Credit(now), of_uid.Credit(now), kMostPerTurn});
     if (credit <= absl::ZeroDuration()) {
@@ -312,7 +312,6 @@ class Relay::Impl {
       timers_.emplace(now + std::max({connection.account.Pause(), of_uid.Pause(), kLeastPause}), id);
       return false;
     }
-    RelayWay& way = connection.up;
     const Http2Meter::Passed passed =
         connection.meter.Pass(absl::string_view(way.buffer.get() + way.begin, way.end - way.begin), credit);
     connection.account.Pay(passed.price);
@@ -322,7 +321,7 @@ class Relay::Impl {
   }
 
   // Waits for the first call, answers it, and waits for the client to close.
-  static bool AdvanceRefusal(Connection& connection) {
+  static bool AdvanceRefusal(RelayConnection& connection) {
     RelayWay& up = connection.up;
     RelayWay& down = connection.down;
     while (up.Fill()) {
@@ -354,8 +353,8 @@ class Relay::Impl {
   std::vector<Arrival> inbox_ ABSL_GUARDED_BY(mutex_);
 
   // Used by the relay's thread.
-  absl::flat_hash_map<uint64_t, std::unique_ptr<Connection>> connections_;
-  std::map<uint32_t, UidState> uids_;  // those with connections, or that have spent something
+  absl::flat_hash_map<uint64_t, std::unique_ptr<RelayConnection>> connections_;
+  std::map<uint32_t, RelayUid> uids_;  // those with connections, or that have spent something
   std::multimap<absl::Time, uint64_t> timers_;
   std::deque<uint64_t> runnable_;
   uint64_t next_id_ = 1;
@@ -375,12 +374,12 @@ absl::StatusOr<std::unique_ptr<Relay>> Relay::Create(const RelayOptions& options
 Relay::Relay(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Relay::~Relay() = default;
 
-void Relay::Add(UniqueFd client, UniqueFd inner, uint32_t uid) {
-  impl_->Post(std::move(client), std::move(inner), uid, "");
+void Relay::Add(UniqueFd client, UniqueFd inner, uint32_t uid, std::shared_ptr<const void> place) {
+  impl_->Post({std::move(client), std::move(inner), uid, "", std::move(place)});
 }
 
 void Relay::Refuse(UniqueFd client, const absl::Status& status) {
-  impl_->Post(std::move(client), UniqueFd(), 0, http2::RefusalHeaders(status));
+  impl_->Post({std::move(client), UniqueFd(), 0, http2::RefusalHeaders(status), nullptr});
 }
 
 }  // namespace shardd

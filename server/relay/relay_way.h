@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_SERVICE_RELAY_RELAY_WAY_H_
-#define SHARDD_SERVER_SERVICE_RELAY_RELAY_WAY_H_
+#ifndef SHARDD_SERVER_RELAY_RELAY_WAY_H_
+#define SHARDD_SERVER_RELAY_RELAY_WAY_H_
 
 #include <cstddef>
 #include <memory>
@@ -11,6 +11,7 @@ namespace shardd {
 // One direction of a relayed connection: what epoll says is possible on its two sockets, and at most one buffer of
 // bytes in transit. The connection owns the sockets. Used by the relay's thread only.
 struct RelayWay {
+  size_t buffer_size_bytes = 16 << 10;
   int from = -1;
   int to = -1;
   bool readable = false;
@@ -32,4 +33,4 @@ struct RelayWay {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_SERVICE_RELAY_RELAY_WAY_H_
+#endif  // SHARDD_SERVER_RELAY_RELAY_WAY_H_

@@ -1,4 +1,4 @@
-#include "server/service/relay/http2_refusal.h"
+#include "server/relay/http2_refusal.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

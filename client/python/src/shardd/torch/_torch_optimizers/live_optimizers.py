@@ -1,0 +1,78 @@
+"""torch's own optimizers of this process, found without a look at every object of the process.
+
+Python's objects are hundreds of thousands, and to look at all of them takes 95 ms, more than a short-lived model's first step.
+So every optimizer that is made is noted, however that is done (constructed, copied, unpickled): all pass ``__new__``.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.optim import Optimizer
+
+_live: dict[int, weakref.ref[Any]] = {}  # by id: a class may define equality and be unhashable
+
+
+def _note(optimizer: Optimizer) -> None:
+    key = id(optimizer)
+    _live[key] = weakref.ref(optimizer, lambda gone: _live.pop(key, None) if _live.get(key) is gone else None)
+
+
+def _classes(of: type) -> Iterator[type]:
+    yield of
+    derived: list[type] = of.__subclasses__()
+    for each in derived:
+        yield from _classes(each)
+
+
+def _some_were_made() -> bool:
+    """Whether there may be optimizers already: torch marks the ``step`` of a class when its first one is constructed."""
+    return any(getattr(getattr(kind, "step", None), "hooked", False) for kind in _classes(Optimizer))
+
+
+_unseen = _some_were_made()  # optimizers of before this module, which nobody has looked for yet
+_new_before = Optimizer.__new__
+
+
+def _new(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
+    made = object.__new__(cls) if _new_before is object.__new__ else _new_before(cls, *args, **kwargs)
+    _note(made)
+    return made
+
+
+Optimizer.__new__ = staticmethod(_new)  # type: ignore[method-assign]
+
+
+def _all() -> list[Optimizer]:
+    global _unseen
+    if _unseen:
+        for candidate in gc.get_objects():
+            if issubclass(type(candidate), Optimizer):
+                _note(candidate)
+        _unseen = False
+    return [optimizer for ref in list(_live.values()) if (optimizer := ref()) is not None]
+
+
+def _is_shell(optimizer: Optimizer) -> bool:
+    """Whether it stands for another optimizer, which steps: as those of accelerate (which has nothing of its own) and of
+    Lightning (which shares all the other has)."""
+    own = vars(optimizer)
+    return "param_groups" not in own or any(
+        issubclass(type(value), Optimizer) and vars(value).get("param_groups") is own["param_groups"]
+        for value in own.values()
+    )
+
+
+def optimizers_of(params: Iterable[Any], but_not: type) -> list[Optimizer]:
+    """torch's optimizers of this process that have one of these parameters."""
+    wanted = {id(p) for p in params}
+    return [
+        optimizer
+        for optimizer in _all()
+        if not issubclass(type(optimizer), but_not)
+        and not _is_shell(optimizer)
+        and any(id(p) in wanted for group in optimizer.param_groups for p in group["params"])
+    ]
