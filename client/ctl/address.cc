@@ -8,19 +8,18 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/process/daemon_address.h"
 #include "common/shm/fd_channel.h"
 #include "common/status/status_macros.h"
 
 namespace shardd::ctl {
 namespace {
 
-constexpr char kSystemSocket[] = "/run/shardd/shardd.sock";
 // connect() on a Unix socket blocks while the listener's backlog is full.
 constexpr int kConnectTimeoutSeconds = 10;
 
@@ -53,20 +52,15 @@ absl::StatusOr<UniqueFd> Connect(const std::string& path) {
 
 std::vector<std::string> UsualSocketPaths() {
   std::vector<std::string> paths = {kSystemSocket};
-  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && runtime[0] == '/') {
-    paths.push_back(absl::StrCat(runtime, "/shardd/shardd.sock"));
+  if (const std::string runtime = RuntimeFolder(); !runtime.empty()) {
+    paths.push_back(runtime + "/shardd.sock");
   }
-  paths.push_back(absl::StrCat("/tmp/shardd-", ::geteuid(), "/shardd.sock"));
+  paths.push_back(TemporaryFolder() + "/shardd.sock");
   return paths;
 }
 
 absl::StatusOr<Connection> ConnectToDaemon(const std::string& address) {
-  std::string given = address;
-  if (given.empty()) {
-    const char* environment = std::getenv("SHARDD_ADDRESS");
-    given = environment == nullptr ? "" : environment;
-  }
-  if (!given.empty()) {
+  if (const std::string given = DaemonAddress(address); !given.empty()) {
     SHARDD_ASSIGN_OR_RETURN(std::string path, ParseUnixAddress(given));
     absl::StatusOr<UniqueFd> socket = Connect(path);
     if (!socket.ok()) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +14,7 @@
 #include "client/ctl/call_secret.h"
 #include "client/ctl/trace.h"
 #include "client/ctl/views.h"
+#include "common/process/environment.h"
 #include "common/secret/job_secret.h"
 #include "common/status/grpc_status.h"
 #include "common/status/status_macros.h"
@@ -239,18 +239,16 @@ int Fail(const absl::Status& status) {
 
 // One connection for all of --watch; a daemon that went away ends it.
 absl::Status AskAndPrint(Options options) {
-  SHARDD_ASSIGN_OR_RETURN(options.job_secret,
-                          options.job_secret_file.empty()
-                              ? ChooseJobSecret(std::getenv("SHARDD_JOB_SECRET"), std::getenv("SHARDD_JOB_SECRET_FILE"))
-                              : ReadJobSecretFile(options.job_secret_file));
+  SHARDD_ASSIGN_OR_RETURN(options.job_secret, options.job_secret_file.empty()
+                                                  ? ReadJobSecret()
+                                                  : ReadJobSecretFile(options.job_secret_file));
   SHARDD_ASSIGN_OR_RETURN(Connection connection, ConnectToDaemon(options.address));
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   const std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomInsecureChannelFromFd("shardd", connection.socket.release(), arguments);
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
-  const char* no_color = std::getenv("NO_COLOR");
-  const bool color = terminal && (no_color == nullptr || no_color[0] == '\0');
+  const bool color = terminal && Environment("NO_COLOR").empty();
   const bool watching = options.watch > absl::ZeroDuration();
   for (bool first = true;; first = false) {
     SHARDD_ASSIGN_OR_RETURN(const std::string text, Execute(channel, connection.path, options, color));

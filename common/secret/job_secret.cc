@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/process/environment.h"
 #include "common/shm/unique_fd.h"
 #include "common/status/status_macros.h"
 
@@ -67,14 +68,16 @@ absl::StatusOr<std::string> ReadJobSecretFile(const std::string& path) {
   return secret;
 }
 
-absl::StatusOr<std::string> ChooseJobSecret(const char* value, const char* path) {
-  if (value != nullptr && value[0] != '\0') {
-    if (absl::Status status = CheckJobSecret(value); !status.ok()) {
-      return absl::Status(status.code(), absl::StrCat("SHARDD_JOB_SECRET: ", status.message()));
-    }
-    return std::string(value);
+absl::StatusOr<std::string> ReadJobSecret() {
+  const std::string secret = Environment("SHARDD_JOB_SECRET");
+  if (secret.empty()) {
+    const std::string path = Environment("SHARDD_JOB_SECRET_FILE");
+    return path.empty() ? path : ReadJobSecretFile(path);
   }
-  return path != nullptr && path[0] != '\0' ? ReadJobSecretFile(path) : std::string();
+  if (absl::Status status = CheckJobSecret(secret); !status.ok()) {
+    return absl::Status(status.code(), absl::StrCat("SHARDD_JOB_SECRET: ", status.message()));
+  }
+  return secret;
 }
 
 }  // namespace shardd

@@ -25,9 +25,8 @@ absl::Status CheckJobSecret(absl::string_view secret);
 // for a container that does not run as root. INVALID_ARGUMENT: not a regular file, or not a secret.
 absl::StatusOr<std::string> ReadJobSecretFile(const std::string& path);
 
-// What the environment says: `value` (of SHARDD_JOB_SECRET), else the contents of the file `path` (of
-// SHARDD_JOB_SECRET_FILE), else empty. Null is as empty.
-absl::StatusOr<std::string> ChooseJobSecret(const char* value, const char* path);
+// Reads SHARDD_JOB_SECRET, else the contents of the file that SHARDD_JOB_SECRET_FILE names; empty: neither is set.
+absl::StatusOr<std::string> ReadJobSecret();
 
 }  // namespace shardd
 

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -21,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/process/environment.h"
 #include "common/shm/unique_fd.h"
 
 namespace shardd {
@@ -40,10 +40,8 @@ std::optional<LogLevel> ParseLevel(absl::string_view name) {
 }
 
 std::atomic<int>& Threshold() {
-  static std::atomic<int> threshold([] {
-    const char* name = std::getenv("SHARDD_LOG_LEVEL");
-    return static_cast<int>(name == nullptr ? LogLevel::kInfo : ParseLevel(name).value_or(LogLevel::kInfo));
-  }());
+  static std::atomic<int> threshold(
+      [] { return static_cast<int>(ParseLevel(Environment("SHARDD_LOG_LEVEL")).value_or(LogLevel::kInfo)); }());
   return threshold;
 }
 
@@ -52,10 +50,9 @@ std::atomic<int64_t> log_file_bytes{0};
 // Whether standard error is what the variable names, or was redirected later. Checked each time: it costs less than
 // writing the line.
 bool IsJournal() {
-  const char* const stream = std::getenv("JOURNAL_STREAM");
   struct stat info {};
-  return stream != nullptr && ::fstat(STDERR_FILENO, &info) == 0 &&
-         absl::StrCat(info.st_dev, ":", info.st_ino) == stream;
+  return ::fstat(STDERR_FILENO, &info) == 0 &&
+         absl::StrCat(info.st_dev, ":", info.st_ino) == Environment("JOURNAL_STREAM");
 }
 
 absl::string_view JournalPrefix(LogLevel level) {

@@ -5,17 +5,16 @@
 
 #include <cerrno>
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/process/environment.h"
 #include "common/shm/unique_fd.h"
 
 namespace shardd {
 
 absl::Status NotifyServiceManager(absl::string_view state) {
-  const char* const variable = std::getenv("NOTIFY_SOCKET");
-  const absl::string_view name = variable == nullptr ? "" : variable;
+  const std::string name = Environment("NOTIFY_SOCKET");
   if (name.empty()) {
     return absl::OkStatus();
   }

@@ -1,34 +1,18 @@
 #include "client/c/api/spec_json.h"
 
 #include <google/protobuf/util/json_util.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <cctype>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "common/secret/job_secret.h"
+#include "common/process/environment.h"
 #include "common/status/status_macros.h"
 #include "nlohmann/json.hpp"
 
 namespace shardd {
 namespace {
-
-// -1 when not set.
-absl::StatusOr<int> EnvironmentNumber(const char* name, int smallest) {
-  const char* text = getenv(name);
-  if (text == nullptr || text[0] == '\0') {
-    return -1;
-  }
-  int value = 0;
-  if (!absl::SimpleAtoi(text, &value) || value < smallest) {
-    return absl::InvalidArgumentError(absl::StrCat("attach: environment variable ", name, " is out of range (got \"",
-                                                   text, "\", want a number of at least ", smallest, ")"));
-  }
-  return value;
-}
 
 // "STRATEGY_FULL_SHARD" -> "full_shard".
 std::string Word(const std::string& name, size_t prefix) {
@@ -57,10 +41,6 @@ absl::StatusOr<LaunchEnvironment> ReadLaunchEnvironment() {
     result.rank = result.local_rank;
   }
   return result;
-}
-
-absl::StatusOr<std::string> ReadJobSecret() {
-  return ChooseJobSecret(getenv("SHARDD_JOB_SECRET"), getenv("SHARDD_JOB_SECRET_FILE"));
 }
 
 absl::StatusOr<v1::JobSpec> ParseSpecJson(const char* json, const LaunchEnvironment& environment) {

@@ -22,8 +22,6 @@ struct LaunchEnvironment {
 };
 // INVALID_ARGUMENT naming a variable that is no number in range.
 absl::StatusOr<LaunchEnvironment> ReadLaunchEnvironment();
-// SHARDD_JOB_SECRET, else the contents of SHARDD_JOB_SECRET_FILE; empty: neither. Errors: ChooseJobSecret's.
-absl::StatusOr<std::string> ReadJobSecret();
 
 // INVALID_ARGUMENT with the parser's text. A world size of 0 is taken from `environment`: with nodes, of this one. So
 // is a grace time that the specification does not give.

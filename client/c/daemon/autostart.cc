@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -23,6 +22,8 @@
 #include "client/c/daemon/spawn.h"
 #include "client/c/host/process.h"
 #include "common/cuda/no_kernels.h"
+#include "common/process/daemon_address.h"
+#include "common/process/environment.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -186,23 +187,18 @@ absl::Status StartDaemon(const AutostartOptions& options, const std::string& fol
 }  // namespace
 
 absl::StatusOr<std::string> UserFolder() {
-  const char* runtime = getenv("XDG_RUNTIME_DIR");
+  std::string path = RuntimeFolder();
   struct stat info {};
-  if (runtime != nullptr && runtime[0] == '/' && stat(runtime, &info) == 0 && S_ISDIR(info.st_mode) &&
-      info.st_uid == geteuid()) {
-    const std::string path = absl::StrCat(runtime, "/shardd");
-    if (path.size() + sizeof("/shardd-cuda.sock") - 1 <= kMaxSocketPath) {
-      SHARDD_RETURN_IF_ERROR(MakePrivateFolder(path));
-      return path;
-    }
+  if (path.empty() || path.size() + sizeof("/shardd-cuda.sock") - 1 > kMaxSocketPath ||
+      stat(path.substr(0, path.rfind('/')).c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != geteuid()) {
+    path = TemporaryFolder();
   }
-  const std::string path = absl::StrCat("/tmp/shardd-", geteuid());
   SHARDD_RETURN_IF_ERROR(MakePrivateFolder(path));
   return path;
 }
 
 absl::StatusOr<std::string> FindDaemonBinary() {
-  if (const char* given = getenv("SHARDD_DAEMON"); given != nullptr && given[0] != '\0') {
+  if (const std::string given = Environment("SHARDD_DAEMON"); !given.empty()) {
     if (!IsExecutableFile(given)) {
       return absl::NotFoundError(
           absl::StrCat("start daemon: SHARDD_DAEMON is no executable file (got \"", given, "\")"));
@@ -214,10 +210,9 @@ absl::StatusOr<std::string> FindDaemonBinary() {
     looked.push_back(absl::StrCat(library, "/shardd"));
     looked.push_back(absl::StrCat(library, "/../bin/shardd"));
   }
-  if (const char* path = getenv("PATH"); path != nullptr) {
-    for (const absl::string_view folder : absl::StrSplit(path, ':', absl::SkipEmpty())) {
-      looked.push_back(absl::StrCat(folder, "/shardd"));
-    }
+  const std::string path = Environment("PATH");
+  for (const absl::string_view folder : absl::StrSplit(path, ':', absl::SkipEmpty())) {
+    looked.push_back(absl::StrCat(folder, "/shardd"));
   }
   for (const std::string& candidate : looked) {
     if (IsExecutableFile(candidate)) {

@@ -1,7 +1,6 @@
 #include "client/c/daemon/connect.h"
 
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -13,6 +12,7 @@
 #include "client/c/daemon/unary_call.h"
 #include "client/c/gpu/trainer_sums.h"
 #include "common/cuda/driver.h"
+#include "common/process/daemon_address.h"
 #include "common/shm/fd_channel.h"
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
@@ -82,17 +82,11 @@ bool HasGpu() {
          count > 0;
 }
 
-// `address`, else what the environment says; empty: nothing.
-absl::string_view OrEnvironment(absl::string_view address) {
-  const char* from_environment = address.empty() ? getenv("SHARDD_ADDRESS") : nullptr;
-  return from_environment == nullptr ? address : from_environment;
-}
-
 }  // namespace
 
-absl::StatusOr<Target> GivenTarget(absl::string_view address) {
+absl::StatusOr<Target> GivenTarget(absl::string_view given) {
   Target target;
-  address = OrEnvironment(address);
+  const std::string address = DaemonAddress(given);
   target.socket_path = kSystemSocket;
   if (!address.empty()) {
     SHARDD_ASSIGN_OR_RETURN(target.socket_path, ParseUnixAddress(address));
@@ -101,10 +95,10 @@ absl::StatusOr<Target> GivenTarget(absl::string_view address) {
   return target;
 }
 
-absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, bool device_memory,
-                                     absl::Time deadline, const Interrupt& interrupt) {
+absl::StatusOr<Target> ResolveTarget(absl::string_view given, int local_world, bool device_memory, absl::Time deadline,
+                                     const Interrupt& interrupt) {
   Target target;
-  address = OrEnvironment(address);
+  const std::string address = DaemonAddress(given);
   if (!address.empty()) {
     SHARDD_ASSIGN_OR_RETURN(target.socket_path, ParseUnixAddress(address));
   } else {

@@ -18,8 +18,6 @@
 
 namespace shardd {
 
-inline constexpr char kSystemSocket[] = "/run/shardd/shardd.sock";
-
 struct Target {
   std::string address;      // "unix:/path"
   std::string socket_path;  // "/path"

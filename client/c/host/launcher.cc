@@ -1,6 +1,5 @@
 #include "client/c/host/launcher.h"
 
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -10,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/process/environment.h"
 #include "common/process/process_stat.h"
 
 namespace shardd {
@@ -25,8 +25,8 @@ bool HasEntry(const std::string& entries, const std::string& entry) {
 }  // namespace
 
 uint64_t LauncherStartTicks() {
-  const char* run = getenv(kRunId);
-  if (run == nullptr) {
+  const std::string run = Environment(kRunId);
+  if (run.empty()) {
     return 0;
   }
   pid_t pid = getppid();

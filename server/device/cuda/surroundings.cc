@@ -1,11 +1,11 @@
 #include "server/device/cuda/surroundings.h"
 
-#include <cstdlib>
 #include <optional>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/process/environment.h"
 #include "server/device/cuda/nvml.h"
 
 namespace shardd {
@@ -13,11 +13,6 @@ namespace {
 
 // With fewer hardware queues than the daemon has streams on a GPU, a waiting stream delays others.
 constexpr int kMinConnections = 8;
-
-std::string Environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 std::optional<int> Attribute(const CudaDriver& driver, cu::Attribute attribute, int ordinal) {
   int value = 0;

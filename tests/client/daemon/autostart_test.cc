@@ -21,6 +21,7 @@
 #include "client/c/daemon/connect.h"
 #include "client/c/shardd.h"
 #include "common/cuda/no_kernels.h"
+#include "common/process/daemon_address.h"
 #include "tests/client/client_fixture.h"
 #include "tests/testing/build_paths.h"
 #include "tests/testing/fake_cuda.h"

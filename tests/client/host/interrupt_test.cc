@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/c/daemon/connect.h"
 #include "client/c/shardd.h"
+#include "common/process/daemon_address.h"
 #include "tests/client/client_fixture.h"
 
 namespace shardd::testing_client {

@@ -90,12 +90,19 @@ TEST_F(JobSecretFile, IsAFile) {
 
 TEST_F(JobSecretFile, YieldsToTheValue) {
   const std::string path = Write(kSecret);
-  EXPECT_EQ(*ChooseJobSecret("another secret of mine", path.c_str()), "another secret of mine");
-  EXPECT_EQ(*ChooseJobSecret("", path.c_str()), kSecret);
-  EXPECT_EQ(*ChooseJobSecret(nullptr, path.c_str()), kSecret);
-  EXPECT_EQ(*ChooseJobSecret(nullptr, nullptr), "");
-  EXPECT_EQ(*ChooseJobSecret("", ""), "");
-  const absl::Status status = ChooseJobSecret("too short", path.c_str()).status();
+  setenv("SHARDD_JOB_SECRET", "another secret of mine", 1);
+  setenv("SHARDD_JOB_SECRET_FILE", path.c_str(), 1);
+  EXPECT_EQ(*ReadJobSecret(), "another secret of mine");
+  setenv("SHARDD_JOB_SECRET", "too short", 1);
+  const absl::Status status = ReadJobSecret().status();
+  setenv("SHARDD_JOB_SECRET", "", 1);
+  EXPECT_EQ(*ReadJobSecret(), kSecret);
+  unsetenv("SHARDD_JOB_SECRET");
+  EXPECT_EQ(*ReadJobSecret(), kSecret);
+  setenv("SHARDD_JOB_SECRET_FILE", "", 1);
+  EXPECT_EQ(*ReadJobSecret(), "");
+  unsetenv("SHARDD_JOB_SECRET_FILE");
+  EXPECT_EQ(*ReadJobSecret(), "");
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("SHARDD_JOB_SECRET"), Not(HasSubstr("too short"))));
 }

@@ -1,4 +1,4 @@
-"""One place reads shardd's environment variables, and client/docs/launching.md names each of them."""
+"""One place in each language reads environment variables, and client/docs/launching.md names each of them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,26 @@ def test_the_table_names_what_the_package_reads() -> None:
 def test_no_other_module_of_the_package_reads_one() -> None:
     for path in PACKAGE.rglob("*.py"):
         if path.name != "environment.py":
-            assert not re.search(r"(environ|getenv)\W.{0,9}SHARDD_", path.read_text()), path
+            assert not re.search(r"\b(os|from os import)\W*(environ|getenv)\b", path.read_text()), path
+
+
+def test_one_function_of_the_library_and_the_daemon_reads_them() -> None:
+    readers = {
+        str(path.relative_to(ROOT))
+        for folder in ("client/c", "client/cpp", "client/ctl", "client/fsdp", "client/torch", "common", "server")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".cc", ".h") and re.search(r"\bgetenv\(", path.read_text())
+    }
+    assert readers == {"common/process/environment.cc"}
 
 
 def test_the_table_names_what_the_library_and_the_daemon_read() -> None:
-    for reader, folders in ("library", ["client/c"]), ("daemon", ["server", "common"]):
+    for reader, folders in ("library", ["client/c", "common"]), ("daemon", ["server"]):
         read = {
             name
             for folder in folders
             for path in (ROOT / folder).rglob("*.cc")
-            for name in re.findall(r'(?:getenv|EnvironmentNumber)\("(SHARDD_\w+)"', path.read_text())
+            for name in re.findall(r'(?:Environment|EnvironmentNumber)\("(SHARDD_\w+)"', path.read_text())
         }
         assert read == _documented(reader), reader
 

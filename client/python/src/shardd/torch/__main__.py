@@ -22,6 +22,7 @@ import shardd.torch
 from shardd.torch._install import install
 from shardd.torch._job import process_end
 from shardd.torch._job.job import TorchJob, before_end, registered
+from shardd.torch._process import environment
 from shardd.torch._units import state
 
 
@@ -85,9 +86,8 @@ def _say_what_was_not_sharded() -> None:
     else:
         why = "no module was given to fully_shard or FullyShardedDataParallel"
         if not dist.is_initialized():
-            alone = "" if int(os.environ.get("WORLD_SIZE", "1")) == 1 else (
-                f", so this is one of {os.environ['WORLD_SIZE']} that ran without each other"
-            )  # fmt: skip
+            ranks = environment.count(environment.WORLD_SIZE)
+            alone = f", so this is one of {ranks} that ran without each other" if ranks > 1 else ""
             why += (
                 f", and this process has no process group at its end{alone}; a launcher's configuration has to ask for "
                 "FSDP (accelerate: distributed_type: FSDP), or the program calls init_process_group and shards its model"

@@ -12,13 +12,15 @@ import logging
 import os
 from pathlib import Path
 
+from shardd.torch._process import environment
+
 __all__ = ["forget", "has_committed", "note"]
 
 logger = logging.getLogger("shardd.torch")
 
 
 def _file(name: str) -> Path:
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    runtime = environment.value(environment.RUNTIME_FOLDER)
     folder = Path(runtime, "shardd") if runtime else Path(f"/tmp/shardd-{os.getuid()}")
     return folder / "committed" / hashlib.sha256(name.encode()).hexdigest()[:32]
 

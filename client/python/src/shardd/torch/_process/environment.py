@@ -1,4 +1,4 @@
-"""The environment variables that the package reads, and the only place that reads shardd's own.
+"""The environment variables that the package reads, and the only place that reads any.
 
 What each means stands in ``client/docs/launching.md``.
 """
@@ -12,6 +12,7 @@ __all__ = [
     "JOB",
     "NAMES",
     "START_OVER",
+    "count",
     "number",
     "of_launcher",
     "restarts",
@@ -47,13 +48,22 @@ NAMES = frozenset(
     }
 )
 
+# Not shardd's own: torchrun's, PyTorch's and the system's.
+RUN = "TORCHELASTIC_RUN_ID"
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+WORLD_SIZE = "WORLD_SIZE"
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
+GROUP_RANK = "GROUP_RANK"
+GROUP_WORLD_SIZE = "GROUP_WORLD_SIZE"
+FULL_PRECISION_IN_EVAL = "FSDP_USE_FULL_PREC_IN_EVAL"
+RUNTIME_FOLDER = "XDG_RUNTIME_DIR"
+
 _TIMEOUT_MS = 300_000  # the library's own
 _MOST_MS = 365 * 24 * 3_600_000
 
 
 def value(name: str) -> str:
     """Returns the variable's text; empty where it is not set."""
-    assert name in NAMES, name
     return os.environ.get(name, "")
 
 
@@ -63,6 +73,12 @@ def number(name: str, most: int) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > most:
         raise ValueError(f"{name}: out of range (got {text!r}, want a number from 0 to {most})")
     return int(text)
+
+
+def count(name: str) -> int:
+    """Returns what a launcher has counted; 0 where it has not, or says what is no number."""
+    text = value(name)
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def timeout_ms() -> int:
@@ -76,9 +92,9 @@ def timeout_s() -> float:
 
 def of_launcher() -> bool:
     """Whether torchrun has started this process, or another program of torch.distributed.elastic's."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    return value(RUN) != ""
 
 
 def restarts() -> int:
     """Returns how often torchrun has started this rank's workers again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return count(RESTARTS)

@@ -38,7 +38,7 @@ def _stat(pid: int) -> list[str]:
 def _is_worker_of(pid: int, run: str) -> bool:
     """Whether the process was started by torchrun for the run, as a wrapper around a worker is."""
     with open(f"/proc/{pid}/environ", "rb") as file:
-        return f"TORCHELASTIC_RUN_ID={run}".encode() in file.read().split(b"\0")
+        return f"{environment.RUN}={run}".encode() in file.read().split(b"\0")
 
 
 def _launcher(run: str) -> str:
@@ -109,9 +109,9 @@ def identify(index: str, ranks: JobRanks) -> Identity:
     given = environment.value(environment.JOB)
     if given:
         return Identity(given + suffix, resumes=True, restarts=environment.restarts())
-    run = os.environ.get("TORCHELASTIC_RUN_ID")
-    if run is not None:
-        host = os.environ.get("GROUP_RANK", "0")
+    run = environment.value(environment.RUN)
+    if run:
+        host = environment.value(environment.GROUP_RANK) or "0"
         readable = re.sub(r"[^A-Za-z0-9_-]", "_", run)[:40]
         key = hashlib.sha256(f"{run}\0{os.getuid()}\0{_launcher(run)}\0{host}".encode()).hexdigest()[:12]
         name = f"torch-{readable}-{key}{suffix}"

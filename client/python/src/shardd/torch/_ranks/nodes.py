@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -181,15 +180,16 @@ def _nodes_of(ranks: Sequence[int], *, waits: bool, hybrid: bool) -> list[str]:
     """
     if rank_thread() != 0 or len(ranks) == 1:
         return []
-    world, local = dist.get_world_size(), _number("LOCAL_WORLD_SIZE")
-    if local == world or (local and _number("GROUP_WORLD_SIZE") == 1):
+    world, local = dist.get_world_size(), environment.count(environment.LOCAL_WORLD_SIZE)
+    if local == world or (local and environment.count(environment.GROUP_WORLD_SIZE) == 1):
         return []
-    if local and os.environ.get("GROUP_RANK") and local * _number("GROUP_WORLD_SIZE") == world:
+    group_rank = environment.value(environment.GROUP_RANK)
+    if local and group_rank and local * environment.count(environment.GROUP_WORLD_SIZE) == world:
         return [str(rank // local) for rank in ranks]
     if not waits or not (hybrid or environment.value(NODES)) or not have_store():
         return []
     own = dist.get_rank()
-    _publish(own, {"host": os.environ.get("GROUP_RANK", "") + _host()})
+    _publish(own, {"host": group_rank + _host()})
     return [facts["host"] for facts in _wait_for_fact(ranks, "host", "said which node it is on")]
 
 
@@ -239,11 +239,6 @@ def _addresses_of(rows: list[list[int]], node: int) -> tuple[str, ...]:
 
 def _own_address() -> str:
     return str(json.loads(_C.describe_daemon(environment.timeout_ms())).get("peer_address", ""))
-
-
-def _number(name: str) -> int:
-    text = os.environ.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _host() -> str:

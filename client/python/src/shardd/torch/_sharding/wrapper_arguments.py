@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy, ShardingStrategy
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
+from shardd.torch._process import environment
 from shardd.torch._sharding.device import check_places, move
 from shardd.torch._sharding.ignored import Ignored
 from shardd.torch._units.flat_shard_param import is_sharded
@@ -109,7 +109,7 @@ def make_mesh(
             raise ValueError(
                 f"Manual wrapping with {strategy} requires explicit specification of process group or device_mesh."
             )
-        world, local = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+        world, local = dist.get_world_size(), environment.count(environment.LOCAL_WORLD_SIZE)
         if local < 1 or world % local:
             raise ValueError(
                 f"form hybrid shard groups: LOCAL_WORLD_SIZE says no equal nodes (got {local}, world size {world}); pass "

@@ -7,7 +7,6 @@ are cast once, where the root is first used, and have their own dtypes in checkp
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecision
 from torch.distributed.fsdp._common_utils import clean_tensor_name
+
+from shardd.torch._process import environment
 
 __all__ = ["BufferDtypes", "UnitPrecision", "cast_buffers", "full_precision_in_eval", "input_dtype"]
 
@@ -28,7 +29,7 @@ def input_dtype(policy: MixedPrecision, is_root: bool) -> torch.dtype | None:
 
 def full_precision_in_eval() -> bool:
     """``FSDP_USE_FULL_PREC_IN_EVAL=1``: modules in eval mode compute with what is stored. Read where a module is wrapped."""
-    return os.environ.get("FSDP_USE_FULL_PREC_IN_EVAL", "") == "1"
+    return environment.value(environment.FULL_PRECISION_IN_EVAL) == "1"
 
 
 @dataclass
