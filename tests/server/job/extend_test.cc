@@ -4,6 +4,7 @@
 #include <cstring>
 #include <random>
 
+#include "server/job/job_extend.h"
 #include "tests/common/plan/random_spec.h"
 #include "tests/server/device/plan_slabs.h"
 #include "tests/server/job/job_core_fixture.h"
@@ -35,7 +36,7 @@ class ExtendTest : public JobCoreTest {
       job_->AwaitExtension(
           job_->sessions()[rank].get(), std::make_shared<const Extension>(*std::move(extension)),
           [this, rank](const absl::Status& status) { answers_[rank].push_back(status); },
-          [this](const std::shared_ptr<const Extension>& agreed, const std::vector<JobCore::ExtendDone>& asked) {
+          [this](const std::shared_ptr<const Extension>& agreed, const std::vector<Extensions::Done>& asked) {
             built_.push_back(agreed->what);
             asked_ = asked;
           });
@@ -57,7 +58,7 @@ class ExtendTest : public JobCoreTest {
 
   std::vector<absl::Status> answers_[kRanks];
   std::vector<std::string> built_;
-  std::vector<JobCore::ExtendDone> asked_;
+  std::vector<Extensions::Done> asked_;
 };
 
 TEST_F(ExtendTest, IsBuiltOnceWhenAllRanksHaveAskedForTheSame) {

@@ -94,8 +94,7 @@ class CutModelDigestsTest : public OverNodesTest {
 
 TEST_F(CutModelDigestsTest, NodesWithPartsOfTheirOwnCompareNoBytes) {
   Begin(Nobody());
-  ModelDigests digests{{plan_.get(), memory_.get(), &committed_},
-                       {&member_, &worker_, &work_, [](const absl::Status& status) { FAIL() << status; }}};
+  ModelDigests digests{{plan_.get(), memory_.get(), &committed_}, {&member_, &worker_, &work_, &job_}};
   loop_.RunAndWait([&] {
     while (committed_.step() < plan_->config.compare_every()) {
       committed_.CommitStep({}, {""});

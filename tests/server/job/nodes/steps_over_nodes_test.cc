@@ -38,8 +38,7 @@ class StepsOverNodesTest : public OverNodesTest {
   std::vector<double> measured_;
   std::vector<v1::PeerMessage::Decided> decided_;
   int agreed_ = 0;
-  ModelDigests digests_{{plan_.get(), memory_.get(), &committed_},
-                        {&member_, &loop_, &worker_, &work_, [](const absl::Status& status) { FAIL() << status; }}};
+  ModelDigests digests_{{plan_.get(), memory_.get(), &committed_}, {&member_, &worker_, &work_, &job_}};
   StepsOverNodes over_{
       {plan_.get(), &committed_, &decision_, &digests_},
       {&member_, &pairing_.presence()},

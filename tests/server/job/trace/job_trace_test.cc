@@ -83,7 +83,7 @@ TEST_F(JobTraceTest, EndsWithTheJobAndIsNotPolledBehindIt) {
   EXPECT_TRUE(sink_->finished);
   EXPECT_EQ(sink_->sent.back().end().reason(), v1::TRACE_END_REASON_JOB_ENDED);
   Begin(/*timeout_ms=*/60'000);
-  job_ = nullptr;  // the timer that is set finds nobody
+  job_.alive = nullptr;  // the timer that is set finds nobody
 }
 
 }  // namespace
