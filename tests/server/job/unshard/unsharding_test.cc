@@ -8,6 +8,7 @@
 
 #include "server/job/membership/leavers.h"
 #include "tests/common/plan/spec_builder.h"
+#include "tests/server/job/fake_job.h"
 
 namespace shardd {
 namespace {
