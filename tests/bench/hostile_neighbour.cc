@@ -50,7 +50,7 @@ void Flood(const std::string& address, const std::function<std::string(int)>& ne
   std::vector<std::unique_ptr<http2::Client>> clients;
   std::vector<std::thread> flooding;
   for (int c = 0; c < kFloods; ++c) {
-    clients.push_back(std::make_unique<http2::Client>(PathOf(address)));
+    clients.push_back(std::make_unique<http2::Client>(faults::ConnectTo(PathOf(address))));
     flooding.emplace_back([&next, &client = *clients.back()] {
       for (int i = 0; client.Send(next(i)); ++i) {
       }
