@@ -215,6 +215,11 @@ class PeerPort::Impl {
     account.Pay(options_.tls ? kPriceOfTls : kPrice);
     int pair[2] = {-1, -1};
     absl::Status status = CheckOpenFiles("accept other nodes");
+    if (status.ok() && options_.tls) {  // nothing of it could be metered, and gradients would be copied once more
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.socket.get(), nullptr);
+      Give(connection.socket.release());
+      return true;
+    }
     if (status.ok() && ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0) {
       status = absl::ErrnoToStatus(errno, "accept other nodes: cannot make a pair of sockets");
     }
@@ -225,10 +230,14 @@ class PeerPort::Impl {
     UniqueFd relays(pair[0]);
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.socket.get(), nullptr);
     relay_->Add(std::move(connection.socket), std::move(relays), connection.source, std::move(connection.place));
-    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters given;
-    given.fd = pair[1];
-    grpc_->HandleNewConnection(&given);
+    Give(pair[1]);
     return true;
+  }
+
+  void Give(int fd) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters given;
+    given.fd = fd;
+    grpc_->HandleNewConnection(&given);
   }
 
   // Constant after Serve.

@@ -6,8 +6,8 @@
 //   accept -> first byte, within first_byte_timeout -> relay (server/relay/relay.h) -> gRPC
 //
 // A source, which is a host's address, has so many connections and so much of the daemon's time. Others are not
-// affected by what it does. With TLS nobody here sees frames: the price of a connection pays for its handshake, and who
-// has a certificate of the cluster is trusted with the rest.
+// affected by what it does. With TLS nobody here sees frames, so gRPC gets the connection itself: its price pays for
+// the handshake, which gRPC ends after 10 s, and who has a certificate of the cluster is trusted with the rest.
 
 #include <memory>
 #include <string>
