@@ -128,7 +128,9 @@ void Describe(CLI::App* app, Options* options) {
   formatter->label("OPTIONS", "OPTION...");
   formatter->label("SUBCOMMAND", "COMMAND");
   formatter->label("Positionals", "arguments");
-  app->option_defaults()->group("options");
+  app->option_defaults()
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+      ->group("options");                        // scripts add theirs
   app->set_help_flag("-h,--help", "this text");  // again: the first one is in no group of ours
   app->set_version_flag("--version", options->text, "version of this program");
   app->require_subcommand(1);

@@ -35,6 +35,16 @@ TEST(OptionsTest, OptionsStandAnywhereInEitherForm) {
   EXPECT_EQ(options.timeout, absl::Milliseconds(500));
 }
 
+TEST(OptionsTest, OfAnOptionThatStandsTwiceTheLastOneCounts) {
+  const absl::StatusOr<Options> options =
+      ParseOptions({"--address", "unix:/a", "events", "--limit", "3", "--address=unix:/b", "--limit", "5", "--watch",
+                    "1", "--watch", "2"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->address, "unix:/b");
+  EXPECT_EQ(options->limit, 5);
+  EXPECT_EQ(options->watch, absl::Seconds(2));
+}
+
 TEST(OptionsTest, EveryCommandOfTheHelpParses) {
   const std::string help = Parsed({"--help"}).text;
   for (const auto& [name, command] : std::vector<std::pair<std::string, Command>>{{"status", Command::kStatus},

@@ -8,7 +8,8 @@ namespace gpt {
 
 bool ParseFlags(int argc, char** argv, Flags* flags, int* exit_code) {
   CLI::App app("gpt: trains a character model through shardd", "gpt");
-  app.option_defaults()->always_capture_default();
+  // Whoever calls through a script adds options to those that it gives: the last one counts.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->always_capture_default();
   const auto integer = [&app](const char* name, int64_t& value, const char* help, int64_t least) {
     return app.add_option(name, value, help)->check(CLI::Range(least, int64_t{1} << 40).description(""));
   };
