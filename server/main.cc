@@ -70,8 +70,8 @@ ABSL_FLAG(std::string, peer_cert, "",
 ABSL_FLAG(std::string, peer_key, "", "its key, a PEM file");
 ABSL_FLAG(std::string, peer_ca, "", "the authority of all daemons' certificates, a PEM file");
 ABSL_FLAG(bool, peer_insecure, false,
-          "allow links between daemons without certificates on an address that is not loopback: whoever reaches the "
-          "port can take part in jobs");
+          "allow links between daemons without certificates, on any address: whoever reaches the port can take part in "
+          "jobs and keep the daemon busy");
 ABSL_FLAG(int, peer_keepalive_ms, 8'000,
           "another node's daemon that is silent for twice this time is lost: its machine has stopped or is gone "
           "(1000 to 600000)");

@@ -74,7 +74,9 @@ class GrpcPeerNetwork final : public PeerNetwork {
   }
 
   absl::Status Listen() {
-    SHARDD_ASSIGN_OR_RETURN(entrance_, PeerPort::Listen({.listen = options_.listen, .tls = credentials_.tls}));
+    SHARDD_ASSIGN_OR_RETURN(entrance_, PeerPort::Listen({.listen = options_.listen,
+                                                         .tls = credentials_.tls,
+                                                         .strangers = !credentials_.tls && !options_.insecure}));
     if (const std::string problem = credentials_.own_problem(); !problem.empty()) {
       LogWarning(absl::StrCat("other nodes will not hear this one: ", problem));
     }

@@ -65,7 +65,6 @@ int Most(int most, int share) {
 RelayOptions RelayOf(const PeerPortOptions& options) {
   RelayOptions relay;
   relay.first_call_timeout = options.first_byte_timeout;
-  relay.frames = !options.tls;
   relay.buffer_size_bytes = 64 << 10;  // gradients
   return relay;
 }
@@ -84,7 +83,9 @@ class PeerPort::Impl {
     if (!epoll_.valid() || !wake_.valid() || !Watch(wake_.get(), EPOLLIN) || !WatchListeners()) {
       return absl::ErrnoToStatus(errno, absl::StrCat("listen for other nodes on \"", options_.listen, "\""));
     }
-    SHARDD_ASSIGN_OR_RETURN(relay_, Relay::Create(RelayOf(options_)));
+    if (options_.strangers) {
+      SHARDD_ASSIGN_OR_RETURN(relay_, Relay::Create(RelayOf(options_)));
+    }
     thread_ = std::thread([this] { Run(); });
     pthread_setname_np(thread_.native_handle(), "shardd-peers");
     return absl::OkStatus();
@@ -215,7 +216,7 @@ class PeerPort::Impl {
     account.Pay(options_.tls ? kPriceOfTls : kPrice);
     int pair[2] = {-1, -1};
     absl::Status status = CheckOpenFiles("accept other nodes");
-    if (status.ok() && options_.tls) {  // nothing of it could be metered, and gradients would be copied once more
+    if (status.ok() && !options_.strangers) {
       ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.socket.get(), nullptr);
       Give(connection.socket.release());
       return true;
@@ -247,7 +248,7 @@ class PeerPort::Impl {
   UniqueFd wake_;
   const std::shared_ptr<SourcePlaces> places_ =
       std::make_shared<SourcePlaces>(Most(options_.max_connections_per_source, 4), Most(options_.max_connections, 2));
-  std::unique_ptr<Relay> relay_;
+  std::unique_ptr<Relay> relay_;  // null: there are no strangers
 
   std::atomic<bool> stopping_ = false;
 

@@ -3,11 +3,13 @@
 
 // The port that daemons of other nodes connect to. gRPC would accept whatever comes and work as fast as anybody sends:
 //
-//   accept -> first byte, within first_byte_timeout -> relay (server/relay/relay.h) -> gRPC
+//   accept -> first byte, within first_byte_timeout -> relay (server/relay/relay.h), if strangers may send -> gRPC
 //
 // A source, which is a host's address, has so many connections and so much of the daemon's time. Others are not
-// affected by what it does. With TLS nobody here sees frames, so gRPC gets the connection itself: its price pays for
-// the handshake, which gRPC ends after 10 s, and who has a certificate of the cluster is trusted with the rest.
+// affected by what it does. Strangers may send only where neither TLS nor --peer_insecure is given: other users of this
+// host reach the loopback. Otherwise gRPC gets the connection itself, because the relay copies gradients once more:
+// with TLS the connection's price pays for the handshake, which gRPC ends after 10 s, and who has a certificate of the
+// cluster is trusted with the rest; with --peer_insecure whoever reaches the port is.
 
 #include <memory>
 #include <string>
@@ -22,6 +24,7 @@ namespace shardd {
 struct PeerPortOptions {
   std::string listen;  // "host:port", checked (CheckPeerAddress)
   bool tls = false;
+  bool strangers = true;  // may reach the port and send frames: they are metered
   absl::Duration first_byte_timeout = absl::Seconds(10);
   // Beyond the first two a new connection is closed at once. A job needs two for each other node. Less where the daemon
   // may have few descriptors: a source's connections use at most a quarter of them, and all together a half.

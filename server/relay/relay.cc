@@ -167,10 +167,8 @@ class Relay::Impl {
       connection.refusal = std::move(arrival.refusal);
       const bool refused = !connection.refusal.empty();
       refusals_ += refused ? 1 : 0;
-      if (refused || options_.frames) {
-        connection.deadline = now + (refused ? options_.refusal_timeout : options_.first_call_timeout);
-        timers_.emplace(connection.deadline, id);
-      }
+      connection.deadline = now + (refused ? options_.refusal_timeout : options_.first_call_timeout);
+      timers_.emplace(connection.deadline, id);
       // Edge-triggered: the ways remember what is possible, and a pause does not change what is watched.
       Watch(connection.client.get(), id << 1);
       if (refused) {
@@ -300,10 +298,6 @@ class Relay::Impl {
   // Returns false if its own or its uid's account is empty: it waits.
   bool LetPass(uint64_t id, RelayConnection& connection, absl::Time now) {
     RelayWay& way = connection.up;
-    if (!options_.frames) {
-      connection.passed_bytes = way.end - way.begin;
-      return true;
-    }
     RelayAccount& of_uid = connection.of_uid->account;
     const absl::Duration credit = std::min({connection.account.Credit(now), of_uid.Credit(now), kMostPerTurn});
     if (credit <= absl::ZeroDuration()) {

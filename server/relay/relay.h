@@ -31,8 +31,6 @@ struct RelayOptions {
   absl::Duration first_call_timeout = absl::Seconds(60);
   // Limit for a refused connection.
   absl::Duration refusal_timeout = absl::Seconds(5);
-  // False: the bytes are encrypted. Nobody sees frames or the first call then, and all bytes pass as they come.
-  bool frames = true;
   // Of each direction, while there are bytes in transit.
   size_t buffer_size_bytes = 16 << 10;
 };

@@ -98,11 +98,13 @@ class Node final : public PeerLinks::Events {
 
 class Pair {
  public:
-  explicit Pair(int64_t max_numel) {
+  // `relay`: the port meters what it gets, as on the loopback without --peer_insecure.
+  Pair(int64_t max_numel, bool relay) {
     std::vector<std::string> addresses;
     for (Node& node : nodes) {
       PeerNetwork::Options options;
       options.listen = "127.0.0.1:0";
+      options.insecure = !relay;
       node.network = *PeerNetwork::Create(options);
       addresses.push_back(absl::StrCat("127.0.0.1:", node.network->port()));
     }
@@ -130,7 +132,7 @@ class Pair {
 
 void BM_LinkPieces(benchmark::State& state) {
   const double tcp = TcpRate();
-  Pair pair(0);
+  Pair pair(0, state.range(0) != 0);
   const std::string piece(kPieceBytes, 'g');
   v1::PeerData header;
   header.set_numel(kPieceBytes / 4);
@@ -152,13 +154,13 @@ void BM_LinkPieces(benchmark::State& state) {
   state.SetBytesProcessed(total);
   state.counters["of_tcp"] = benchmark::Counter(static_cast<double>(total) / tcp, benchmark::Counter::kIsRate);
 }
-BENCHMARK(BM_LinkPieces)->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_LinkPieces)->ArgName("relay")->Arg(0)->Arg(1)->UseRealTime()->Unit(benchmark::kMillisecond);
 
 // Each of two nodes sends and receives as many bytes as the sum has.
 void BM_SumOverTwoNodes(benchmark::State& state) {
   const double tcp = TcpRate();
   const int64_t numel = state.range(0) << 18;
-  Pair pair(numel);
+  Pair pair(numel, state.range(1) != 0);
   std::vector<float*> memory;
   for (int node = 0; node < 2; ++node) {
     memory.push_back(static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(numel) * 4)));
@@ -185,7 +187,13 @@ void BM_SumOverTwoNodes(benchmark::State& state) {
   state.counters["of_tcp"] = benchmark::Counter(total / tcp, benchmark::Counter::kIsRate);
   std::for_each(memory.begin(), memory.end(), &std::free);
 }
-BENCHMARK(BM_SumOverTwoNodes)->ArgName("MiB")->Arg(1)->Arg(16)->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_SumOverTwoNodes)
+    ->ArgNames({"MiB", "relay"})
+    ->Args({1, 0})
+    ->Args({16, 0})
+    ->Args({16, 1})
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace shardd

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "tests/server/peer/peer_fixture.h"
@@ -29,6 +31,24 @@ TEST(PeerOptionsTest, WithoutTlsOnlyThisHostMayReachIt) {
   absl::StatusOr<std::unique_ptr<PeerNetwork>> network = PeerNetwork::Create(open);
   ASSERT_TRUE(network.ok()) << network.status();
   EXPECT_THAT((*network)->Describe(), HasSubstr("without TLS"));
+}
+
+TEST(PeerOptionsTest, WithPeerInsecureDaemonsMeetWithoutTheRelay) {
+  PeerNetwork::Options options = Loopback();
+  options.insecure = true;
+  Nodes nodes(2, options);
+  nodes.JoinAll();
+  const std::string piece(1 << 20, 'g');
+  v1::PeerData header;
+  header.set_numel(1 << 18);
+  nodes.links[0]->SendData(1, header, piece, [](absl::Status) {});
+  ASSERT_TRUE(nodes.at(1).Await(0, [](const Recorder::Node& seen) { return seen.data_bytes == 1 << 20; }));
+  // No thread of a relay was started.
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    EXPECT_NE(name, "shardd-relay");
+  }
 }
 
 TEST(PeerOptionsTest, AddressIsOne) {
