@@ -80,7 +80,8 @@ ABSL_RETIRED_FLAG(std::string, state_dir, "", "no longer used: jobs have only an
 ABSL_FLAG(
     std::string, custodian, "",
     "socket of shardd-custodian, as in unix:/run/shardd/custody.sock: jobs on CPUs of one node outlive this daemon, "
-    "and the next one goes on with them; empty: jobs end with the daemon");
+    "and the next one goes on with them; empty: jobs end with the daemon, but for an embedded one's, which starts its "
+    "own");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or if no job is opened for a minute");
 ABSL_FLAG(int, max_jobs_per_uid, 64, "jobs that one user may have at a time");
 ABSL_FLAG(
@@ -128,6 +129,19 @@ class NodeExchanges {
   absl::Mutex mutex_;
   std::unique_ptr<NcclExchanges> exchanges_ ABSL_GUARDED_BY(mutex_);
 };
+
+// The custodian of --custodian, or of an embedded daemon's own: one for its socket `path`, which it starts. Null: none.
+absl::StatusOr<std::shared_ptr<Custody>> ConnectCustody(const std::string& path, bool on_gpus) {
+  if (const std::string custodian = absl::GetFlag(FLAGS_custodian); !custodian.empty()) {
+    SHARDD_ASSIGN_OR_RETURN(std::string custody_path, ParseUnixAddress(custodian));
+    return Custody::Connect(std::move(custody_path), kFormerDaemon);
+  }
+  if (!absl::GetFlag(FLAGS_embedded) || on_gpus) return nullptr;
+  absl::StatusOr<std::unique_ptr<Custody>> own = Custody::ConnectOwn(path, kFormerDaemon);
+  if (own.ok()) return *std::move(own);
+  LogWarning(absl::StrCat("jobs end with this daemon: ", own.status().message()));
+  return nullptr;
+}
 
 // The network for --peer_listen; null: not requested.
 absl::StatusOr<std::unique_ptr<PeerNetwork>> MakePeerNetwork(std::string* address) {
@@ -266,10 +280,7 @@ absl::Status Run() {
       return network->Join(std::move(join), events);
     };
   }
-  if (const std::string custodian = absl::GetFlag(FLAGS_custodian); !custodian.empty()) {
-    SHARDD_ASSIGN_OR_RETURN(std::string custody_path, ParseUnixAddress(custodian));
-    SHARDD_ASSIGN_OR_RETURN(options.custody, Custody::Connect(std::move(custody_path), kFormerDaemon));
-  }
+  SHARDD_ASSIGN_OR_RETURN(options.custody, ConnectCustody(path, on_gpus));
   options.on_idle = [] { kill(getpid(), SIGTERM); };
   // Never destroyed: the process ends after the shutdown, and a hung GPU would block the release of the driver's
   // resources.

@@ -20,6 +20,8 @@
 
 namespace shardd {
 
+class UpdateLog;
+
 // dst[i] = cast(src[i]) for i in [0, numel). Any pair of floating dtypes; equal dtypes copy. Writes large ranges with
 // non-temporal stores.
 void Cast(const void* src, DType from, void* dst, DType to, int64_t numel);
@@ -55,9 +57,10 @@ struct AdamWParams {
 void AdamWUpdate(const AdamWParams& params, void* p, DType param_dtype, const float* g, float* m, float* v,
                  void* cast_dst, DType cast_dtype, int64_t numel);
 
-// The same, from the scalars that every device uses (update_scalars.h).
+// The same, from the scalars that every device uses (update_scalars.h). `log`: gets what is about to change, element 0
+// as its element `first` (update_log.h); the cast copy may be behind what the log says is done.
 void AdamWUpdateWith(const AdamWScalars& scalars, void* p, DType param_dtype, const float* g, float* m, float* v,
-                     void* cast_dst, DType cast_dtype, int64_t numel);
+                     void* cast_dst, DType cast_dtype, int64_t numel, UpdateLog* log = nullptr, int64_t first = 0);
 
 // PyTorch's SGD (torch.optim.SGD): g' = g*grad_scale + weight_decay*p; first step: buf = g', later
 // buf = momentum*buf + (1-dampening)*g'; g' = nesterov ? g' + momentum*buf : buf; p -= lr*g'.
@@ -71,7 +74,8 @@ struct SgdParams {
 void SgdUpdate(const SgdParams& params, void* p, DType param_dtype, const float* g, float* buf, void* cast_dst,
                DType cast_dtype, int64_t numel);
 void SgdUpdateWith(const SgdScalars& scalars, bool nesterov, bool first_step, void* p, DType param_dtype,
-                   const float* g, float* buf, void* cast_dst, DType cast_dtype, int64_t numel);
+                   const float* g, float* buf, void* cast_dst, DType cast_dtype, int64_t numel,
+                   UpdateLog* log = nullptr, int64_t first = 0);
 
 }  // namespace shardd
 

@@ -2,6 +2,7 @@
 
 #include "common/tensor/isa_internal.h"
 #include "common/tensor/kernels.h"
+#include "common/tensor/update_log.h"
 #include "common/tensor/update_scalars.h"
 
 namespace shardd {
@@ -56,16 +57,85 @@ struct SgdBody {
   }
 };
 
-using AdamWFn = void (*)(const AdamWScalars*, void*, const float*, float*, float*, int64_t);
-using SgdFn = void (*)(const SgdScalars*, void*, const float*, float*, int64_t);
-
-template <typename Param>
-AdamWFn SelectAdamWOf() {
-  return Select<AdamWBody<Param>, const AdamWScalars*, void*, const float*, float*, float*, int64_t>(
-      tensor::CurrentIsa());
+// Runs run(element, count) by blocks of the log, each behind save(element, count).
+template <typename Save, typename RunBlock>
+SHARDD_ALWAYS_INLINE void RunLogged(UpdateLog* log, int64_t first, int64_t numel, Save save, RunBlock run) {
+  constexpr int64_t kBlock = UpdateLog::kBlockNumel;
+  int64_t i = 0;
+  for (; i + kBlock <= numel; i += kBlock) {  // of a size that the compiler knows
+    save(i, kBlock);
+    log->Begun(first + i);
+    run(i, kBlock);
+    log->Done(first + i + kBlock);
+  }
+  if (i < numel) {
+    save(i, numel - i);
+    log->Begun(first + i);
+    run(i, numel - i);
+    log->Done(first + numel);
+  }
 }
 
-AdamWFn SelectAdamW(DType dtype) {
+template <typename Param>
+struct LoggedAdamWBody {
+  static SHARDD_ALWAYS_INLINE void Run(const AdamWScalars* scalars, void* param, const float* grad, float* exp_avg,
+                                       float* exp_avg_sq, int64_t numel, UpdateLog* log, int64_t first) {
+    auto* const p = static_cast<typename Param::Storage*>(param);
+    RunLogged(
+        log, first, numel,
+        [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+          log->Save(0, p + i, count * static_cast<int64_t>(sizeof(*p)));
+          log->Save(1, exp_avg + i, count * static_cast<int64_t>(sizeof(float)));
+          log->Save(2, exp_avg_sq + i, count * static_cast<int64_t>(sizeof(float)));
+        },
+        [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+          AdamWBody<Param>::Run(scalars, p + i, grad + i, exp_avg + i, exp_avg_sq + i, count);
+        });
+  }
+};
+
+template <typename Param, Momentum kMomentum, bool kNesterov>
+struct LoggedSgdBody {
+  static SHARDD_ALWAYS_INLINE void Run(const SgdScalars* scalars, void* param, const float* grad, float* buffer,
+                                       int64_t numel, UpdateLog* log, int64_t first) {
+    constexpr bool kHasBuffer = kMomentum != Momentum::kNone;
+    auto* const p = static_cast<typename Param::Storage*>(param);
+    RunLogged(
+        log, first, numel,
+        [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+          log->Save(0, p + i, count * static_cast<int64_t>(sizeof(*p)));
+          if constexpr (kHasBuffer) log->Save(1, buffer + i, count * static_cast<int64_t>(sizeof(float)));
+        },
+        [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+          SgdBody<Param, kMomentum, kNesterov>::Run(scalars, p + i, grad + i, kHasBuffer ? buffer + i : nullptr, count);
+        });
+  }
+};
+
+using AdamWFn = void (*)(const AdamWScalars*, void*, const float*, float*, float*, int64_t);
+using LoggedAdamWFn = void (*)(const AdamWScalars*, void*, const float*, float*, float*, int64_t, UpdateLog*, int64_t);
+using SgdFn = void (*)(const SgdScalars*, void*, const float*, float*, int64_t);
+using LoggedSgdFn = void (*)(const SgdScalars*, void*, const float*, float*, int64_t, UpdateLog*, int64_t);
+
+// What a dtype, momentum and nesterov choose: a kernel, and the one that logs.
+struct AdamWFns {
+  AdamWFn plain;
+  LoggedAdamWFn logged;
+};
+struct SgdFns {
+  SgdFn plain;
+  LoggedSgdFn logged;
+};
+
+template <typename Param>
+AdamWFns SelectAdamWOf() {
+  const tensor::Isa isa = tensor::CurrentIsa();
+  return {Select<AdamWBody<Param>, const AdamWScalars*, void*, const float*, float*, float*, int64_t>(isa),
+          Select<LoggedAdamWBody<Param>, const AdamWScalars*, void*, const float*, float*, float*, int64_t, UpdateLog*,
+                 int64_t>(isa)};
+}
+
+AdamWFns SelectAdamW(DType dtype) {
   switch (dtype) {
     case v1::DTYPE_FLOAT32:
       return SelectAdamWOf<tensor::Float32>();
@@ -79,13 +149,15 @@ AdamWFn SelectAdamW(DType dtype) {
 }
 
 template <typename Param, Momentum kMomentum, bool kNesterov>
-SgdFn SelectSgdBody() {
-  return Select<SgdBody<Param, kMomentum, kNesterov>, const SgdScalars*, void*, const float*, float*, int64_t>(
-      tensor::CurrentIsa());
+SgdFns SelectSgdBody() {
+  const tensor::Isa isa = tensor::CurrentIsa();
+  return {Select<SgdBody<Param, kMomentum, kNesterov>, const SgdScalars*, void*, const float*, float*, int64_t>(isa),
+          Select<LoggedSgdBody<Param, kMomentum, kNesterov>, const SgdScalars*, void*, const float*, float*, int64_t,
+                 UpdateLog*, int64_t>(isa)};
 }
 
 template <typename Param>
-SgdFn SelectSgdOf(Momentum momentum, bool nesterov) {
+SgdFns SelectSgdOf(Momentum momentum, bool nesterov) {
   if (momentum == Momentum::kNone) return SelectSgdBody<Param, Momentum::kNone, false>();
   if (momentum == Momentum::kFirst) {
     return nesterov ? SelectSgdBody<Param, Momentum::kFirst, true>() : SelectSgdBody<Param, Momentum::kFirst, false>();
@@ -93,7 +165,7 @@ SgdFn SelectSgdOf(Momentum momentum, bool nesterov) {
   return nesterov ? SelectSgdBody<Param, Momentum::kLater, true>() : SelectSgdBody<Param, Momentum::kLater, false>();
 }
 
-SgdFn SelectSgd(DType dtype, Momentum momentum, bool nesterov) {
+SgdFns SelectSgd(DType dtype, Momentum momentum, bool nesterov) {
   switch (dtype) {
     case v1::DTYPE_FLOAT32:
       return SelectSgdOf<tensor::Float32>(momentum, nesterov);
@@ -154,12 +226,17 @@ void AdamWUpdate(const AdamWParams& params, void* p, DType param_dtype, const fl
 }
 
 void AdamWUpdateWith(const AdamWScalars& scalars, void* p, DType param_dtype, const float* g, float* m, float* v,
-                     void* cast_dst, DType cast_dtype, int64_t numel) {
+                     void* cast_dst, DType cast_dtype, int64_t numel, UpdateLog* log, int64_t first) {
   if (numel <= 0) return;
-  const AdamWFn update = SelectAdamW(param_dtype);
+  const AdamWFns update = SelectAdamW(param_dtype);
   const int64_t bytes = DTypeSizeBytes(param_dtype);
-  UpdateAndCast(p, param_dtype, cast_dst, cast_dtype, numel, [&](int64_t first, int64_t count) {
-    update(&scalars, static_cast<char*>(p) + first * bytes, g + first, m + first, v + first, count);
+  UpdateAndCast(p, param_dtype, cast_dst, cast_dtype, numel, [&](int64_t begin, int64_t count) {
+    void* const param = static_cast<char*>(p) + begin * bytes;
+    if (log == nullptr) {
+      update.plain(&scalars, param, g + begin, m + begin, v + begin, count);
+    } else {
+      update.logged(&scalars, param, g + begin, m + begin, v + begin, count, log, first + begin);
+    }
   });
 }
 
@@ -170,13 +247,20 @@ void SgdUpdate(const SgdParams& params, void* p, DType param_dtype, const float*
 }
 
 void SgdUpdateWith(const SgdScalars& scalars, bool nesterov, bool first_step, void* p, DType param_dtype,
-                   const float* g, float* buf, void* cast_dst, DType cast_dtype, int64_t numel) {
+                   const float* g, float* buf, void* cast_dst, DType cast_dtype, int64_t numel, UpdateLog* log,
+                   int64_t first) {
   if (numel <= 0) return;
   const Momentum momentum = buf == nullptr ? Momentum::kNone : (first_step ? Momentum::kFirst : Momentum::kLater);
-  const SgdFn update = SelectSgd(param_dtype, momentum, nesterov);
+  const SgdFns update = SelectSgd(param_dtype, momentum, nesterov);
   const int64_t bytes = DTypeSizeBytes(param_dtype);
-  UpdateAndCast(p, param_dtype, cast_dst, cast_dtype, numel, [&](int64_t first, int64_t count) {
-    update(&scalars, static_cast<char*>(p) + first * bytes, g + first, buf == nullptr ? nullptr : buf + first, count);
+  UpdateAndCast(p, param_dtype, cast_dst, cast_dtype, numel, [&](int64_t begin, int64_t count) {
+    void* const param = static_cast<char*>(p) + begin * bytes;
+    float* const buffer = buf == nullptr ? nullptr : buf + begin;
+    if (log == nullptr) {
+      update.plain(&scalars, param, g + begin, buffer, count);
+    } else {
+      update.logged(&scalars, param, g + begin, buffer, count, log, first + begin);
+    }
   });
 }
 

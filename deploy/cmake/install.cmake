@@ -6,13 +6,12 @@
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/shardd)
 
-foreach(program shardd shardctl)
+foreach(program shardd shardd-custodian shardctl)
   if(TARGET ${program})
     install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()
 endforeach()
 install(FILES client/ctl/shardctl.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME shardctl)
-install(TARGETS shardd-custodian RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} OPTIONAL) # for services alone
 if(TARGET shardd_client)
   install(TARGETS shardd_client shardd_cpp EXPORT shardd LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(FILES client/c/shardd.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardd/client/c)

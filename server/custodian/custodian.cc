@@ -16,6 +16,7 @@ namespace {
 
 constexpr absl::Duration kSend = absl::Seconds(5);  // to an owner that reads nothing
 constexpr absl::Duration kTick = absl::Seconds(1);
+constexpr absl::Duration kFirstOwner = absl::Seconds(20);  // an embedded one's, which has started it
 
 absl::Time Now() {
   timespec now{};
@@ -32,7 +33,9 @@ void Say(absl::string_view text) {
 absl::StatusOr<std::unique_ptr<Custodian>> Custodian::Create(Options options) {
   absl::StatusOr<std::unique_ptr<SocketPath>> socket = SocketPath::Bind(options.path, SOCK_SEQPACKET, 0600);
   if (!socket.ok()) return socket.status();
-  return std::unique_ptr<Custodian>(new Custodian(std::move(options), *std::move(socket)));
+  std::unique_ptr<Custodian> custodian(new Custodian(std::move(options), *std::move(socket)));
+  custodian->ends_ = Now() + kFirstOwner;
+  return custodian;
 }
 
 void Custodian::Run(int stop) {
@@ -52,8 +55,11 @@ void Custodian::Run(int stop) {
     }
     if (polled[1].revents != 0) Accept();
     FreeUnowned();
+    if (options_.embedded && owner_ == nullptr && !HasJobs() && Now() >= ends_) return;
   }
 }
+
+bool Custodian::HasJobs() const { return objects_.lower_bound({1, ""}) != objects_.end(); }  // 0 is the daemon
 
 void Custodian::Accept() {
   UniqueFd socket(accept4(socket_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -90,6 +96,7 @@ absl::Status Custodian::Do(Connection& connection, const CustodyMessage& request
     }
     owner_ = &connection;
     unowned_since_ = absl::InfiniteFuture();
+    ends_ = absl::InfinitePast();
     return absl::OkStatus();
   }
   if (owner_ != &connection) return absl::FailedPreconditionError("the sender is not the owner");

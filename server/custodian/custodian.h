@@ -27,6 +27,7 @@ class Custodian {
   struct Options {
     std::string path;                            // of the socket, which is made anew
     absl::Duration unowned = absl::Minutes(15);  // what nobody owns for so long is freed
+    bool embedded = false;                       // ends when nobody owns it and it has nothing of a job
   };
   // ALREADY_EXISTS: a custodian listens at the path.
   static absl::StatusOr<std::unique_ptr<Custodian>> Create(Options options);
@@ -52,12 +53,14 @@ class Custodian {
   absl::Status List(const Connection& connection);
   void Close(const Connection& connection);
   void FreeUnowned();
+  bool HasJobs() const;
 
   const Options options_;
   const std::unique_ptr<SocketPath> socket_;
   std::list<Connection> connections_;
   const Connection* owner_ = nullptr;
-  absl::Time unowned_since_ = absl::InfiniteFuture();             // of a clock that nobody sets
+  absl::Time unowned_since_ = absl::InfiniteFuture();  // of a clock that nobody sets
+  absl::Time ends_;                                    // not before: an embedded one waits for its first owner
   std::map<std::pair<uint64_t, std::string>, UniqueFd> objects_;  // by job and name
 };
 

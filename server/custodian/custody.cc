@@ -4,13 +4,18 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "common/process/spawn.h"
 #include "common/status/status_macros.h"
 #include "server/observe/log.h"
 
@@ -19,11 +24,13 @@ namespace {
 
 constexpr absl::Duration kAnswer = absl::Seconds(5);
 constexpr absl::Duration kOwnerPoll = absl::Milliseconds(20);
+constexpr absl::Duration kStart = absl::Seconds(2);
+constexpr absl::Duration kStartPoll = absl::Milliseconds(2);
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Custody>> Custody::Connect(std::string path, absl::Duration limit) {
-  std::unique_ptr<Custody> custody(new Custody(std::move(path)));
+absl::StatusOr<std::unique_ptr<Custody>> Custody::Connect(std::string path, absl::Duration limit, std::string program) {
+  std::unique_ptr<Custody> custody(new Custody(std::move(path), std::move(program)));
   absl::MutexLock lock(&custody->mutex_);
   absl::Status status;
   // Whoever was killed just now is the owner until the kernel has closed its descriptors; the custodian may be
@@ -38,29 +45,55 @@ absl::StatusOr<std::unique_ptr<Custody>> Custody::Connect(std::string path, absl
   return custody;
 }
 
-absl::Status Custody::ConnectLocked() {
-  const auto error = [this](absl::StatusCode code, absl::string_view fact) {
-    return absl::Status(code, absl::StrCat("custodian \"", path_, "\": ", fact));
-  };
+absl::StatusOr<std::unique_ptr<Custody>> Custody::ConnectOwn(absl::string_view socket, absl::Duration limit) {
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return Connect(absl::StrCat(absl::StripSuffix(socket, ".sock"), "-custody.sock"), limit,
+                 (self.parent_path() / "shardd-custodian").string());
+}
+
+absl::StatusOr<UniqueFd> Custody::Dial() const {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path_.empty() || path_.size() >= sizeof(address.sun_path)) {
-    return error(absl::StatusCode::kInvalidArgument, "the path has a wrong length for a Unix socket");
+    return absl::InvalidArgumentError("the path has a wrong length for a Unix socket");
   }
   std::memcpy(address.sun_path, path_.data(), path_.size());
-  socket_.reset(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket_.valid() || connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    const int why = errno;
-    socket_.reset();
-    return error(absl::StatusCode::kUnavailable,
-                 absl::StrCat("cannot connect: ", std::strerror(why), "; start shardd-custodian there"));
+  UniqueFd dialled(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!dialled.valid() || connect(dialled.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot connect: ", std::strerror(errno), "; start shardd-custodian there"));
   }
+  return dialled;
+}
+
+absl::Status Custody::StartProgram() const {
+  SHARDD_RETURN_IF_ERROR(
+      SpawnDetached({program_, "--embedded", absl::StrCat("--listen=unix:", path_)}, STDERR_FILENO).status());
+  for (absl::Duration waited; waited < kStart; waited += kStartPoll) {
+    if (Dial().ok()) return absl::OkStatus();
+    absl::SleepFor(kStartPoll);
+  }
+  return absl::UnavailableError(absl::StrCat("\"", program_, "\" does not listen"));
+}
+
+absl::Status Custody::ConnectLocked() {
+  const auto named = [this](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat("custodian \"", path_, "\": ", status.message()));
+  };
+  absl::StatusOr<UniqueFd> dialled = Dial();
+  if (absl::IsUnavailable(dialled.status()) && !program_.empty()) {
+    if (absl::Status started = StartProgram(); !started.ok()) return named(started);
+    dialled = Dial();
+  }
+  if (!dialled.ok()) return named(dialled.status());
+  socket_ = *std::move(dialled);
   CustodyMessage own;
   own.op = CustodyOp::kOwn;
   const absl::Status status = CallLocked(own, -1);
   if (status.ok()) return status;
   socket_.reset();
-  return error(status.code(), status.message());
+  return named(status);
 }
 
 absl::Status Custody::CallLocked(const CustodyMessage& request, int fd) {

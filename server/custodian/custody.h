@@ -26,7 +26,14 @@ class Custody {
   using Objects = std::map<std::pair<uint64_t, std::string>, UniqueFd>;
 
   // After `limit`: UNAVAILABLE: nobody listens there. FAILED_PRECONDITION: a daemon still owns what is kept there.
-  static absl::StatusOr<std::unique_ptr<Custody>> Connect(std::string path, absl::Duration limit);
+  // `program`: where nobody listens, now or later, it is started there, and ends by itself (--embedded); empty: nothing
+  // is.
+  static absl::StatusOr<std::unique_ptr<Custody>> Connect(std::string path, absl::Duration limit,
+                                                          std::string program = "");
+
+  // As Connect, to a custodian that goes with the daemon which listens at `socket`: shardd.sock has
+  // shardd-custody.sock, and the program beside this one.
+  static absl::StatusOr<std::unique_ptr<Custody>> ConnectOwn(absl::string_view socket, absl::Duration limit);
 
   // What was kept when this began. Once; later it is empty.
   Objects TakeUp() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -37,7 +44,10 @@ class Custody {
   void Review() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  explicit Custody(std::string path) : path_(std::move(path)) {}
+  Custody(std::string path, std::string program) : path_(std::move(path)), program_(std::move(program)) {}
+  // A connected socket, or why there is none.
+  absl::StatusOr<UniqueFd> Dial() const;
+  absl::Status StartProgram() const;
   absl::Status ConnectLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ListLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status PutAllLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -45,6 +55,7 @@ class Custody {
   absl::Status CallLocked(const CustodyMessage& request, int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string path_;
+  const std::string program_;
   absl::Mutex mutex_;
   UniqueFd socket_ ABSL_GUARDED_BY(mutex_);
   Objects taken_ ABSL_GUARDED_BY(mutex_);

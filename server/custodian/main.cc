@@ -22,6 +22,8 @@
 ABSL_FLAG(std::string, listen, "unix:/run/shardd/custody.sock", "socket for the daemon, of the same user");
 ABSL_FLAG(int64_t, custody_ms, 15 * 60 * 1000, "what no daemon owns for so long is freed; at least 1000");
 
+ABSL_FLAG(bool, embedded, false, "end when there is neither a daemon nor anything of a job");
+
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("shardd-custodian: keeps the memory of shardd's jobs while there is no daemon");
   absl::ParseCommandLine(argc, argv);
@@ -33,6 +35,7 @@ int main(int argc, char** argv) {
   absl::StatusOr<std::string> path = shardd::ParseUnixAddress(absl::GetFlag(FLAGS_listen));
   if (!path.ok()) return fail(path.status());
   options.path = *std::move(path);
+  options.embedded = absl::GetFlag(FLAGS_embedded);
   options.unowned = absl::Milliseconds(absl::GetFlag(FLAGS_custody_ms));
   if (options.unowned < absl::Seconds(1)) {
     return fail(absl::InvalidArgumentError("--custody_ms: out of range (want 1000 or more)"));

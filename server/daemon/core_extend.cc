@@ -46,7 +46,10 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
     }
     init.journal = *std::move(journal);
   }
-  SHARDD_RETURN_IF_ERROR(custody_.HandOver(&init));
+  if (absl::Status handed = custody_.HandOver(&init); !handed.ok()) {
+    if (taken_up == nullptr) custody_.Drop(id);
+    return handed;
+  }
   init.work_trace = std::make_shared<WorkTrace>();
   for (int rank = 0; rank < shared_plan->world_size; ++rank) {
     init.devices.own.push_back(std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace,
@@ -167,8 +170,9 @@ std::shared_ptr<JobCore> Core::MakeJob(JobCore::Init init) {
   return std::shared_ptr<JobCore>(new JobCore(std::move(init)), [this](JobCore* job) {
     reaper_.Post([this, job] {
       const uint64_t id = job->identity().id;
+      const bool ended = job->committed().custody_ended();
       delete job;
-      if (!stopping_) custody_.Drop(id);
+      if (ended) custody_.Drop(id);
       heap_trim_.Freed();  // the heap keeps what a plan of many parameters took, for allocations that may never come
     });
   });
@@ -324,12 +328,13 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
       status = ended();
       return;
     }
-    job->EndCustody();
     it->second.job = MakeJob(*std::move(init));
+    job->EndCustody();  // last: a daemon that is killed before leaves two, of which the later one counts
     it->second.empty_since = absl::InfiniteFuture();
     job->Close(absl::StrCat("it goes on with more to train: ", extension.what));
     status = absl::OkStatus();
   });
+  if (!status.ok()) custody_.Drop(found.new_id);
   return status;
 }
 

@@ -31,6 +31,7 @@ void Core::TakeUp() {
       entry = Entry();
       entry.job = MakeJob(std::move(init));
       entry.job->StartNodes();
+      entry.job->Advance();  // its shards may be made of the snapshot
     });
     return absl::OkStatus();
   };

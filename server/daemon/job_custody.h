@@ -11,32 +11,18 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/plan/plan.h"
 #include "server/custodian/custody.h"
+#include "server/daemon/taken_up_job.h"
 #include "server/job/job_core.h"
-#include "shardd/v1/custody.pb.h"
 
 namespace shardd {
 
-// What the daemon before this one has left of a job. A step that it had decided is completed.
-struct TakenUpJob {
-  v1::CustodyJob job;
-  ShardPlan plan;
-  std::unique_ptr<JobMemory> memory;
-  std::unique_ptr<Journal> journal;
-  std::unique_ptr<TakeUpLog> log;
-  CommittedFacts committed;  // of a new epoch
-};
-
-// Knows how a job is written down with the custodian. Thread-safe. All but Keeps block.
+// Thread-safe. All methods block.
 class JobCustody {
  public:
   // `custody` null: nothing is kept, and nothing is there.
   explicit JobCustody(std::shared_ptr<Custody> custody) : custody_(std::move(custody)) {}
 
-  // Whether jobs of the plan outlive their daemon: on one node's CPUs, where nothing but commits and what ranks hand in
-  // stores into what is committed.
-  static bool Keeps(const ShardPlan& plan);
   // UNAVAILABLE: the custodian does not answer, and the job is not to be.
   absl::Status HandOver(JobCore::Init* init) const;
   // Looks whether the custodian is still the one that has everything, and hands it to another. Every second or so.
@@ -48,8 +34,6 @@ class JobCustody {
   std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> TakeUp() const;
 
  private:
-  static absl::StatusOr<TakenUpJob> Read(JobMemory::Kept kept);
-
   const std::shared_ptr<Custody> custody_;
 };
 

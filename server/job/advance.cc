@@ -140,10 +140,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "What was deferred reads the copies."},
       {"let hand in", kTrainersWrite | kSomeWantToHandIn, kPassCopies | kCommitting | kDeciding,
        [](const JobCore& job) { return job.writes_.MayHandIn() && job.writes_.ReadersPause(); },
-       [](JobCore& job) {
-         job.committed_.Touch();
-         job.pass_commits_.LetHandIn();
-       },
+       [](JobCore& job) { job.pass_commits_.LetHandIn(); },
        [](const JobCore& job, int rank) { return job.writes_.WaitingToHandIn(rank); }, "LeavePass of every rank",
        "Ranks write while nobody reads; what they wrote before is kept first.",
        "Who may be let in has nothing to poll for, and nobody who unshards waits for a hand-in."},

@@ -51,7 +51,7 @@ JobCore::JobCore(Init init)
                 [this] { return gradients_.reductions().SettleAll(); },
                 [this] { return memory_account_.CheckUndoFits(); }, this}),
       absent_(name(), {&sessions_, &leavers_}, &events_),
-      snapshots_({plan().get(), &commits_.decision(), &sessions_, &writes_, &devices_.optimizer()},
+      snapshots_({plan().get(), &commits_.steps(), &commits_.decision(), &sessions_, &writes_, &devices_.optimizer()},
                  {memory_.get(), &committed_, &work_, &events_, devices_.memory_worker(), this}, identity_.owner.uid),
       writes_({plan().get(), &committed_, &sessions_, &commits_.steps(), &gradients_.pairing(), &summons_.full_params(),
                &extensions_, &snapshots_.snapshot()},
@@ -118,6 +118,7 @@ JobCore::JobCore(Init init)
   parts_.EndEpoch();
   if (init.committed.version > 0) {
     committed_.TakeOver(init.committed);
+    if (init.committed.in_snapshot) snapshots_.TakeUp();
     counters_ = init.committed.counters;
   }
   unsharding_.GatherFromNodes(nodes_.gathers());

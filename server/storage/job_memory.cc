@@ -127,7 +127,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::TakeUp(const ShardPlan& pl
 }
 
 absl::Status JobMemory::KeepBy(HandOver hand_over) {
-  for (const JobSlab* slab : {shards(), optimizer(), parameters(), gradients()}) {
+  for (const JobSlab* slab : {shards(), optimizer(), parameters(), gradients(), kept()}) {
     if (slab != nullptr) SHARDD_RETURN_IF_ERROR(hand_over(slab->name(), slab->fd()));
   }
   hand_over_ = std::move(hand_over);
@@ -177,7 +177,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
       {&memory->pool_, "unsharded pool", want.unsharded_pool_bytes, SpreadSlab::kPool},
       {&memory->staging_, "gradient staging", want.gradient_staging_bytes, SpreadSlab::kStaging},
       // Taken with the first commit; else before the first hand-in, which most jobs never see.
-      {&memory->kept_, "snapshot", plan.config.pass_copies() ? want.kept_bytes : 0, SpreadSlab::kKept},
+      {&memory->kept_, "snapshot", plan.config.pass_copies() || kept.contains("snapshot") ? want.kept_bytes : 0,
+       SpreadSlab::kKept},
   };
   int max_pieces = 1;
   if (!on_host) {
@@ -261,8 +262,9 @@ absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeGradientsAgain(const Sha
   return std::make_unique<JobSlab>(std::move(slab));
 }
 
-absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeKept(const ShardPlan& plan) {
+absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeKept(const ShardPlan& plan) const {
   SHARDD_ASSIGN_OR_RETURN(auto kept, Slab::Create("snapshot", SlabBacking::kSealedMemfd, plan.memory.kept_bytes));
+  if (hand_over_ != nullptr) SHARDD_RETURN_IF_ERROR(hand_over_(kept->name(), kept->fd()));
   return std::make_unique<JobSlab>(std::move(kept));
 }
 

@@ -82,9 +82,10 @@ class JobMemory {
   // Where within shards() memory of another device begins, ascending; empty: all of it is in one place.
   const std::vector<int64_t>& shards_boundaries() const { return shards_boundaries_; }
   // The copy that a job whose trainers write goes back to: shards, then the optimizer's slab where trainers write that
-  // too. Null until SetKept, but with pass_copies. MakeKept allocates, and blocks; any thread.
+  // too. Null until SetKept, but with pass_copies, and where another daemon has left one. MakeKept allocates, hands
+  // over, and blocks; any thread.
   const JobSlab* kept() const { return kept_.get(); }
-  static absl::StatusOr<std::unique_ptr<JobSlab>> MakeKept(const ShardPlan& plan);
+  absl::StatusOr<std::unique_ptr<JobSlab>> MakeKept(const ShardPlan& plan) const;
   void SetKept(std::unique_ptr<JobSlab> kept) { kept_ = std::move(kept); }
   // Gradient shards in the place of those that there are, which a process may still write. On the host the pages of
   // these go first, so that both take no more than one; on GPUs there has to be room for both. Blocks; any thread,

@@ -23,8 +23,9 @@ struct RawTakeUpHeader {
   uint64_t version;
   uint32_t facts;
   uint32_t touched;
+  uint32_t counts;
   uint32_t crc;
-  char zero[12];
+  char zero[8];
 };
 static_assert(sizeof(RawTakeUpHeader) == 64);
 
@@ -49,7 +50,9 @@ RawTakeUpHeader LastHeader(const Slab& slab) {
 absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::Create(int64_t place_bytes, int ranks) {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab,
                           Slab::Create(kTakeUpName, SlabBacking::kSealedMemfd, PlacesAt(ranks) + 2 * place_bytes));
-  return std::unique_ptr<TakeUpLog>(new TakeUpLog(std::move(slab), place_bytes, ranks));
+  std::unique_ptr<TakeUpLog> log(new TakeUpLog(std::move(slab), place_bytes, ranks));
+  log->Write();
+  return log;
 }
 
 absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, int64_t place_bytes, int ranks) {
@@ -60,30 +63,39 @@ absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, int64_
   log->header_ = {last.epoch, last.step, last.version};
   log->sequence_ = last.sequence;
   log->facts_ = last.facts;
+  log->counts_ = static_cast<Counts>(last.counts);
   log->touched_ = last.touched != 0;
   return log;
 }
 
-void TakeUpLog::SetEpoch(uint64_t epoch) {
+void TakeUpLog::SetVersion(uint64_t epoch, uint64_t version) {
   header_.epoch = epoch;
+  header_.version = version;
   Write();
 }
 
 void TakeUpLog::CommitStep(const Header& header) {
   header_ = header;
   facts_ = 0;
+  counts_ = Counts::kShards;
   touched_ = false;
   Write();
 }
 
-absl::Status TakeUpLog::Commit(const v1::CommittedRecord& facts, const Header& header) {
+absl::Status TakeUpLog::Commit(const v1::CommittedRecord& facts, const Header& header, Counts counts) {
   const uint32_t place = facts_ == 1 ? 2 : 1;  // the header that counts means another one
   SHARDD_RETURN_IF_ERROR(WriteRecord(PlaceOf(place), place_bytes_, facts));
   header_ = header;
   facts_ = place;
+  counts_ = counts;
   touched_ = false;
   Write();
   return absl::OkStatus();
+}
+
+void TakeUpLog::SnapshotTaken() {
+  counts_ = Counts::kSnapshot;
+  Write();
 }
 
 void TakeUpLog::Touch() {
@@ -103,6 +115,7 @@ void TakeUpLog::Write() {
   raw.version = header_.version;
   raw.facts = facts_;
   raw.touched = touched_ ? 1 : 0;
+  raw.counts = static_cast<uint32_t>(counts_);
   raw.crc = TakeUpCrc(raw);
   std::atomic_signal_fence(std::memory_order_seq_cst);
   std::memcpy(slab_->At<char>(static_cast<int64_t>(sequence_ % 2) * static_cast<int64_t>(sizeof(raw))), &raw,
@@ -112,10 +125,12 @@ void TakeUpLog::Write() {
 
 absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
   const RawTakeUpHeader best = LastHeader(*slab_);
-  if (best.sequence == 0 || best.facts > 2) return absl::DataLossError("take-up log: no header is valid");
+  if (best.sequence == 0 || best.facts > 2 || best.counts > 2)
+    return absl::DataLossError("take-up log: no header is valid");
   Left left;
   left.header = {best.epoch, best.step, best.version};
   left.touched = best.touched != 0;
+  left.counts = static_cast<Counts>(best.counts);
   left.facts_in_journal = best.facts == 0;
   if (!left.facts_in_journal && !ReadRecord(PlaceOf(best.facts), place_bytes_, &left.facts)) {
     return absl::DataLossError("take-up log: what is committed is not valid");

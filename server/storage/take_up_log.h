@@ -4,13 +4,13 @@
 // What a daemon that takes up a job needs to know beside the job's slabs and its journal, which has the decided steps.
 //
 //   two headers (64 bytes each, written in turn; the valid one with the higher `sequence` counts):
-//     "SHTU" | u32 format 1 | u64 sequence | u64 epoch | i64 committed step | u64 version | u32 facts | u32 touched |
-//     u32 crc | 0...
+//     "SHTU" | u32 format 1 | u64 sequence | u64 epoch | i64 step | u64 version | u32 facts | u32 touched |
+//     u32 counts | u32 crc | 0...
 //   at 4096: an UpdateLog for each rank
 //   then two places for v1::CommittedRecord
 //
 // `facts` says where step counts and trainers' states are: 0: what follows from the journal's record of the committed
-// step; 1 and 2: in that place.
+// step; 1 and 2: in that place. `counts` says which memory the step and the facts are of (Counts).
 
 #include <cstdint>
 #include <memory>
@@ -20,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "common/shm/slab.h"
 #include "common/shm/unique_fd.h"
-#include "server/device/update_log.h"
+#include "common/tensor/update_log.h"
 #include "shardd/v1/journal.pb.h"
 
 namespace shardd {
@@ -33,6 +33,7 @@ class TakeUpLog {
     int64_t step = 0;
     uint64_t version = 0;
   };
+  // Says that nothing is committed.
   static absl::StatusOr<std::unique_ptr<TakeUpLog>> Create(int64_t place_bytes, int ranks);
   // DATA_LOSS: it is not what another daemon has made for a job of that plan.
   static absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUp(UniqueFd fd, int64_t place_bytes, int ranks);
@@ -41,13 +42,24 @@ class TakeUpLog {
   int64_t size_bytes() const { return slab_->size_bytes(); }
   UpdateLog& update(int rank) const { return slab_->At<UpdateLog>(kUpdatesAt)[rank]; }
 
-  // The epoch has changed alone.
-  void SetEpoch(uint64_t epoch);
+  // Which memory a daemon that takes up the job goes on with.
+  enum class Counts : uint32_t {
+    kShards = 0,
+    kSnapshot = 1,            // trainers may store into the shards
+    kSnapshotBeingTaken = 2,  // of the shards, into which nobody stores meanwhile: the copy can be made again
+  };
+  // Nothing else has changed: what counts, and its step and facts, stay.
+  void SetVersion(uint64_t epoch, uint64_t version);
   // The step is committed whose record the journal has.
   void CommitStep(const Header& header);
-  // Anything else is committed, or taken over.
-  absl::Status Commit(const v1::CommittedRecord& facts, const Header& header);
-  // From here to the next commit shards may differ from what is committed, by no decided step: nobody could say by
+  // Anything else is committed, or taken over, or the snapshot counts from here on. Only CommitStep and Commit with
+  // kShards let shards count again.
+  absl::Status Commit(const v1::CommittedRecord& facts, const Header& header, Counts counts = Counts::kShards);
+  // REQUIRES: kSnapshotBeingTaken counts, or the snapshot does.
+  void SnapshotTaken();
+  // What counts is not the shards: SetVersion tells the log of a commit.
+  bool counts_snapshot() const { return counts_ != Counts::kShards; }
+  // From here to the next Commit what counts may differ from what is committed, by no decided step: nobody could say by
   // what.
   void Touch();
 
@@ -55,6 +67,7 @@ class TakeUpLog {
   struct Left {
     Header header;
     bool touched = false;
+    Counts counts = Counts::kShards;
     bool facts_in_journal = false;
     v1::CommittedRecord facts;
   };
@@ -76,6 +89,7 @@ class TakeUpLog {
   Header header_;
   uint64_t sequence_ = 0;
   uint32_t facts_ = 0;
+  Counts counts_ = Counts::kShards;
   bool touched_ = false;
 };
 

@@ -3,6 +3,7 @@
 
 #include <signal.h>
 
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <random>
@@ -22,6 +23,14 @@ namespace {
 using testing::Child;
 using testing::PollUntil;
 
+constexpr int kKeepEvery = 3;  // of ranks that update
+
+// For each of four kinds of job. A long run: SHARDD_DEATHS=250, and SHARDD_DEATH_SEED.
+int Kills() {
+  const char* const text = std::getenv("SHARDD_DEATHS");
+  return text == nullptr ? 25 : std::atoi(text);
+}
+
 class DaemonDeath : public Cluster {
  protected:
   void StartCustodian() {
@@ -39,6 +48,18 @@ class DaemonDeath : public Cluster {
   static Args Training(int steps, const char* optimizer = "adamw") {
     return {{"steps", absl::StrCat(steps)}, {"recover", "1"}, {"optimizer", optimizer}};
   }
+  // By optimizers in the ranks, which look at the values by themselves.
+  static Args TrainingByRanks(int steps, const char* optimizer) {
+    return {{"steps", absl::StrCat(steps)},
+            {"recover", "1"},
+            {"trained", optimizer},
+            {"model", "pass"},
+            {"trainers_write", "1"},
+            {"blocks", "3"},
+            {"numel", "60013"},
+            {"keep_every", absl::StrCat(kKeepEvery)},
+            {"timeout_ms", "60000"}};
+  }
   std::vector<Child> StartRanks(const Args& args) {
     std::vector<Child> ranks;
     for (int rank = 0; rank < 2; ++rank) ranks.push_back(StartRank(rank, args));
@@ -52,6 +73,22 @@ class DaemonDeath : public Cluster {
     ExpectSame(reports, RunRanks(args.With({{"name", "undisturbed"}})));
   }
   int64_t Committed() { return Job().committed_step(); }
+  // Until the rank has ended, or the daemon has died so often.
+  void KillAgainAndAgain(Child& rank, int64_t most_steps_lost) {
+    ASSERT_TRUE(PollUntil([this] { return Committed() >= 2; }));
+    const char* const seed = std::getenv("SHARDD_DEATH_SEED");
+    std::mt19937 random(seed == nullptr ? 17 : static_cast<unsigned>(std::atoi(seed)));
+    int kills = 0;
+    for (; kills < Kills() && !rank.Ended(); ++kills) {
+      absl::SleepFor(absl::Microseconds(1000 + random() % 60000));
+      const int64_t before = Committed();
+      KillDaemon();
+      StartKept();
+      if (HasFatalFailure()) return;
+      EXPECT_GE(Committed(), before - most_steps_lost) << "kill " << kills;
+    }
+    EXPECT_GE(kills, Kills() / 2) << "the ranks were too fast";
+  }
 
   std::unique_ptr<Child> custodian_;
 };
@@ -59,24 +96,39 @@ class DaemonDeath : public Cluster {
 class DaemonDeathWith : public DaemonDeath, public ::testing::WithParamInterface<const char*> {};
 
 TEST_P(DaemonDeathWith, KillsAtAnyMomentLoseNothing) {
+  const Args args = Training(100 * Kills(), GetParam());
   StartCustodian();
   StartKept();
-  const Args args = Training(1500, GetParam());
   std::vector<Child> ranks = StartRanks(args);
-  ASSERT_TRUE(PollUntil([this] { return Committed() >= 2; }));
-  std::mt19937 random(17);
-  int64_t before = 0;
-  int kills = 0;
-  for (; kills < 15 && !ranks[0].Ended(); ++kills) {
-    absl::SleepFor(absl::Microseconds(1000 + random() % 60000));
-    before = Committed();
-    KillDaemon();
-    StartKept();
-    if (HasFatalFailure()) return;
-    EXPECT_GE(Committed(), before) << "kill " << kills;
-  }
-  EXPECT_GE(kills, 8) << "the ranks were too fast";
+  KillAgainAndAgain(ranks[0], /*most_steps_lost=*/0);
   ExpectUndisturbed(args, ranks);
+}
+
+// With them an abort goes back to the snapshot.
+TEST_P(DaemonDeathWith, KillsWhereRanksUpdateGoBackToTheSnapshot) {
+  const Args args = TrainingByRanks(15 * Kills(), GetParam() == std::string("sgd") ? "sgd" : "adam");
+  StartCustodian();
+  StartKept();
+  std::vector<Child> ranks = StartRanks(args);
+  KillAgainAndAgain(ranks[0], /*most_steps_lost=*/kKeepEvery);
+  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
+  ExpectAllOk({Report(args, 0), Report(args, 1)});
+}
+
+// What is torn while they hand in is made of the snapshot, and the optimizer's states stay.
+TEST_F(DaemonDeath, KillsWhereRanksHandInEditsLoseNothing) {
+  const Args args = {
+      {"model", "blocks"}, {"blocks", "2"},         {"numel", "30011"},      {"recover", "1"},
+      {"keep_every", "1"}, {"trainers_write", "1"}, {"timeout_ms", "60000"}, {"steps", absl::StrCat(15 * Kills())}};
+  StartCustodian();
+  StartKept();
+  std::vector<Child> ranks = StartRanks(args);
+  KillAgainAndAgain(ranks[0], /*most_steps_lost=*/0);
+  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
+  const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+  ExpectAllOk(reports);
+  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
+  for (size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(reports[rank].losses, want[rank].losses);
 }
 
 TEST_F(DaemonDeath, ASuccessorGoesOnAfterOneThatWasStopped) {

@@ -127,6 +127,7 @@ class Attachment {
   RankPlan plan_;
   absl::optional<void*> stream_;
   bool attached_before_ = false;
+  bool outlives_daemon_ = false;  // the job, of the last session
   // These belong to the current session.
   Target target_;
   bool created_ = false;

@@ -80,6 +80,9 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
     SHARDD_ASSIGN_OR_RETURN(
         target_, ResolveTarget(options_.address, options_.local_world, options_.device_memory, deadline, interrupt_));
   }
+  if (attached_before_ && target_.own && outlives_daemon_) {
+    SHARDD_RETURN_IF_ERROR(StartAgain(target_, options_.local_world, deadline, interrupt_));
+  }
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_, interrupt_));
   SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened,
                           OpenJob(channel, OpenRequest(), options_.job_secret, deadline, interrupt_));
@@ -134,6 +137,7 @@ v1::OpenJobRequest Attachment::OpenRequest() const {
 void Attachment::Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session) {
   session_ = std::move(session);
   failure_ = absl::OkStatus();
+  outlives_daemon_ = attach.outlives_daemon();
   device_ = attach.device();
   epoch_ = attach.epoch();
   ledger_.Reset(attach);

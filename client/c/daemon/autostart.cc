@@ -19,11 +19,11 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "client/c/daemon/connect.h"
-#include "client/c/daemon/spawn.h"
 #include "client/c/host/process.h"
 #include "common/cuda/no_kernels.h"
 #include "common/process/daemon_address.h"
 #include "common/process/environment.h"
+#include "common/process/spawn.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -189,7 +189,7 @@ absl::Status StartDaemon(const AutostartOptions& options, const std::string& fol
 absl::StatusOr<std::string> UserFolder() {
   std::string path = RuntimeFolder();
   struct stat info {};
-  if (path.empty() || path.size() + sizeof("/shardd-cuda.sock") - 1 > kMaxSocketPath ||
+  if (path.empty() || path.size() + sizeof("/shardd-custody.sock") - 1 > kMaxSocketPath ||
       stat(path.substr(0, path.rfind('/')).c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != geteuid()) {
     path = TemporaryFolder();
   }

@@ -5,7 +5,8 @@
 // $XDG_RUNTIME_DIR/shardd or /tmp/shardd-UID, mode 0700, and holds
 //   shardd.sock      the daemon's socket
 //   autostart.lock   flock: one starter at a time, so ranks that start at the same moment get one daemon
-//   shardd.log       the daemon's output
+//   shardd.log       the daemon's output, and its custodian's
+//   shardd-custody.sock  the custodian's, which the daemon starts
 // and shardd-cuda.sock, shardd-cuda.log of a daemon with all GPUs, which is another one.
 // The daemon runs in a session of its own, with no descriptor of the trainer, and ends after its last job.
 

@@ -116,10 +116,23 @@ absl::StatusOr<Target> ResolveTarget(absl::string_view given, int local_world, b
       options.deadline = deadline;
       options.interrupt = &interrupt;
       SHARDD_ASSIGN_OR_RETURN(target.socket_path, FindOrStartDaemon(options));
+      target.own = !options.gpus;
     }
   }
   target.address = absl::StrCat("unix:", target.socket_path);
   return target;
+}
+
+absl::Status StartAgain(const Target& target, int local_world, absl::Time deadline, const Interrupt& interrupt) {
+  AutostartOptions options;
+  options.devices = local_world;
+  options.deadline = deadline;
+  options.interrupt = &interrupt;
+  SHARDD_ASSIGN_OR_RETURN(const std::string path, FindOrStartDaemon(options));
+  return path == target.socket_path ? absl::OkStatus()
+                                    : absl::FailedPreconditionError(absl::StrCat(
+                                          "start daemon: this user's folder is another one by now (got ", path,
+                                          ", want ", target.socket_path, "); leave XDG_RUNTIME_DIR as it was"));
 }
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, const Interrupt& interrupt) {

@@ -22,6 +22,7 @@ struct Target {
   std::string address;      // "unix:/path"
   std::string socket_path;  // "/path"
   bool found_here = false;  // no address was given: the system's daemon, or one of this user's own
+  bool own = false;         // the latter, with CPUs: whoever finds it ended starts the next one
 };
 
 // All of these take what may interrupt their waits; CANCELLED then.
@@ -31,6 +32,10 @@ struct Target {
 // accepts connections.
 absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, bool device_memory,
                                      absl::Time deadline, const Interrupt& interrupt);
+
+// This user's own daemon again, which may have ended: started with `local_world` CPU devices if need be. Blocks as
+// ResolveTarget. REQUIRES: target.own.
+absl::Status StartAgain(const Target& target, int local_world, absl::Time deadline, const Interrupt& interrupt);
 
 // `address`, else SHARDD_ADDRESS, else the system's daemon, whether or not one listens there.
 absl::StatusOr<Target> GivenTarget(absl::string_view address);

@@ -9,9 +9,10 @@
 #include <memory>
 #include <vector>
 
+#include "common/tensor/update_log.h"
+#include "common/tensor/update_scalars.h"
 #include "server/device/ops/check.h"
 #include "server/device/ops/slice.h"
-#include "server/device/update_log.h"
 
 namespace shardd {
 namespace {
@@ -113,29 +114,15 @@ struct Slice {
     }
   }
   void operator()(const NormOp& op) const { op.result->Add(op.src + first, count); }
-  void operator()(const AdamWOp& op) const { Update(op); }
-  void operator()(const SgdOp& op) const { Update(op); }
-  // With a log a block at a time, whose old values are then still in a core's cache when it is changed.
-  template <typename Op>
-  void Update(const Op& op) const {
-    if (op.logged.log == nullptr) {
-      Run(op, first, count);
-      return;
-    }
-    for (int64_t begin = first; begin < first + count; begin += UpdateLog::kBlockNumel) {
-      const int64_t numel = std::min(UpdateLog::kBlockNumel, first + count - begin);
-      op.logged.log->Save(op.logged.first + begin, UpdatedArrays(op, begin, numel).arrays);
-      Run(op, begin, numel);
-      op.logged.log->Done(op.logged.first + begin + numel);
-    }
+  void operator()(const AdamWOp& op) const {
+    AdamWUpdateWith(MakeAdamWScalars(op.params), At(op.p, op.param_dtype, first), op.param_dtype, op.g + first,
+                    op.m + first, op.v + first, At(op.cast_dst, op.cast_dtype, first), op.cast_dtype, count,
+                    op.logged.log, op.logged.first + first);
   }
-  static void Run(const AdamWOp& op, int64_t begin, int64_t numel) {
-    AdamWUpdate(op.params, At(op.p, op.param_dtype, begin), op.param_dtype, op.g + begin, op.m + begin, op.v + begin,
-                At(op.cast_dst, op.cast_dtype, begin), op.cast_dtype, numel);
-  }
-  static void Run(const SgdOp& op, int64_t begin, int64_t numel) {
-    SgdUpdate(op.params, At(op.p, op.param_dtype, begin), op.param_dtype, op.g + begin, At(op.buf, begin),
-              At(op.cast_dst, op.cast_dtype, begin), op.cast_dtype, numel);
+  void operator()(const SgdOp& op) const {
+    SgdUpdateWith(MakeSgdScalars(op.params), op.params.nesterov, op.params.first_step, At(op.p, op.param_dtype, first),
+                  op.param_dtype, op.g + first, At(op.buf, first), At(op.cast_dst, op.cast_dtype, first), op.cast_dtype,
+                  count, op.logged.log, op.logged.first + first);
   }
   void operator()(const SumOp&) const {}  // CheckCpuOp refuses it
 };
@@ -168,6 +155,9 @@ void CompleteCpuOp(const DeviceOp& op, int64_t step) {
     }
     UpdateLog& log = *update.logged.log;
     const int64_t first = std::clamp<int64_t>(log.done(step) - update.logged.first, 0, update.numel);
+    if (update.cast_dst != nullptr) {  // which may be behind
+      Cast(update.p, update.param_dtype, update.cast_dst, update.cast_dtype, first);
+    }
     if (first == update.numel) return;  // done
     if (log.done(step) == update.logged.first + first && log.is_torn(step)) {
       log.PutBack(UpdatedArrays(update, first, std::min(UpdateLog::kBlockNumel, update.numel - first)).arrays);

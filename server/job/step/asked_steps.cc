@@ -50,4 +50,10 @@ std::vector<std::string> AskedSteps::TakeTrainerStates() {
   return states;
 }
 
+std::vector<std::string> AskedSteps::TrainerStates() const {
+  std::vector<std::string> states;
+  for (const OfRank& rank : ranks_) states.push_back(rank.step.trainer_state());
+  return states;
+}
+
 }  // namespace shardd

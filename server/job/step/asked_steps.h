@@ -34,6 +34,8 @@ class AskedSteps {
   void AskInTrainer(int rank, std::string state);
   // The step is about to be committed. Returns what ranks keep with it, by rank; the next step begins.
   std::vector<std::string> TakeTrainerStates();
+  // The same, while nothing is about to be committed.
+  std::vector<std::string> TrainerStates() const;
   // The rank takes no part in this step any more.
   void Forget(int rank) { ranks_[rank] = OfRank(); }
   void EndEpoch() { ranks_.assign(ranks_.size(), OfRank()); }

@@ -203,7 +203,7 @@ void Commits::Update() {
 void Commits::Show() {
   decision_.Show();
   const bool due = see_.plan->config.optimizer().kind() != v1::OPTIMIZER_KIND_NONE;  // its moments are not kept
-  use_.snapshots->TakeThen(due, [this] {
+  use_.snapshots->TakeThen(due, /*trainers_stepped=*/false, [this] {
     use_.snapshots->Outdate();
     CommitStep();
   });
@@ -225,9 +225,10 @@ void Commits::CommitStep() {
 
 void Commits::Make(Version version) {
   Begin();
+  use_.snapshots->BeginVersion(version.trainers_stepped);
   auto done =
       use_.work->Join(see_.devices->count(), [this, epoch = use_.committed->epoch(), what = std::move(version.what),
-                                              due = version.snapshot_is_due,
+                                              due = version.snapshot_is_due, stepped = version.trainers_stepped,
                                               commit = std::move(version.commit)](const absl::Status& status) mutable {
         if (epoch != use_.committed->epoch()) {
           return;  // the job was closed
@@ -236,7 +237,7 @@ void Commits::Make(Version version) {
           GiveUp(what, status);
           return;
         }
-        use_.snapshots->TakeThen(due, [this, commit = std::move(commit)] {
+        use_.snapshots->TakeThen(due, stepped, [this, commit = std::move(commit)] {
           decision_.End();
           commit();
         });

@@ -19,13 +19,14 @@ void Committed::TakeOver(const CommittedFacts& facts) {
   step_ = facts.step;
   SetStepCounts(facts.step_counts);
   trainer_states_ = facts.trainer_states;
-  WriteHeader(Changed::kFacts);
+  if (facts.in_snapshot) {
+    GoBack(step_, facts.trainer_states);
+  } else {
+    WriteHeader(Changed::kFacts);
+  }
 }
 
-void Committed::KeepIn(std::unique_ptr<TakeUpLog> log) {
-  log_ = std::move(log);
-  WriteHeader(Changed::kFacts);
-}
+void Committed::KeepIn(std::unique_ptr<TakeUpLog> log) { log_ = std::move(log); }
 
 UpdateLog* Committed::BeginUpdate(int rank) {
   if (log_ == nullptr) return nullptr;
@@ -35,7 +36,34 @@ UpdateLog* Committed::BeginUpdate(int rank) {
 }
 
 void Committed::Touch() {
+  if (log_ != nullptr && !log_->counts_snapshot()) log_->Touch();
+}
+
+void Committed::EndCustody() {
   if (log_ != nullptr) log_->Touch();
+  custody_ended_ = log_ != nullptr;
+}
+
+void Committed::CountSnapshot(int64_t step, const std::vector<std::string>& trainer_states) {
+  LogSnapshot(step, trainer_states, TakeUpLog::Counts::kSnapshot);
+}
+
+void Committed::BeginSnapshot(int64_t step, const std::vector<std::string>& trainer_states) {
+  shards_count_ = false;
+  LogSnapshot(step, trainer_states, TakeUpLog::Counts::kSnapshotBeingTaken);
+}
+
+void Committed::SnapshotTaken() {
+  shards_count_ = false;
+  if (log_ != nullptr) log_->SnapshotTaken();
+}
+
+void Committed::LogSnapshot(int64_t step, const std::vector<std::string>& trainer_states, TakeUpLog::Counts counts) {
+  if (log_ == nullptr) return;
+  if (absl::Status status = LogFacts(step, trainer_states, counts); !status.ok()) {
+    log_->Touch();  // what it says is of another snapshot
+    LogError(absl::StrCat("job ", job_, ": it would not outlive this daemon: ", status.message()));
+  }
 }
 
 void Committed::EndEpoch() {
@@ -71,7 +99,8 @@ void Committed::SetTrainerState(int rank, std::string state) {
 void Committed::GoBack(int64_t step, const std::vector<std::string>& trainer_states) {
   step_ = step;
   trainer_states_ = trainer_states;
-  WriteHeader(Changed::kFacts);
+  WriteHeader(Changed::kEpoch);
+  if (shards_count_) CountSnapshot(step_, trainer_states_);  // until the copy has become a version
 }
 
 void Committed::Lose() {
@@ -113,22 +142,29 @@ std::vector<int64_t>& Committed::OwnStepCounts() {
 void Committed::WriteHeader(Changed what) {
   absl::Status status = journal_->WriteHeader({epoch_, step_, version_});
   if (status.ok() && log_ != nullptr) status = WriteLog(what);
-  if (!status.ok()) LogError(absl::StrCat("job ", job_, ": ", status.message()));
+  if (status.ok()) return;
+  if (log_ != nullptr) log_->Touch();  // what it says is of another version
+  LogError(absl::StrCat("job ", job_, ": ", status.message()));
 }
 
 absl::Status Committed::WriteLog(Changed what) {
-  if (what == Changed::kEpoch) {
-    log_->SetEpoch(epoch_);
+  if (what == Changed::kEpoch || !shards_count_) {
+    log_->SetVersion(epoch_, version_);
     return absl::OkStatus();
   }
   if (what == Changed::kStep) {
     log_->CommitStep({epoch_, step_, version_});
     return absl::OkStatus();
   }
+  return LogFacts(step_, trainer_states_, TakeUpLog::Counts::kShards);
+}
+
+absl::Status Committed::LogFacts(int64_t step, const std::vector<std::string>& trainer_states,
+                                 TakeUpLog::Counts counts) {
   v1::CommittedRecord facts;
   facts.mutable_step_counts()->Add(step_counts_->begin(), step_counts_->end());
-  for (const std::string& state : trainer_states_) facts.add_trainer_states(state);
-  return log_->Commit(facts, {epoch_, step_, version_});
+  for (const std::string& state : trainer_states) facts.add_trainer_states(state);
+  return log_->Commit(facts, {epoch_, step, version_}, counts);
 }
 
 }  // namespace shardd

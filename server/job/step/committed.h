@@ -28,6 +28,7 @@ struct CommittedFacts {
   std::vector<int64_t> step_counts;         // by parameter
   std::vector<std::string> trainer_states;  // by rank
   v1::Counters counters;
+  bool in_snapshot = false;  // the shards hold nothing yet: the memory's snapshot is of the step
 };
 
 // Loop-confined.
@@ -55,9 +56,19 @@ class Committed {
   // Where the rank's updates write what they are about to change; null: nowhere. The update of the next step begins.
   UpdateLog* BeginUpdate(int rank);
   // Shards are about to change otherwise than by a decided step. Until the next commit no other daemon takes the job
-  // up.
+  // up, unless a snapshot counts.
   void Touch();
-  // Only before anything else but KeepIn.
+  // No other daemon takes the job up any more: its memory is no longer wanted.
+  void EndCustody();
+  bool custody_ended() const { return custody_ended_; }
+  // A snapshot of the step, with what trainers keep, is what another daemon goes back to until the next commit.
+  void CountSnapshot(int64_t step, const std::vector<std::string>& trainer_states);
+  // The same for good, for trainers that store at any time: from here on commits say nothing of shards. The snapshot is
+  // being taken, of shards into which nobody stores meanwhile.
+  void BeginSnapshot(int64_t step, const std::vector<std::string>& trainer_states);
+  // It is taken, or another daemon has left one.
+  void SnapshotTaken();
+  // Only before anything else but KeepIn, which tells its log nothing.
   void TakeOver(const CommittedFacts& facts);
   // `job` hears of commits from here on, and outlives this.
   void Tell(JobPart* job) { parts_ = job; }
@@ -85,17 +96,21 @@ class Committed {
   void SetStepCounts(std::vector<int64_t> counts);
 
  private:
-  // What the log is told: the epoch alone, a step that the journal has, or anything.
+  // What the log is told: epoch and version alone, a step that the journal has, or anything.
   enum class Changed { kEpoch, kStep, kFacts };
   // `of`: what else of the version the parts hear first; null: nothing.
   void CommitVersion(void (JobPart::*of)(), Changed what);
   void WriteHeader(Changed what);
   absl::Status WriteLog(Changed what);
+  absl::Status LogFacts(int64_t step, const std::vector<std::string>& trainer_states, TakeUpLog::Counts counts);
+  void LogSnapshot(int64_t step, const std::vector<std::string>& trainer_states, TakeUpLog::Counts counts);
   std::vector<int64_t>& OwnStepCounts();
 
   const std::string job_;
   const std::unique_ptr<Journal> journal_;
   std::unique_ptr<TakeUpLog> log_;
+  bool shards_count_ = true;  // for the log, where a version is committed
+  bool custody_ended_ = false;
   JobPart* parts_ = nullptr;  // null: nobody hears
   uint64_t epoch_ = 1;
   uint64_t version_ = 0;

@@ -29,7 +29,7 @@ void SnapshotKeeper::Take() {
   }
   // Allocated when it is needed for the first time: most jobs never come here. Blocks, so elsewhere.
   use_.memory_worker->Post([this, job = use_.work->Keep(), epoch = use_.committed->epoch(), taken = std::move(taken)] {
-    auto made = std::make_shared<absl::StatusOr<std::unique_ptr<JobSlab>>>(JobMemory::MakeKept(*see_.plan));
+    auto made = std::make_shared<absl::StatusOr<std::unique_ptr<JobSlab>>>(use_.memory->MakeKept(*see_.plan));
     use_.work->loop()->Post([this, job, epoch, made, taken] {
       if (!made->ok()) {
         taken(made->status());
@@ -45,7 +45,28 @@ void SnapshotKeeper::Take() {
   });
 }
 
-void SnapshotKeeper::TakeThen(bool due, std::function<void()> commit) {
+void SnapshotKeeper::TookIt() {
+  snapshot_.Taken(use_.committed->step(), use_.committed->trainer_states());
+  if (see_.writes->pass_copies()) use_.committed->SnapshotTaken();
+}
+
+void SnapshotKeeper::TakeUp() {
+  TookIt();
+  snapshot_.GoBack();
+  former_writers_.Begin(MonotonicNow());
+}
+
+// For another daemon, were this one to die.
+void SnapshotKeeper::BeginSnapshot(bool trainers_stepped) {
+  trainers_stepped ? use_.committed->BeginSnapshot(use_.committed->step() + 1, see_.steps->TrainerStates())
+                   : use_.committed->BeginSnapshot(use_.committed->step(), use_.committed->trainer_states());
+}
+
+void SnapshotKeeper::BeginVersion(bool trainers_stepped) {
+  if (see_.writes->pass_copies() && use_.memory->kept() == nullptr) BeginSnapshot(trainers_stepped);
+}
+
+void SnapshotKeeper::TakeThen(bool due, bool trainers_stepped, std::function<void()> commit) {
   // The commit has made what passes read: nothing else of before is left where that is the snapshot.
   if (!see_.writes->pass_copies() || (!due && use_.memory->kept() != nullptr)) {
     commit();
@@ -57,6 +78,7 @@ void SnapshotKeeper::TakeThen(bool due, std::function<void()> commit) {
     return;
   }
   snapshot_.BeginTakingWithCommit();
+  BeginSnapshot(trainers_stepped);
   Copy(/*back=*/false, [this, epoch = use_.committed->epoch(), commit = std::move(commit)](const absl::Status& status) {
     if (epoch != use_.committed->epoch()) {
       return;  // the job was closed: no epoch ends before a version that is being made
@@ -166,6 +188,7 @@ absl::Status SnapshotKeeper::CheckMayBegin(const std::string& what) {
   }
   if (!snapshot_.taking()) {
     snapshot_.BeginTaking();
+    BeginSnapshot(/*trainers_stepped=*/false);
     Copy(/*back=*/false, [this](const absl::Status& status) {
       if (!status.ok()) {
         snapshot_.GiveUpTaking();

@@ -10,6 +10,7 @@
 #include "server/job/job_events.h"
 #include "server/job/job_part.h"
 #include "server/job/membership/sessions.h"
+#include "server/job/step/asked_steps.h"
 #include "server/job/step/committed.h"
 #include "server/job/step/step_decision.h"
 #include "server/job/work/job_work.h"
@@ -33,6 +34,7 @@ class SnapshotKeeper final : public JobPart {
  public:
   struct Facts {
     const ShardPlan* plan = nullptr;
+    const AskedSteps* steps = nullptr;
     const StepDecision* decision = nullptr;
     const Sessions* sessions = nullptr;
     const TrainerWrites* writes = nullptr;
@@ -54,9 +56,16 @@ class SnapshotKeeper final : public JobPart {
 
   // Takes it while nobody writes and the shards are the committed version. An error ends the epoch.
   void Take();
+  // A version is about to be made: where what passes read is the snapshot, it is written over. `trainers_stepped` as
+  // TakeThen.
+  void BeginVersion(bool trainers_stepped);
   // Calls `commit` at once, or, with pass_copies and where a snapshot is `due`, when it is taken of the version that
-  // `commit` is about to commit. REQUIRES: a version is being made.
-  void TakeThen(bool due, std::function<void()> commit);
+  // `commit` is about to commit: `trainers_stepped`: the step that ranks have made by their own optimizers, else no
+  // step. REQUIRES: a version is being made.
+  void TakeThen(bool due, bool trainers_stepped, std::function<void()> commit);
+  // The shards that another daemon has left may be torn, and its snapshot is whole: goes back to that. REQUIRES: it is
+  // of the committed step, and no trainer has these shards.
+  void TakeUp();
   // Trainers have stored into the shards what is about to be committed, or the shards have changed otherwise.
   void Age() { snapshot_.Age(); }
   void Outdate() { snapshot_.Outdate(); }
@@ -83,8 +92,9 @@ class SnapshotKeeper final : public JobPart {
   void EndEpoch() override { snapshot_.GiveUpTaking(); }
 
  private:
+  void BeginSnapshot(bool trainers_stepped);
   void Copy(bool back, std::function<void(absl::Status)> done);
-  void TookIt() { snapshot_.Taken(use_.committed->step(), use_.committed->trainer_states()); }
+  void TookIt();
 
   const Facts see_;
   const Services use_;

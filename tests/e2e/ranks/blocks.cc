@@ -132,7 +132,8 @@ Status BlocksTrainer::TrainStep(int64_t step) {
   return job_->Step({adamw}, args_.Double("max_norm"), "step " + std::to_string(step + 1));
 }
 
-// Rank r clamps what it holds of every parameter, and moves the first element: values that do not change are no edit.
+// Rank r clamps what it holds of every parameter, and sets the first element: values that do not change are no edit,
+// and an edit that is made again after an abort is the same.
 Status BlocksTrainer::Edit(int64_t step) {
   if (job_->info().committed_step < step) RETURN_IF_ERROR(job_->WaitStep());
   RETURN_IF_ERROR(job_->HandInEdits());
@@ -144,7 +145,7 @@ Status BlocksTrainer::Edit(int64_t step) {
     for (int64_t i = first; i < numel * (info.rank + 1) / info.world_size; ++i) {
       values[i] = std::min(std::max(values[i], -10.0f), 10.0f);
     }
-    values[first] += 0.001f;
+    values[first] = 0.001f * static_cast<float>(step % 100);
   }
   return Status();
 }

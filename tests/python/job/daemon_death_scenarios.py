@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from models import Case, build, loss_of, shard
 from rank_main import report
 
 
-def train(count: int, edits: bool) -> dict[str, Any]:
+def train(count: int, edits: bool, stock: str, ends: list[int]) -> dict[str, Any]:
+    """``stock``: class of torch's optimizer; "": the daemon's. ``ends``: steps in which the daemon ends, each once."""
     import torch
 
     import shardd.torch
@@ -19,7 +21,7 @@ def train(count: int, edits: bool) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     model = build(Case())
     shard(model, Case(), fully_shard)
-    optimizer = AdamW(model.parameters(), lr=1e-2)
+    optimizer = (getattr(torch.optim, stock) if stock else AdamW)(model.parameters(), lr=1e-2)
     losses: list[float] = []
     resumed = []
     for step in shardd.torch.steps(count):
@@ -27,8 +29,11 @@ def train(count: int, edits: bool) -> dict[str, Any]:
             if step.resumed:
                 resumed.append(int(step))
                 losses = step.state or []
-            report(event="begins", step=int(step))
-            loss = loss_of(model, step, 0, rank)
+            loss = loss_of(model, step, 0, rank)  # edits of the step before are handed in
+            if rank == 0 and int(step) in ends:
+                ends.remove(int(step))
+                report(event="midway", step=int(step))
+                time.sleep(0.5)
             loss.backward()
             ride([*losses, loss.item()])
             optimizer.step()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import socket
+import struct
 import subprocess
 import tempfile
 import time
@@ -25,6 +28,7 @@ class _Daemon:
     def __init__(self, folder: str) -> None:
         self.folder, self.address = folder, f"unix:{folder}/shardd.sock"
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.environment = {"SHARDD_ADDRESS": self.address}
         binary = os.environ["SHARDD_DAEMON"]
         self._start([f"{binary}-custodian", f"--listen=unix:{folder}/custody.sock"], "custody.sock")
         self._command = [
@@ -35,11 +39,11 @@ class _Daemon:
         ]
         self.start()
 
-    def _start(self, command: list[str], socket: str) -> None:
+    def _start(self, command: list[str], name: str) -> None:
         with open(f"{self.folder}/log", "ab") as log:
             self.processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
         deadline = time.monotonic() + 20
-        while not os.path.exists(f"{self.folder}/{socket}"):
+        while not os.path.exists(f"{self.folder}/{name}"):
             if self.processes[-1].poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"it did not start: {self.log()}")
             time.sleep(0.01)
@@ -56,8 +60,41 @@ class _Daemon:
         return Path(f"{self.folder}/log").read_text(errors="replace")[-4000:]
 
 
+class _Embedded:
+    """The daemon that the first rank starts, with a custodian that it starts itself. Ranks start the next one."""
+
+    def __init__(self, folder: str) -> None:
+        self.socket = f"{folder}/shardd/shardd.sock"
+        self.environment = {"XDG_RUNTIME_DIR": folder, "SHARDD_ADDRESS": ""}
+
+    def end(self, number: int) -> None:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(self.socket)
+            size = struct.calcsize("3i")
+            pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        daemon = os.pidfd_open(pid)
+        os.kill(pid, number)
+        select.select([daemon], [], [], 20)
+        os.close(daemon)
+
+    def start(self) -> None:
+        pass
+
+    def log(self) -> str:
+        return Path(f"{os.path.dirname(self.socket)}/shardd.log").read_text(errors="replace")[-4000:]
+
+
 @contextlib.contextmanager
-def _daemon() -> Iterator[_Daemon]:
+def _daemon(embedded: bool) -> Iterator[_Daemon | _Embedded]:
+    if embedded:
+        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="shardd-death-") as folder:
+            daemon = _Embedded(folder)
+            yield daemon
+            deadline = time.monotonic() + 20  # after its last job it ends, and its custodian with it
+            while time.monotonic() < deadline and os.path.exists(daemon.socket.replace(".sock", "-custody.sock")):
+                time.sleep(0.05)
+            assert sorted(os.listdir(os.path.dirname(daemon.socket))) == ["autostart.lock", "shardd.log"]
+        return
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="shardd-death-") as folder:
         daemon = _Daemon(folder)
         try:
@@ -68,17 +105,17 @@ def _daemon() -> Iterator[_Daemon]:
                 process.wait()
 
 
-def _disturbed(count: int, edits: bool, ends: dict[int, int]) -> list[dict[str, Any]]:
-    """Ends the daemon when rank 0 begins a step, with that step's signal."""
+def _disturbed(count: int, edits: bool, stock: str, embedded: bool, ends: dict[int, int]) -> list[dict[str, Any]]:
+    """Ends the daemon in the middle of a step, with that step's signal."""
     with (
-        _daemon() as daemon,
+        _daemon(embedded) as daemon,
         tempfile.TemporaryDirectory() as folder,
-        Cluster(2, folder, {"SHARDD_ADDRESS": daemon.address}) as cluster,
+        Cluster(2, folder, daemon.environment) as cluster,
     ):
         for rank in range(2):
-            cluster.start(daemon_death_scenarios.train, rank, (count, edits))
+            cluster.start(daemon_death_scenarios.train, rank, (count, edits, stock, list(ends)))
         for step, number in ends.items():
-            cluster.wait_for_event(0, 120, event="begins", step=step)
+            cluster.wait_for_event(0, 120, event="midway", step=step)
             daemon.end(number)
             daemon.start()
         codes = cluster.wait(180)
@@ -86,13 +123,23 @@ def _disturbed(count: int, edits: bool, ends: dict[int, int]) -> list[dict[str, 
         return [cluster.result(rank) for rank in range(2)]
 
 
-@pytest.mark.parametrize("edits", [False, True])
-def test_training_goes_on_at_the_next_daemon_with_the_same_bits(edits: bool) -> None:
+@pytest.mark.parametrize(
+    ("edits", "stock", "embedded"),
+    [
+        (False, "", False),
+        (True, "", False),
+        (False, "AdamW", False),
+        (False, "SGD", False),  # without state: the copy that passes read is the snapshot
+        (False, "AdamW", True),
+        (True, "", True),
+    ],
+)
+def test_training_goes_on_at_the_next_daemon_with_the_same_bits(edits: bool, stock: str, embedded: bool) -> None:
     ends = {3: signal.SIGKILL, 7: signal.SIGTERM, 11: signal.SIGKILL}
-    disturbed = _disturbed(14, edits, ends if not edits else {3: signal.SIGTERM})
-    undisturbed = run_ranks(daemon_death_scenarios.train, 2, 14, edits)
+    disturbed = _disturbed(14, edits, stock, embedded, ends)
+    undisturbed = run_ranks(daemon_death_scenarios.train, 2, 14, edits, stock, [])
     for got, want in zip(disturbed, undisturbed, strict=True):
         assert got["losses"] == want["losses"]
-        assert len(got["resumed"]) >= len(ends if not edits else [3])
+        assert len(got["resumed"]) >= len(ends)
         for name, value in want["parameters"].items():
             torch.testing.assert_close(got["parameters"][name], value, rtol=0, atol=0)

@@ -62,7 +62,7 @@ class JobViewTest : public FactsTest {
       {&identity_.spec, plan_.get(), /*over_nodes=*/false, &committed_, &decision_, &sessions_, &pairing_, &writes_,
        &extensions_, &undo_},
       {&devices_, &given_back_, &work_, &events_, [] { return DeviceOps(2); }, [] { return absl::OkStatus(); }, &job_}};
-  SnapshotKeeper snapshots_{{plan_.get(), &decision_, &sessions_, &writes_, nullptr}, {}, /*uid=*/0};
+  SnapshotKeeper snapshots_{{plan_.get(), nullptr, &decision_, &sessions_, &writes_, nullptr}, {}, /*uid=*/0};
   AbsentRanks absent_{"job", {&sessions_, &leavers_}, &events_};
   JobNodes nodes_{/*parts=*/nullptr, {plan_, nullptr, &decision_, &steps_, &leavers_, nullptr}, {&committed_}, {}};
   EpochEnd end_{/*commits=*/nullptr, /*nodes=*/nullptr};

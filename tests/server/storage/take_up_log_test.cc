@@ -35,9 +35,7 @@ class TakeUpLogTest : public ::testing::Test {
   const std::unique_ptr<TakeUpLog> log_ = *TakeUpLog::Create(kPlaceBytes, kRanks);
 };
 
-TEST_F(TakeUpLogTest, NothingIsThereBeforeTheFirstCommit) {
-  EXPECT_EQ(Next().status().code(), absl::StatusCode::kDataLoss);
-}
+TEST_F(TakeUpLogTest, NothingIsCommittedAtFirst) { EXPECT_EQ(Next()->header.version, 0u); }
 
 TEST_F(TakeUpLogTest, TheLastCommitIsReadByAnotherDaemon) {
   ASSERT_TRUE(log_->Commit(Facts(3, "a"), {1, 2, 5}).ok());
@@ -45,7 +43,7 @@ TEST_F(TakeUpLogTest, TheLastCommitIsReadByAnotherDaemon) {
   EXPECT_TRUE(Next()->facts_in_journal);
   EXPECT_EQ(Next()->header.step, 3);
   ASSERT_TRUE(log_->Commit(Facts(4, "b"), {2, 3, 7}).ok());
-  log_->SetEpoch(9);
+  log_->SetVersion(9, 7);
   const TakeUpLog::Left left = *Next();
   EXPECT_EQ(left.header.epoch, 9u);
   EXPECT_EQ(left.header.version, 7u);
@@ -55,12 +53,12 @@ TEST_F(TakeUpLogTest, TheLastCommitIsReadByAnotherDaemon) {
 }
 
 TEST_F(TakeUpLogTest, ATornHeaderLeavesTheOneBefore) {
-  ASSERT_TRUE(log_->Commit(Facts(1, "first"), {1, 1, 1}).ok());   // sequence 1, at 64
-  ASSERT_TRUE(log_->Commit(Facts(2, "second"), {1, 2, 2}).ok());  // sequence 2, at 0
-  Flip(24);
+  ASSERT_TRUE(log_->Commit(Facts(1, "first"), {1, 1, 1}).ok());   // sequence 2, at 0
+  ASSERT_TRUE(log_->Commit(Facts(2, "second"), {1, 2, 2}).ok());  // sequence 3, at 64
+  Flip(64 + 24);
   EXPECT_EQ(Next()->header.step, 1);
   EXPECT_EQ(Next()->facts.trainer_states(0), "first") << "the second has another place";
-  Flip(64 + 24);
+  Flip(24);
   EXPECT_EQ(Next().status().code(), absl::StatusCode::kDataLoss);
 }
 
@@ -76,14 +74,31 @@ TEST_F(TakeUpLogTest, TouchedLastsUntilTheNextCommit) {
   ASSERT_TRUE(log_->Commit(Facts(1, ""), {1, 1, 1}).ok());
   EXPECT_FALSE(Next()->touched);
   log_->Touch();
-  log_->SetEpoch(2);
+  log_->SetVersion(2, 1);
   EXPECT_TRUE(Next()->touched);
   log_->CommitStep({2, 2, 2});
   EXPECT_FALSE(Next()->touched);
 }
 
+TEST_F(TakeUpLogTest, ASnapshotCountsUntilShardsAreCommitted) {
+  using Counts = TakeUpLog::Counts;
+  ASSERT_TRUE(log_->Commit(Facts(1, "first"), {1, 1, 1}).ok());
+  ASSERT_TRUE(log_->Commit(Facts(1, "taken"), {1, 4, 4}, Counts::kSnapshotBeingTaken).ok());
+  EXPECT_EQ(Next()->counts, Counts::kSnapshotBeingTaken);
+  log_->SetVersion(1, 5);
+  log_->SnapshotTaken();
+  log_->SetVersion(2, 9);
+  const TakeUpLog::Left left = *Next();
+  EXPECT_EQ(left.counts, Counts::kSnapshot);
+  EXPECT_EQ(left.header.step, 4) << "the snapshot's";
+  EXPECT_EQ(left.header.version, 9u);
+  EXPECT_EQ(left.facts.trainer_states(0), "taken");
+  log_->CommitStep({2, 5, 10});
+  EXPECT_EQ(Next()->counts, Counts::kShards);
+}
+
 TEST_F(TakeUpLogTest, MemoryOfAnotherSizeIsRefused) {
-  EXPECT_EQ(TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), kPlaceBytes, kRanks + 1).status().code(),
+  EXPECT_EQ(TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), 2 * kPlaceBytes, kRanks).status().code(),
             absl::StatusCode::kDataLoss);
   EXPECT_EQ(TakeUpLog::TakeUp(UniqueFd(), kPlaceBytes, kRanks).status().code(), absl::StatusCode::kDataLoss);
 }

@@ -44,6 +44,44 @@ TEST_F(CommittedTest, AStepIsAVersionToo) {
   ExpectHeaderSaysTheSame();
 }
 
+TEST_F(CommittedTest, WhatIsGoingBackIsNotWhatAnotherDaemonGoesOnWith) {
+  using Counts = TakeUpLog::Counts;
+  auto log = *TakeUpLog::Create(/*place_bytes=*/4096, /*ranks=*/2);
+  const TakeUpLog& left = *log;
+  committed_->KeepIn(std::move(log));
+  committed_->CommitVersion();
+  EXPECT_EQ(left.Read()->counts, Counts::kShards);
+  committed_->CountSnapshot(0, {"a", "b"});  // ranks hand in
+  EXPECT_EQ(left.Read()->counts, Counts::kSnapshot);
+  committed_->Touch();
+  EXPECT_FALSE(left.Read()->touched) << "of the snapshot";
+  committed_->EndEpoch();
+  committed_->GoBack(0, {"a", "b"});
+  EXPECT_EQ(left.Read()->counts, Counts::kSnapshot) << "the shards are not back yet";
+  committed_->CommitVersion();
+  EXPECT_EQ(left.Read()->counts, Counts::kShards);
+  EXPECT_EQ(left.Read()->header.epoch, committed_->epoch());
+}
+
+TEST_F(CommittedTest, WhatAnotherDaemonHasLeftIsNotLostMeanwhile) {
+  auto log = *TakeUpLog::Create(/*place_bytes=*/4096, /*ranks=*/2);
+  const TakeUpLog& left = *log;
+  v1::CommittedRecord facts;
+  ASSERT_TRUE(log->Commit(facts, {3, 7, 9}).ok());
+  committed_->KeepIn(std::move(log));
+  EXPECT_EQ(left.Read()->header.version, 9u) << "a daemon that is killed here leaves it as it was";
+  CommittedFacts taken;
+  taken.epoch = 4;
+  taken.version = 9;
+  taken.step = 7;
+  taken.step_counts = {7, 7};
+  taken.trainer_states = {"a", "b"};
+  taken.in_snapshot = true;
+  committed_->TakeOver(taken);
+  EXPECT_EQ(left.Read()->counts, TakeUpLog::Counts::kSnapshot);
+  EXPECT_EQ(left.Read()->header.epoch, 4u);
+}
+
 TEST_F(CommittedTest, SharedCountsNeverChange) {
   committed_->CommitStep({true, false}, {"a", "b"});
   const auto shared = committed_->ShareStepCounts();

@@ -22,7 +22,7 @@ class SnapshotKeeperTest : public FactsTest {
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
     keeper_ = std::make_unique<SnapshotKeeper>(
-        SnapshotKeeper::Facts{job_plan_.get(), &decision_, &sessions_, &job_writes_, &devices_},
+        SnapshotKeeper::Facts{job_plan_.get(), &steps_, &decision_, &sessions_, &job_writes_, &devices_},
         SnapshotKeeper::Services{memory_.get(), &committed_, &work_, &events_, &memory_worker_, &job_}, getuid());
   }
   ~SnapshotKeeperTest() override {
@@ -151,7 +151,7 @@ TEST_F(SnapshotKeeperTest, GoesBackWhenFormerWritersHaveAttachedAgain) {
 
 TEST_F(SnapshotKeeperTest, CommitsAtOnceWhereStoresAreHandedIn) {
   bool committed = false;
-  keeper_->TakeThen(/*due=*/true, [&] { committed = true; });
+  keeper_->TakeThen(/*due=*/true, /*trainers_stepped=*/false, [&] { committed = true; });
   EXPECT_TRUE(committed);
   keeper_->VersionCommitted();
   EXPECT_FALSE(snapshot().whole());
@@ -172,7 +172,7 @@ TEST_F(SnapshotKeeperWithCopiesTest, NobodyAttachesBeforeThereIsASnapshot) {
 
 TEST_F(SnapshotKeeperWithCopiesTest, TakesASnapshotThatIsDueBeforeTheCommit) {
   bool committed = false;
-  keeper_->TakeThen(/*due=*/true, [&] { committed = true; });
+  keeper_->TakeThen(/*due=*/true, /*trainers_stepped=*/false, [&] { committed = true; });
   EXPECT_FALSE(committed);
   End();
   EXPECT_TRUE(committed);
@@ -181,8 +181,31 @@ TEST_F(SnapshotKeeperWithCopiesTest, TakesASnapshotThatIsDueBeforeTheCommit) {
   EXPECT_TRUE(snapshot().whole());
 }
 
+TEST_F(SnapshotKeeperWithCopiesTest, AnotherDaemonGoesOnWithTheSnapshot) {
+  using Counts = TakeUpLog::Counts;
+  auto log = *TakeUpLog::Create(/*place_bytes=*/4096, /*ranks=*/2);
+  const TakeUpLog& left = *log;
+  committed_.KeepIn(std::move(log));
+  steps_.AskInTrainer(0, "zero");
+  steps_.AskInTrainer(1, "one");
+  const int64_t step = committed_.step();
+  keeper_->TakeThen(/*due=*/true, /*trainers_stepped=*/true,
+                    [&] { committed_.CommitStep({}, steps_.TakeTrainerStates()); });
+  EXPECT_EQ(left.Read()->counts, Counts::kSnapshotBeingTaken);
+  EXPECT_EQ(left.Read()->header.step, step + 1) << "the shards are this step's already";
+  EXPECT_THAT(left.Read()->facts.trainer_states(), ElementsAre("zero", "one"));
+  End();
+  keeper_->VersionCommitted();
+  EXPECT_EQ(left.Read()->counts, Counts::kSnapshot);
+  EXPECT_EQ(left.Read()->header.version, committed_.version());
+  committed_.CommitStep({}, {"later", "later"});
+  EXPECT_EQ(left.Read()->header.version, committed_.version());
+  EXPECT_EQ(left.Read()->header.step, step + 1) << "the snapshot's";
+  EXPECT_THAT(left.Read()->facts.trainer_states(), ElementsAre("zero", "one"));
+}
+
 TEST_F(SnapshotKeeperWithCopiesTest, ASnapshotThatFailsWithACommitClosesTheJob) {
-  keeper_->TakeThen(/*due=*/true, [] { FAIL() << "nothing to go back to"; });
+  keeper_->TakeThen(/*due=*/true, /*trainers_stepped=*/false, [] { FAIL() << "nothing to go back to"; });
   End(absl::InternalError("broken"));
   EXPECT_EQ(job_.why_closed(), "take the snapshot: broken");
 }

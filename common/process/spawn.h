@@ -1,5 +1,5 @@
-#ifndef SHARDD_CLIENT_C_DAEMON_SPAWN_H_
-#define SHARDD_CLIENT_C_DAEMON_SPAWN_H_
+#ifndef SHARDD_COMMON_PROCESS_SPAWN_H_
+#define SHARDD_COMMON_PROCESS_SPAWN_H_
 
 #include <sys/types.h>
 
@@ -28,4 +28,4 @@ void TerminateDetached(const DetachedProcess& process);
 
 }  // namespace shardd
 
-#endif  // SHARDD_CLIENT_C_DAEMON_SPAWN_H_
+#endif  // SHARDD_COMMON_PROCESS_SPAWN_H_

@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_DEVICE_UPDATE_LOG_H_
-#define SHARDD_SERVER_DEVICE_UPDATE_LOG_H_
+#ifndef SHARDD_COMMON_TENSOR_UPDATE_LOG_H_
+#define SHARDD_COMMON_TENSOR_UPDATE_LOG_H_
 
 // Old values of the few elements that an update is about to change, in memory that outlives the daemon, so that an
 // update whose process was killed can be completed by another one.
@@ -7,7 +7,10 @@
 // The elements that one rank's operations update are numbered in the order of operations, which is the same whenever
 // the operations are made of the same plan and step. They are updated in this order, a block at a time:
 //
-//   Save (the block's old values, then `begun`) --> the update, in place --> Done
+//   Save (the block's old values), Begun --> the update, in place --> Done
+//
+// Blocks are so small that a core has the memory of the next ones on its way while it works on one: a kernel keeps them
+// itself (update.cc).
 //
 // A killed process leaves what its threads had stored up to some instruction, in the order of the program. So where
 // `begun` is `done` the block from there on may be torn, and its old values are here; everything before it is done, and
@@ -23,7 +26,7 @@ namespace shardd {
 // One rank's. A member of shared memory, which starts as zeros. Written by the thread that updates the rank's elements.
 class UpdateLog {
  public:
-  static constexpr int64_t kBlockNumel = 1024;
+  static constexpr int64_t kBlockNumel = 64;
   static constexpr int kArrays = 3;  // parameter, and two states
   static constexpr int64_t kMaxElementBytes = 4;
 
@@ -34,16 +37,11 @@ class UpdateLog {
     done_.store(0, std::memory_order_seq_cst);
     step_.store(step, std::memory_order_seq_cst);
   }
-  // Elements [first, first + count) are about to change, which these are: at most kBlockNumel. Null: there is no such
-  // array.
-  struct Array {
-    void* data = nullptr;
-    int64_t size_bytes = 0;
-  };
-  void Save(int64_t first, const Array (&arrays)[kArrays]) {
-    for (int i = 0; i < kArrays; ++i) {
-      if (arrays[i].data != nullptr) std::memcpy(old_[i], arrays[i].data, static_cast<size_t>(arrays[i].size_bytes));
-    }
+  // Of a block that is about to change: what array 0, 1 or 2 has there. Then, from which element on.
+  void Save(int array, const void* values, int64_t size_bytes) {
+    std::memcpy(old_[array], values, static_cast<size_t>(size_bytes));
+  }
+  void Begun(int64_t first) {
     begun_.store(first, std::memory_order_release);
     std::atomic_signal_fence(std::memory_order_seq_cst);
   }
@@ -53,6 +51,11 @@ class UpdateLog {
   }
 
   bool is_of(int64_t step) const { return step_.load() == step; }
+  // A part of an array; null: there is no such array.
+  struct Array {
+    void* data = nullptr;
+    int64_t size_bytes = 0;
+  };
   // Of a process that has ended: how many elements of the step are done. Puts back the old values of a block that is
   // not.
   int64_t done(int64_t step) const { return step_.load() == step ? std::max<int64_t>(0, done_.load()) : 0; }
@@ -70,8 +73,8 @@ class UpdateLog {
   [[maybe_unused]] int64_t unused_[5];
   char old_[kArrays][kBlockNumel * kMaxElementBytes];
 };
-static_assert(std::atomic<int64_t>::is_always_lock_free && sizeof(UpdateLog) == 64 + 3 * 4096);
+static_assert(std::atomic<int64_t>::is_always_lock_free && sizeof(UpdateLog) == 64 + 3 * 256);
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_DEVICE_UPDATE_LOG_H_
+#endif  // SHARDD_COMMON_TENSOR_UPDATE_LOG_H_

@@ -1,4 +1,4 @@
-#include "client/c/daemon/spawn.h"
+#include "common/process/spawn.h"
 
 #include <errno.h>
 #include <fcntl.h>

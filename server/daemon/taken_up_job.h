@@ -1,0 +1,58 @@
+#ifndef SHARDD_SERVER_DAEMON_TAKEN_UP_JOB_H_
+#define SHARDD_SERVER_DAEMON_TAKEN_UP_JOB_H_
+
+// How a job is written down with the custodian, and what the next daemon reads there.
+//
+// What it goes on with is what the take-up log says that counts (TakeUpLog::Counts): the shards, behind a decided step
+// that is completed, or the snapshot. Trainers of before may go on storing into shards and gradients that they map: the
+// shards are made anew where the snapshot counts, and the gradients always.
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/plan/plan.h"
+#include "google/protobuf/message_lite.h"
+#include "server/job/step/committed.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/journal.h"
+#include "server/storage/take_up_log.h"
+#include "shardd/v1/custody.pb.h"
+
+namespace shardd {
+
+inline constexpr uint32_t kCustodyFormat = 1;
+// Names of what a job has with the custodian beside its slabs. The first is handed over last: without it there is no
+// job yet.
+inline constexpr char kCustodyJobName[] = "job";
+inline constexpr char kCustodyJournalName[] = "journal";
+inline constexpr char kCustodyLogName[] = "take-up log";
+
+// Whether jobs of the plan outlive their daemon: on one node's CPUs, where there is a snapshot of all that trainers may
+// store into.
+bool OutlivesDaemon(const ShardPlan& plan);
+
+// Memory that holds one record, and nothing else.
+absl::StatusOr<std::unique_ptr<Slab>> MakeCustodyRecord(const char* name, const google::protobuf::MessageLite& record);
+absl::Status ReadCustodyRecord(const char* name, UniqueFd fd, google::protobuf::MessageLite* record);
+// Removes and returns it; invalid: there is none.
+UniqueFd TakeKept(JobMemory::Kept& kept, const char* name);
+
+// What the daemon before this one has left of a job.
+struct TakenUpJob {
+  v1::CustodyJob job;
+  ShardPlan plan;
+  std::unique_ptr<JobMemory> memory;
+  std::unique_ptr<Journal> journal;
+  std::unique_ptr<TakeUpLog> log;
+  CommittedFacts committed;  // of a new epoch
+};
+
+// Completes a step that was decided, and a snapshot that was being taken. Blocks. NOT_FOUND: nothing was committed, or
+// the job was not there for anybody. DATA_LOSS: it is nothing that this daemon could go on with, and says why.
+absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept);
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DAEMON_TAKEN_UP_JOB_H_
