@@ -14,9 +14,9 @@
 
 #include "absl/synchronization/notification.h"
 #include "common/tensor/isa.h"
+#include "common/tensor/update_log.h"
 #include "server/device/cpu/cpu_ops.h"
 #include "server/device/device.h"
-#include "common/tensor/update_log.h"
 
 // The baseline loops are what a careful programmer would write and a compiler vectorise, on the widest level.
 #if defined(__GNUC__) && !defined(__clang__)
