@@ -152,6 +152,15 @@ absl::StatusOr<std::unique_ptr<Slab>> Slab::Create(absl::string_view name, SlabB
   return slab;
 }
 
+absl::StatusOr<std::unique_ptr<Slab>> Slab::CreateLate(absl::string_view name, SlabBacking backing,
+                                                       int64_t size_bytes) {
+  std::unique_ptr<Slab> slab(new Slab());
+  SHARDD_RETURN_IF_ERROR(slab->Open(name, backing, size_bytes, size_bytes));
+  slab->huge_pages_ = ProbeHugePages(slab->data_, slab->size_bytes_);
+  SHARDD_RETURN_IF_ERROR(Seal(name, backing, slab->fd_.get()));
+  return slab;
+}
+
 absl::StatusOr<std::unique_ptr<Slab>> Slab::CreateParts(absl::string_view name, SlabBacking backing, int64_t size_bytes,
                                                         const std::vector<Range>& allocated) {
   int64_t allocated_bytes = 0;

@@ -42,6 +42,9 @@ class Slab {
   // pages. The rest reads as zeros and gets memory when it is touched, which every holder of the descriptor can do.
   static absl::StatusOr<std::unique_ptr<Slab>> CreateParts(absl::string_view name, SlabBacking backing,
                                                            int64_t size_bytes, const std::vector<Range>& allocated);
+  // As Create, but pages come when they are touched, which fails where memory is out by then. Takes no time.
+  static absl::StatusOr<std::unique_ptr<Slab>> CreateLate(absl::string_view name, SlabBacking backing,
+                                                          int64_t size_bytes);
   // Maps what the daemon before this one has made, of the same size, and a custodian has kept. Pages are mapped when
   // they are touched. DATA_LOSS: it is something else, or somebody could change its size.
   static absl::StatusOr<std::unique_ptr<Slab>> TakeUp(absl::string_view name, UniqueFd fd, int64_t size_bytes);

@@ -307,6 +307,9 @@ if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND SHARDD_HAVE_TO
   shardd_torch_bench(torch_short --models 1 --modules 2 --implementations shardd)
   shardd_torch_bench(torch_memory --size S --steps 1 --implementations shardd)
   shardd_torch_bench(torch_state_dict --size S --implementations fsdp2 shardd fsdp1 shardd1)
+  add_test(NAME bench/daemon_death COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/.venv/bin/python
+    ${CMAKE_CURRENT_SOURCE_DIR}/tests/bench/daemon_death.py --bin ${CMAKE_BINARY_DIR}/bin --kills 1 -- --layers 1 --width 32 --heads 2)
+  set_tests_properties(bench/daemon_death PROPERTIES LABELS bench_smoke TIMEOUT ${SHARDD_TEST_TIMEOUT_S} ${SHARDD_BESIDE_E2E})
   # pip install ./client/python, and a program that has nothing else.
   add_test(NAME install/python COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/python_test.sh
     ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR})

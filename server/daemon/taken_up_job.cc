@@ -183,7 +183,12 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept) {
     return absl::DataLossError("what is committed is of another plan");
   }
   ++result.committed.epoch;  // all sessions are over
-  kept.erase("gradients");
+  // Of what is made anew the pages go first, so that both take no more than one.
+  const auto make_anew = [&](const char* name) {
+    if (const auto it = mapped.by_name.find(name); it != mapped.by_name.end()) it->second->Discard();
+    kept.erase(name);
+  };
+  make_anew("gradients");
   result.committed.in_snapshot = in_snapshot;
   if (in_snapshot) {
     if (left.counts == TakeUpLog::Counts::kSnapshotBeingTaken) {
@@ -191,12 +196,9 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept) {
           CompleteSnapshot(plan, slabs, mapped.At(plan.memory.kept_bytes > 0 ? "snapshot" : "parameters")));
       result.log->SnapshotTaken();
     }
-    // Of what is made anew the pages go first, so that both take no more than one. A daemon's moments are no trainer's.
-    const bool states = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-    for (const char* name : {"shards", states ? "optimizer" : ""}) {
-      if (const auto it = mapped.by_name.find(name); it != mapped.by_name.end()) it->second->Discard();
-      kept.erase(name);
-    }
+    make_anew("shards");
+    // A daemon's moments are no trainer's.
+    if (plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER) make_anew("optimizer");
   }
   SHARDD_ASSIGN_OR_RETURN(result.memory, JobMemory::TakeUp(plan, result.job.spec().name(), std::move(kept)));
   return result;

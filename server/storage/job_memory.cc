@@ -150,8 +150,9 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
   }
   SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits());
   const int64_t undo = PromisedUndoBytes(plan, place);
+  const bool takes_up = !kept.empty();
   // What another daemon has left is there.
-  absl::Status status = kept.empty() ? CheckMemory(limits, host_bytes + undo + reserved_bytes) : absl::OkStatus();
+  absl::Status status = !takes_up ? CheckMemory(limits, host_bytes + undo + reserved_bytes) : absl::OkStatus();
   if (!status.ok()) {
     return absl::Status(status.code(),
                         absl::StrCat("open job \"", job, "\": ", status.message(), " (counted: the job's plan, ", undo,
@@ -223,6 +224,12 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
       auto taken = Slab::TakeUp(purpose.name, std::move(of_before->second), purpose.size_bytes);
       if (!taken.ok()) return named(taken.status());
       *purpose.slab = std::make_unique<JobSlab>(*std::move(taken));
+      continue;
+    }
+    if (takes_up) {  // as many pages have just become free
+      auto late = Slab::CreateLate(purpose.name, SlabBacking::kSealedMemfd, purpose.size_bytes);
+      if (!late.ok()) return named(late.status());
+      *purpose.slab = std::make_unique<JobSlab>(*std::move(late));
       continue;
     }
     auto slab = MakeHostJobSlab(plan, purpose.spread, purpose.name, purpose.size_bytes, place);

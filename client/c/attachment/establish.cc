@@ -16,6 +16,7 @@ namespace {
 
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(5);
 constexpr absl::Duration kLongestRetry = absl::Milliseconds(500);
+constexpr absl::Duration kLongestRetryOfAgain = absl::Milliseconds(50);  // the others train no sooner than this rank
 // A daemon that is being replaced.
 constexpr absl::Duration kRestartGrace = absl::Seconds(60);
 // After so long, the rank says what it waits for.
@@ -49,7 +50,7 @@ absl::Status Attachment::Establish(absl::Time deadline) {
       return status;
     }
     SHARDD_RETURN_IF_ERROR(interrupt_.Sleep(pause, again ? "reattach" : "attach"));
-    pause = std::min(2 * pause, kLongestRetry);
+    pause = std::min(2 * pause, again ? kLongestRetryOfAgain : kLongestRetry);
   }
 }
 
