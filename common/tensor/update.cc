@@ -64,13 +64,13 @@ SHARDD_ALWAYS_INLINE void RunLogged(UpdateLog* log, int64_t first, int64_t numel
   int64_t i = 0;
   for (; i + kBlock <= numel; i += kBlock) {  // of a size that the compiler knows
     save(i, kBlock);
-    log->Begun(first + i);
+    log->Begun(first + i, kBlock);
     run(i, kBlock);
     log->Done(first + i + kBlock);
   }
   if (i < numel) {
     save(i, numel - i);
-    log->Begun(first + i);
+    log->Begun(first + i, numel - i);
     run(i, numel - i);
     log->Done(first + numel);
   }

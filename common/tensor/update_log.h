@@ -37,11 +37,12 @@ class UpdateLog {
     done_.store(0, std::memory_order_seq_cst);
     step_.store(step, std::memory_order_seq_cst);
   }
-  // Of a block that is about to change: what array 0, 1 or 2 has there. Then, from which element on.
+  // Of a block that is about to change: what array 0, 1 or 2 has there. Then, which elements it has.
   void Save(int array, const void* values, int64_t size_bytes) {
     std::memcpy(old_[array], values, static_cast<size_t>(size_bytes));
   }
-  void Begun(int64_t first) {
+  void Begun(int64_t first, int64_t count) {
+    count_.store(count, std::memory_order_relaxed);
     begun_.store(first, std::memory_order_release);
     std::atomic_signal_fence(std::memory_order_seq_cst);
   }
@@ -51,6 +52,7 @@ class UpdateLog {
   }
 
   bool is_of(int64_t step) const { return step_.load() == step; }
+  int64_t block_numel() const { return count_.load(); }  // of the block that is_torn means
   // A part of an array; null: there is no such array.
   struct Array {
     void* data = nullptr;
@@ -70,7 +72,8 @@ class UpdateLog {
   std::atomic<int64_t> step_;
   std::atomic<int64_t> begun_;
   std::atomic<int64_t> done_;
-  [[maybe_unused]] int64_t unused_[5];
+  std::atomic<int64_t> count_;
+  [[maybe_unused]] int64_t unused_[4];
   char old_[kArrays][kBlockNumel * kMaxElementBytes];
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free && sizeof(UpdateLog) == 64 + 3 * 256);

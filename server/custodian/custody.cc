@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <set>
 #include <system_error>
 #include <vector>
 
@@ -37,7 +38,7 @@ absl::StatusOr<std::unique_ptr<Custody>> Custody::Connect(std::string path, absl
   // starting.
   for (absl::Duration waited; waited <= limit; waited += kOwnerPoll) {
     status = custody->ConnectLocked();
-    if (!absl::IsFailedPrecondition(status) && !absl::IsUnavailable(status)) break;
+    if (custody->program_fails_ || (!absl::IsFailedPrecondition(status) && !absl::IsUnavailable(status))) break;
     absl::SleepFor(kOwnerPoll);
   }
   SHARDD_RETURN_IF_ERROR(status);
@@ -68,11 +69,13 @@ absl::StatusOr<UniqueFd> Custody::Dial() const {
 }
 
 absl::Status Custody::StartProgram() const {
-  SHARDD_RETURN_IF_ERROR(
-      SpawnDetached({program_, "--embedded", absl::StrCat("--listen=unix:", path_)}, STDERR_FILENO).status());
+  SHARDD_ASSIGN_OR_RETURN(
+      const DetachedProcess process,
+      SpawnDetached({program_, "--embedded", absl::StrCat("--listen=unix:", path_)}, STDERR_FILENO));
   for (absl::Duration waited; waited < kStart; waited += kStartPoll) {
     if (Dial().ok()) return absl::OkStatus();
-    absl::SleepFor(kStartPoll);
+    pollfd end{process.pidfd.get(), POLLIN, 0};
+    if (!process.pidfd.valid() || poll(&end, 1, static_cast<int>(kStartPoll / absl::Milliseconds(1))) > 0) break;
   }
   return absl::UnavailableError(absl::StrCat("\"", program_, "\" does not listen"));
 }
@@ -82,8 +85,11 @@ absl::Status Custody::ConnectLocked() {
     return absl::Status(status.code(), absl::StrCat("custodian \"", path_, "\": ", status.message()));
   };
   absl::StatusOr<UniqueFd> dialled = Dial();
-  if (absl::IsUnavailable(dialled.status()) && !program_.empty()) {
-    if (absl::Status started = StartProgram(); !started.ok()) return named(started);
+  if (absl::IsUnavailable(dialled.status()) && !program_.empty() && !program_fails_) {
+    if (absl::Status started = StartProgram(); !started.ok()) {
+      program_fails_ = true;
+      return named(started);
+    }
     dialled = Dial();
   }
   if (!dialled.ok()) return named(dialled.status());
@@ -166,19 +172,43 @@ void Custody::Review() {
   if (socket_.valid() && poll(&polled, 1, 0) == 0) return;
   socket_.reset();
   const absl::Status status = PutAllLocked();
-  if (status.ok()) LogWarning(absl::StrCat("custodian \"", path_, "\" was started anew, and has all jobs again"));
+  if (status.ok()) {
+    LogWarning(absl::StrCat("custodian \"", path_, "\" was started anew, and has all jobs again"));
+  } else if (!said_) {
+    LogWarning(absl::StrCat("jobs would end with this daemon, until there is a custodian again: ", status.message()));
+  }
+  said_ = !status.ok();
 }
 
 absl::Status Custody::PutAllLocked() {
   SHARDD_RETURN_IF_ERROR(ConnectLocked());
-  for (const auto& [key, fd] : held_) {
-    CustodyMessage put;
-    put.op = CustodyOp::kPut;
-    put.job = key.first;
-    put.SetName(key.second);
-    SHARDD_RETURN_IF_ERROR(CallLocked(put, fd.get()));
+  // It may be the one of before, which was only slow.
+  std::set<uint64_t> jobs;
+  SHARDD_RETURN_IF_ERROR(ListLocked());
+  for (const auto& [key, fd] : std::exchange(taken_, {})) {
+    if (held_.lower_bound({key.first, ""}) == held_.lower_bound({key.first + 1, ""})) jobs.insert(key.first);
   }
-  return absl::OkStatus();
+  absl::Status status;
+  for (const uint64_t job : jobs) {
+    CustodyMessage drop;
+    drop.op = CustodyOp::kDrop;
+    drop.job = job;
+    status.Update(CallLocked(drop, -1));
+  }
+  // A job is one when its description is there: that comes last.
+  for (const bool description : {false, true}) {
+    for (const auto& [key, fd] : held_) {
+      if (!status.ok()) break;
+      if ((key.second == kCustodyJobName) != description) continue;
+      CustodyMessage put;
+      put.op = CustodyOp::kPut;
+      put.job = key.first;
+      put.SetName(key.second);
+      status = CallLocked(put, fd.get());
+    }
+  }
+  if (!status.ok()) socket_.reset();  // Review tries again
+  return status;
 }
 
 }  // namespace shardd

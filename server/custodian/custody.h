@@ -18,6 +18,9 @@
 
 namespace shardd {
 
+// What a job's description is kept as. It is handed over behind everything else of the job: without it there is none.
+inline constexpr char kCustodyJobName[] = "job";
+
 // The daemon's side of custody. Owns the connection, and a descriptor of all that was handed over, so that a custodian
 // that was started anew gets it again. Thread-safe; every call may block, for a few seconds at most: not for the loop.
 class Custody {
@@ -56,6 +59,8 @@ class Custody {
 
   const std::string path_;
   const std::string program_;
+  bool program_fails_ ABSL_GUARDED_BY(mutex_) = false;  // and is not started again
+  bool said_ ABSL_GUARDED_BY(mutex_) = false;           // that nothing is kept at the moment
   absl::Mutex mutex_;
   UniqueFd socket_ ABSL_GUARDED_BY(mutex_);
   Objects taken_ ABSL_GUARDED_BY(mutex_);

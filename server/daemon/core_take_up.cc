@@ -10,6 +10,12 @@
 #include "server/observe/log.h"
 
 namespace shardd {
+namespace {
+
+// For whoever looks into what another daemon has left damaged.
+constexpr absl::Duration kKeepRefused = absl::Minutes(15);
+
+}  // namespace
 
 void Core::TakeUp() {
   const auto take_up = [this](TakenUpJob taken) -> absl::Status {
@@ -27,7 +33,10 @@ void Core::TakeUp() {
     loop_.RunAndWait([&] {
       had_job_ = true;
       Entry& entry = jobs_[{owner.uid, spec.name()}];
-      if (entry.job != nullptr) entry.job->Close("a later job of its name takes its place");
+      if (entry.job != nullptr) {
+        entry.job->EndCustody();
+        entry.job->Close("a later job of its name takes its place");
+      }
       entry = Entry();
       entry.job = MakeJob(std::move(init));
       entry.job->StartNodes();
@@ -38,11 +47,14 @@ void Core::TakeUp() {
   for (auto& [id, taken] : custody_.TakeUp()) {
     const absl::Status status = taken.ok() ? take_up(*std::move(taken)) : taken.status();
     if (absl::IsNotFound(status)) {
+      LogInfo(absl::StrCat("job ", id, " of the daemon before is dropped: ", status.message()));
       custody_.Drop(id);
     } else if (!status.ok()) {
-      LogError(absl::StrCat(
-          "job ", id,
-          " of the daemon before is not taken up, and its memory stays with the custodian: ", status.message()));
+      LogError(absl::StrCat("job ", id, " of the daemon before is not taken up, and its memory is freed after ",
+                            absl::FormatDuration(kKeepRefused), ": ", status.message()));
+      loop_.RunAndWait([this, id = id] {
+        loop_.AddTimer(MonotonicNow() + kKeepRefused, [this, id] { reaper_.Post([this, id] { custody_.Drop(id); }); });
+      });
     }
     loop_.RunAndWait([this, next = id + 1] { next_job_id_ = std::max(next_job_id_, next); });
   }
@@ -50,7 +62,7 @@ void Core::TakeUp() {
 
 void Core::EndKeptEpochs() {
   // Their ranks come again, to the next daemon, and no commit is left half done: it would complete it, from its log.
-  constexpr absl::Duration kCommits = absl::Seconds(2);
+  constexpr absl::Duration kCommits = absl::Seconds(20);
   constexpr absl::Duration kPoll = absl::Milliseconds(5);
   for (absl::Duration waited; waited < kCommits; waited += kPoll) {
     bool attached = false;

@@ -1,6 +1,8 @@
 #include "server/daemon/job_custody.h"
 
+#include <atomic>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,8 +22,10 @@ absl::Status JobCustody::HandOver(JobCore::Init* init) const {
   if (custody_ == nullptr || !OutlivesDaemon(*init->plan) || init->memory->place().memory != nullptr) {
     return absl::OkStatus();
   }
-  const auto put = [custody = custody_, id = init->id](const std::string& name, int fd) {
+  const auto exists = std::make_shared<std::atomic<bool>>(false);
+  const auto put = [custody = custody_, id = init->id, exists](const std::string& name, int fd) {
     const absl::Status status = custody->Put(id, name, fd);
+    if (*exists && absl::IsUnavailable(status)) return absl::OkStatus();  // Review hands it over
     return status.ok() ? status
                        : absl::Status(status.code(), absl::StrCat("hand over \"", name, "\": ", status.message()));
   };
@@ -33,7 +37,10 @@ absl::Status JobCustody::HandOver(JobCore::Init* init) const {
     SHARDD_RETURN_IF_ERROR(put(kCustodyLogName, init->take_up_log->fd()));
   }
   SHARDD_RETURN_IF_ERROR(init->memory->KeepBy(put));
-  if (!is_new) return absl::OkStatus();
+  if (!is_new) {
+    *exists = true;
+    return absl::OkStatus();
+  }
   v1::CustodyJob job;
   job.set_format(kCustodyFormat);
   job.set_job_id(init->id);
@@ -44,7 +51,9 @@ absl::Status JobCustody::HandOver(JobCore::Init* init) const {
   *job.mutable_spec() = init->spec;
   job.set_plan_digest(init->plan->digest);
   SHARDD_ASSIGN_OR_RETURN(const std::unique_ptr<Slab> record, MakeCustodyRecord(kCustodyJobName, job));
-  return put(kCustodyJobName, record->fd());
+  SHARDD_RETURN_IF_ERROR(put(kCustodyJobName, record->fd()));
+  *exists = true;
+  return absl::OkStatus();
 }
 
 void JobCustody::Review() const {

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
 #include "google/protobuf/message_lite.h"
+#include "server/custodian/custody.h"
 #include "server/job/step/committed.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/journal.h"
@@ -23,9 +24,7 @@
 namespace shardd {
 
 inline constexpr uint32_t kCustodyFormat = 1;
-// Names of what a job has with the custodian beside its slabs. The first is handed over last: without it there is no
-// job yet.
-inline constexpr char kCustodyJobName[] = "job";
+// Names of what a job has with the custodian beside its slabs, and its description (kCustodyJobName).
 inline constexpr char kCustodyJournalName[] = "journal";
 inline constexpr char kCustodyLogName[] = "take-up log";
 

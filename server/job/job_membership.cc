@@ -230,7 +230,7 @@ void JobCore::Close(const std::string& why, CloseOn on) {
   events_.Add(-1, "close", why);
   const std::string message = absl::StrCat("job \"", name(), "\" was closed: ", why);
   const auto extensions = extensions_.TakeAll();
-  committed_.EndEpoch();
+  committed_.EndLastEpoch();
   end_.Close();
   for (int rank = 0; rank < world_size(); ++rank) {
     if (Session* session = sessions_[rank].get(); session != nullptr) {

@@ -226,7 +226,9 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
       *purpose.slab = std::make_unique<JobSlab>(*std::move(taken));
       continue;
     }
-    if (takes_up) {  // as many pages have just become free
+    const bool was_kept = purpose.spread == SpreadSlab::kGradients || purpose.spread == SpreadSlab::kShards ||
+                          purpose.spread == SpreadSlab::kOptimizer;
+    if (takes_up && was_kept) {  // as many pages have just become free
       auto late = Slab::CreateLate(purpose.name, SlabBacking::kSealedMemfd, purpose.size_bytes);
       if (!late.ok()) return named(late.status());
       *purpose.slab = std::make_unique<JobSlab>(*std::move(late));

@@ -98,6 +98,14 @@ void TakeUpLog::SnapshotTaken() {
   Write();
 }
 
+void TakeUpLog::End() {
+  header_ = {};
+  facts_ = 0;
+  counts_ = Counts::kShards;
+  touched_ = false;
+  Write();
+}
+
 void TakeUpLog::Touch() {
   if (touched_) return;
   touched_ = true;

@@ -59,6 +59,8 @@ class TakeUpLog {
   void SnapshotTaken();
   // What counts is not the shards: SetVersion tells the log of a commit.
   bool counts_snapshot() const { return counts_ != Counts::kShards; }
+  // There is nothing to take up.
+  void End();
   // From here to the next Commit what counts may differ from what is committed, by no decided step: nobody could say by
   // what.
   void Touch();

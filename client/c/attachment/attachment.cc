@@ -76,6 +76,10 @@ absl::Status Attachment::Note(absl::Status status) {
   }
   Retire();
   failure_ = status;
+  if (outlives_daemon_) {
+    // The next daemon may complete what this one was doing with the shards, while the program goes on.
+    (void)memory().GiveUpStores();
+  }
   if (const auto aborted = session_->life().stream().aborted(); aborted.has_value()) {
     ledger_.Abort(*aborted);
   }

@@ -76,7 +76,7 @@ bool Attachment::MayRetry(const absl::Status& status, bool again, absl::Duration
 
 absl::Status Attachment::TryEstablish(absl::Time deadline) {
   SHARDD_RETURN_IF_ERROR(SessionMemory::GiveUpStoresOfEnded());  // the daemon takes an attach for that
-  if (!attached_before_) {  // later it is this daemon or none: another one does not have the job
+  if (!attached_before_) {  // later it is the daemon there or none: another one does not have the job
     target_.found_here = options_.address.empty();
     SHARDD_ASSIGN_OR_RETURN(
         target_, ResolveTarget(options_.address, options_.local_world, options_.device_memory, deadline, interrupt_));

@@ -7,6 +7,7 @@
 #include <sys/un.h>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/c/daemon/autostart.h"
 #include "client/c/daemon/unary_call.h"
@@ -116,7 +117,7 @@ absl::StatusOr<Target> ResolveTarget(absl::string_view given, int local_world, b
       options.deadline = deadline;
       options.interrupt = &interrupt;
       SHARDD_ASSIGN_OR_RETURN(target.socket_path, FindOrStartDaemon(options));
-      target.own = !options.gpus;
+      target.own = absl::EndsWith(target.socket_path, "/shardd.sock");  // also where GPUs are not served after all
     }
   }
   target.address = absl::StrCat("unix:", target.socket_path);

@@ -160,7 +160,7 @@ void CompleteCpuOp(const DeviceOp& op, int64_t step) {
     }
     if (first == update.numel) return;  // done
     if (log.done(step) == update.logged.first + first && log.is_torn(step)) {
-      log.PutBack(UpdatedArrays(update, first, std::min(UpdateLog::kBlockNumel, update.numel - first)).arrays);
+      log.PutBack(UpdatedArrays(update, first, std::min(log.block_numel(), update.numel - first)).arrays);
     }
     RunCpuOp(op, first, update.numel - first);
   };

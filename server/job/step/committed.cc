@@ -26,7 +26,10 @@ void Committed::TakeOver(const CommittedFacts& facts) {
   }
 }
 
-void Committed::KeepIn(std::unique_ptr<TakeUpLog> log) { log_ = std::move(log); }
+void Committed::KeepIn(std::unique_ptr<TakeUpLog> log) {
+  log_ = std::move(log);
+  logs_ = log_ != nullptr;
+}
 
 UpdateLog* Committed::BeginUpdate(int rank) {
   if (log_ == nullptr) return nullptr;
@@ -36,12 +39,13 @@ UpdateLog* Committed::BeginUpdate(int rank) {
 }
 
 void Committed::Touch() {
-  if (log_ != nullptr && !log_->counts_snapshot()) log_->Touch();
+  if (logs_ && !log_->counts_snapshot()) log_->Touch();
 }
 
 void Committed::EndCustody() {
-  if (log_ != nullptr) log_->Touch();
+  if (log_ != nullptr) log_->End();
   custody_ended_ = log_ != nullptr;
+  logs_ = false;
 }
 
 void Committed::CountSnapshot(int64_t step, const std::vector<std::string>& trainer_states) {
@@ -55,15 +59,20 @@ void Committed::BeginSnapshot(int64_t step, const std::vector<std::string>& trai
 
 void Committed::SnapshotTaken() {
   shards_count_ = false;
-  if (log_ != nullptr) log_->SnapshotTaken();
+  if (logs_) log_->SnapshotTaken();
 }
 
 void Committed::LogSnapshot(int64_t step, const std::vector<std::string>& trainer_states, TakeUpLog::Counts counts) {
-  if (log_ == nullptr) return;
+  if (!logs_) return;
   if (absl::Status status = LogFacts(step, trainer_states, counts); !status.ok()) {
     log_->Touch();  // what it says is of another snapshot
     LogError(absl::StrCat("job ", job_, ": it would not outlive this daemon: ", status.message()));
   }
+}
+
+void Committed::EndLastEpoch() {
+  logs_ = false;
+  EndEpoch();
 }
 
 void Committed::EndEpoch() {
@@ -141,9 +150,9 @@ std::vector<int64_t>& Committed::OwnStepCounts() {
 
 void Committed::WriteHeader(Changed what) {
   absl::Status status = journal_->WriteHeader({epoch_, step_, version_});
-  if (status.ok() && log_ != nullptr) status = WriteLog(what);
+  if (status.ok() && logs_) status = WriteLog(what);
   if (status.ok()) return;
-  if (log_ != nullptr) log_->Touch();  // what it says is of another version
+  if (logs_) log_->Touch();  // what it says is of another version
   LogError(absl::StrCat("job ", job_, ": ", status.message()));
 }
 

@@ -73,6 +73,9 @@ class Committed {
   // `job` hears of commits from here on, and outlives this.
   void Tell(JobPart* job) { parts_ = job; }
   void EndEpoch();
+  // The same where the job is closed here: the log says no more of it, so that another daemon completes what this one
+  // had decided, unless EndCustody comes.
+  void EndLastEpoch();
   // A step is decided and about to change shards. RESOURCE_EXHAUSTED: its record is too large, and nothing is decided.
   absl::Status Decide(const v1::DecidedStepRecord& record) { return journal_->WriteDecided(record); }
   // One more step, and with it one more version. `updated`: by parameter; empty: none that is counted here.
@@ -111,6 +114,7 @@ class Committed {
   std::unique_ptr<TakeUpLog> log_;
   bool shards_count_ = true;  // for the log, where a version is committed
   bool custody_ended_ = false;
+  bool logs_ = false;         // there is a log, and the job is not closed
   JobPart* parts_ = nullptr;  // null: nobody hears
   uint64_t epoch_ = 1;
   uint64_t version_ = 0;

@@ -74,6 +74,7 @@ void SnapshotKeeper::TakeThen(bool due, bool trainers_stepped, std::function<voi
   }
   if (use_.memory->kept() == nullptr) {
     snapshot_.TakenWithCommit();
+    use_.committed->SnapshotTaken();
     commit();
     return;
   }
@@ -88,6 +89,7 @@ void SnapshotKeeper::TakeThen(bool due, bool trainers_stepped, std::function<voi
       return;
     }
     snapshot_.TakenWithCommit();
+    use_.committed->SnapshotTaken();  // before anybody hears of the version, and stores again
     commit();
   });
 }

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@
 #include "tests/testing/files.h"
 #include "tests/testing/poll.h"
 #include "tests/testing/process.h"
+#include "tests/testing/programs.h"
 #include "tests/testing/run_as_uid.h"
 
 namespace shardd {
@@ -150,6 +152,47 @@ TEST_F(CustodianTest, OneThatIsStartedAnewGetsEverythingAgain) {
   Custody::Objects objects = (*next)->TakeUp();
   EXPECT_EQ(objects.size(), 2u) << "with what could not be put before";
   EXPECT_EQ(TextOf(objects), "again");
+}
+
+// The owner of before, whose connection the custodian has still, drops a job that the custodian then has no more.
+TEST_F(CustodianTest, WhatWasDroppedWhileItWasAwayIsDroppedLater) {
+  auto custody = Custody::Connect(path_, absl::Seconds(5));
+  ASSERT_TRUE(custody.ok()) << custody.status();
+  const auto slab = Slab::Create("shards", SlabBacking::kSealedMemfd, 4096);
+  for (const uint64_t job : {7, 8}) ASSERT_TRUE((*custody)->Put(job, "shards", (*slab)->fd()).ok());
+  custodian_->Kill(SIGSTOP);
+  (*custody)->Drop(7);  // gives up after a while
+  custodian_->Kill(SIGCONT);
+  EXPECT_TRUE(PollUntil([&] {
+    (*custody)->Review();
+    return Held() == 1;
+  }));
+}
+
+// As an embedded daemon does.
+TEST_F(CustodianTest, OneOfItsOwnIsStartedWhereNobodyListensAndEndsWithoutJobs) {
+  const std::string own = folder_.File("own.sock");
+  auto custody = Custody::Connect(own, absl::Seconds(5), testing::ProgramPath("shardd-custodian"));
+  ASSERT_TRUE(custody.ok()) << custody.status();
+  const auto slab = Slab::Create("shards", SlabBacking::kSealedMemfd, 4096);
+  ASSERT_TRUE((*custody)->Put(7, "shards", (*slab)->fd()).ok());
+  custody->reset();
+  custody = Custody::Connect(own, absl::Seconds(5));
+  ASSERT_TRUE(custody.ok()) << "it has a job, and stays: " << custody.status();
+  EXPECT_EQ((*custody)->TakeUp().size(), 1u);
+  (*custody)->Drop(7);
+  custody->reset();
+  EXPECT_TRUE(PollUntil([&] { return access(own.c_str(), F_OK) != 0; }));
+}
+
+TEST_F(CustodianTest, AProgramThatFailsIsStartedOnce) {
+  const std::string marks = folder_.File("marks"), program = folder_.File("program");
+  folder_.Write("program", absl::StrCat("#!/bin/sh\necho x >> ", marks, "\n"));
+  ASSERT_EQ(chmod(program.c_str(), 0700), 0);
+  const absl::Status status = Custody::Connect(folder_.File("none.sock"), absl::Minutes(5), program).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("does not listen"));
+  EXPECT_EQ(testing::ReadWholeFile(marks), "x\n");
 }
 
 TEST_F(CustodianTest, WhatNobodyOwnsIsFreed) {

@@ -155,13 +155,33 @@ TEST_P(KilledUpdate, ABlockIsPutBackWhereverItWasLeft) {
     log.Save(0, shared_->p[0] + kDone, bytes);
     log.Save(1, shared_->m[0] + kDone, bytes);
     log.Save(2, shared_->v[0] + kDone, bytes);
-    log.Begun(kDone);
+    log.Begun(kDone, UpdateLog::kBlockNumel);
     EXPECT_TRUE(log.is_torn(kStep));
     std::vector<DeviceOp> unlogged = Ops(shared_, /*logged=*/false);
     if (changed > 0) RunCpuOp(unlogged[0], kDone, changed);
     for (const DeviceOp& op : ops) CompleteCpuOp(op, kStep);
     ExpectSame("after a torn block");
   }
+}
+
+// As a piece ends, or begins where its copy is not aligned.
+TEST_P(KilledUpdate, OfAShortBlockNoMoreIsPutBack) {
+  Fill(want_);
+  Run(Ops(want_, /*logged=*/false));
+  Fill(shared_);
+  shared_->log.Begin(kStep);
+  const std::vector<DeviceOp> ops = Ops(shared_, /*logged=*/true);
+  constexpr int64_t kDone = 5 * UpdateLog::kBlockNumel;
+  constexpr int64_t kShort = 10;
+  RunCpuOp(ops[0], 0, kDone);  // leaves its last block in the log
+  UpdateLog& log = shared_->log;
+  log.Save(0, shared_->p[0] + kDone, kShort * static_cast<int64_t>(sizeof(float)));
+  log.Save(1, shared_->m[0] + kDone, kShort * static_cast<int64_t>(sizeof(float)));
+  log.Save(2, shared_->v[0] + kDone, kShort * static_cast<int64_t>(sizeof(float)));
+  log.Begun(kDone, kShort);
+  RunCpuOp(Ops(shared_, /*logged=*/false)[0], kDone, kShort / 2);
+  for (const DeviceOp& op : ops) CompleteCpuOp(op, kStep);
+  ExpectSame("after a torn short block");
 }
 
 TEST_P(KilledUpdate, ALogOfAnotherStepSaysThatNothingIsDone) {

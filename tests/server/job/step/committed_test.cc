@@ -63,6 +63,24 @@ TEST_F(CommittedTest, WhatIsGoingBackIsNotWhatAnotherDaemonGoesOnWith) {
   EXPECT_EQ(left.Read()->header.epoch, committed_->epoch());
 }
 
+// A step that is decided completes in its epoch, whoever does it.
+TEST_F(CommittedTest, AJobThatIsClosedIsLeftAsItWasUnlessItsCustodyEnds) {
+  auto log = *TakeUpLog::Create(/*place_bytes=*/4096, /*ranks=*/2);
+  const TakeUpLog& left = *log;
+  committed_->KeepIn(std::move(log));
+  committed_->CommitVersion();
+  const uint64_t epoch = committed_->epoch();
+  committed_->EndLastEpoch();
+  EXPECT_EQ(committed_->epoch(), epoch + 1);
+  EXPECT_EQ(left.Read()->header.epoch, epoch);
+  committed_->CommitVersion();  // of work that was under way
+  EXPECT_EQ(left.Read()->header.version, 1u);
+  EXPECT_FALSE(committed_->custody_ended());
+  committed_->EndCustody();
+  EXPECT_EQ(left.Read()->header.version, 0u) << "there is nothing to take up";
+  EXPECT_TRUE(committed_->custody_ended());
+}
+
 TEST_F(CommittedTest, WhatAnotherDaemonHasLeftIsNotLostMeanwhile) {
   auto log = *TakeUpLog::Create(/*place_bytes=*/4096, /*ranks=*/2);
   const TakeUpLog& left = *log;
