@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pty
+import select
 import signal
 import sys
 import threading
@@ -308,11 +309,10 @@ def progress_on_a_terminal(terminal: bool) -> str:
     shard(model, Case(), fully_shard)
     loss_of(model, 0, 0, 0)
     sys.stderr.flush()
-    os.set_blocking(reader, False)
-    try:
-        return os.read(reader, 100_000).decode() if dist.get_rank() == 0 else ""
-    except BlockingIOError:
-        return ""
+    text = b""  # a terminal passes on what was written a moment later
+    while dist.get_rank() == 0 and select.select([reader], [], [], 0.5)[0]:
+        text += os.read(reader, 100_000)
+    return text.decode()
 
 
 def stays_away() -> None:
