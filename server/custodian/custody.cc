@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -28,6 +29,12 @@ constexpr absl::Duration kOwnerPoll = absl::Milliseconds(20);
 constexpr absl::Duration kStart = absl::Seconds(2);
 constexpr absl::Duration kStartPoll = absl::Milliseconds(2);
 
+absl::Time ClockThatNobodySets() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return absl::TimeFromTimespec(now);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Custody>> Custody::Connect(std::string path, absl::Duration limit, std::string program) {
@@ -36,7 +43,7 @@ absl::StatusOr<std::unique_ptr<Custody>> Custody::Connect(std::string path, absl
   absl::Status status;
   // Whoever was killed just now is the owner until the kernel has closed its descriptors; the custodian may be
   // starting.
-  for (absl::Duration waited; waited <= limit; waited += kOwnerPoll) {
+  for (const absl::Time until = ClockThatNobodySets() + limit; ClockThatNobodySets() <= until;) {
     status = custody->ConnectLocked();
     if (custody->program_fails_ || (!absl::IsFailedPrecondition(status) && !absl::IsUnavailable(status))) break;
     absl::SleepFor(kOwnerPoll);
@@ -85,7 +92,8 @@ absl::Status Custody::ConnectLocked() {
     return absl::Status(status.code(), absl::StrCat("custodian \"", path_, "\": ", status.message()));
   };
   absl::StatusOr<UniqueFd> dialled = Dial();
-  if (absl::IsUnavailable(dialled.status()) && !program_.empty() && !program_fails_) {
+  const bool starts = absl::IsUnavailable(dialled.status()) && !program_.empty() && !program_fails_;
+  if (starts) {
     if (absl::Status started = StartProgram(); !started.ok()) {
       program_fails_ = true;
       return named(started);
@@ -99,6 +107,8 @@ absl::Status Custody::ConnectLocked() {
   const absl::Status status = CallLocked(own, -1);
   if (status.ok()) return status;
   socket_.reset();
+  // It listens, and answers nothing.
+  program_fails_ = program_fails_ || (starts && !absl::IsFailedPrecondition(status));
   return named(status);
 }
 

@@ -17,7 +17,7 @@ namespace {
 
 void Set(char* to, size_t size, absl::string_view value) {
   const size_t length = std::min(value.size(), size - 1);
-  std::memcpy(to, value.data(), length);
+  if (length > 0) std::memcpy(to, value.data(), length);  // an empty view may have no data
   std::memset(to + length, 0, size - length);
 }
 
