@@ -15,6 +15,10 @@ SHARDD_SANITIZER_HOOK const char* __asan_default_options() {
 static const pid_t started = getpid();
 SHARDD_SANITIZER_HOOK int __lsan_is_turned_off() { return getpid() != started ? 1 : 0; }
 
+// gRPC's c-ares copies names of the system when it resolves the first address, and the process ends with them.
+SHARDD_SANITIZER_HOOK const char* __lsan_default_suppressions() { return "leak:ares_strdup\n"; }
+SHARDD_SANITIZER_HOOK const char* __lsan_default_options() { return "print_suppressions=0"; }
+
 SHARDD_SANITIZER_HOOK const char* __ubsan_default_options() { return "print_stacktrace=1:halt_on_error=1"; }
 
 SHARDD_SANITIZER_HOOK const char* __tsan_default_options() {

@@ -53,7 +53,7 @@ TEST_F(Flood, OfCommandsWaitsInTheClient) {
   constexpr int kLeastBatches = testing::kSanitized ? 256 : 40;
   // A few batches in several shapes (on the way, decoded, being executed), where all of them would be twice as much or
   // more.
-  constexpr int64_t kMostBytes = (testing::kSanitized ? 384 : 64) * kMiB;
+  constexpr int64_t kMostBytes = (testing::kSanitized ? 768 : 64) * kMiB;
   StartDaemonWithJob();
   {
     RawClient client(socket());

@@ -14,7 +14,7 @@
 namespace shardd::faults {
 namespace {
 
-constexpr int64_t kMostBytes = (testing::kSanitized ? 256 : 64) * (int64_t{1} << 20);
+constexpr int64_t kMostBytes = (testing::kSanitized ? 640 : 64) * (int64_t{1} << 20);
 constexpr char kMethod[] = "/shardd.v1.JobsService/GetDaemon";
 
 // Each of these clients, from its connection on, until `stop`.

@@ -20,7 +20,7 @@
 namespace shardd::faults {
 namespace {
 
-constexpr int64_t kMostBytes = (testing::kSanitized ? 256 : 64) * (int64_t{1} << 20);
+constexpr int64_t kMostBytes = (testing::kSanitized ? 640 : 64) * (int64_t{1} << 20);
 constexpr char kMethod[] = "/shardd.v1.PeerService/Link";
 
 class PeerPort : public e2e::Nodes {
