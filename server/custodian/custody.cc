@@ -10,7 +10,6 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <set>
 #include <system_error>
 #include <vector>
 
@@ -173,7 +172,7 @@ void Custody::Drop(uint64_t job) {
   CustodyMessage drop;
   drop.op = CustodyOp::kDrop;
   drop.job = job;
-  if (socket_.valid()) (void)CallLocked(drop, -1);  // one that was started anew does not have it
+  if (!socket_.valid() || !CallLocked(drop, -1).ok()) undropped_.insert(job);
 }
 
 void Custody::Review() {
@@ -192,18 +191,13 @@ void Custody::Review() {
 
 absl::Status Custody::PutAllLocked() {
   SHARDD_RETURN_IF_ERROR(ConnectLocked());
-  // It may be the one of before, which was only slow.
-  std::set<uint64_t> jobs;
-  SHARDD_RETURN_IF_ERROR(ListLocked());
-  for (const auto& [key, fd] : std::exchange(taken_, {})) {
-    if (held_.lower_bound({key.first, ""}) == held_.lower_bound({key.first + 1, ""})) jobs.insert(key.first);
-  }
   absl::Status status;
-  for (const uint64_t job : jobs) {
+  while (status.ok() && !undropped_.empty()) {  // it may be the one of before, which was only slow
     CustodyMessage drop;
     drop.op = CustodyOp::kDrop;
-    drop.job = job;
-    status.Update(CallLocked(drop, -1));
+    drop.job = *undropped_.begin();
+    status = CallLocked(drop, -1);
+    if (status.ok()) undropped_.erase(undropped_.begin());
   }
   // A job is one when its description is there: that comes last.
   for (const bool description : {false, true}) {

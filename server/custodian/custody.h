@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -65,6 +66,7 @@ class Custody {
   UniqueFd socket_ ABSL_GUARDED_BY(mutex_);
   Objects taken_ ABSL_GUARDED_BY(mutex_);
   Objects held_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint64_t> undropped_ ABSL_GUARDED_BY(mutex_);  // jobs of whose end no custodian has heard
 };
 
 }  // namespace shardd

@@ -161,11 +161,12 @@ TEST_F(CustodianTest, WhatWasDroppedWhileItWasAwayIsDroppedLater) {
   const auto slab = Slab::Create("shards", SlabBacking::kSealedMemfd, 4096);
   for (const uint64_t job : {7, 8}) ASSERT_TRUE((*custody)->Put(job, "shards", (*slab)->fd()).ok());
   custodian_->Kill(SIGSTOP);
-  (*custody)->Drop(7);  // gives up after a while
+  EXPECT_FALSE((*custody)->Put(8, "more", (*slab)->fd()).ok());  // after a while
+  (*custody)->Drop(7);                                           // there is no connection
   custodian_->Kill(SIGCONT);
   EXPECT_TRUE(PollUntil([&] {
     (*custody)->Review();
-    return Held() == 1;
+    return Held() == 2;  // those of job 8
   }));
 }
 

@@ -30,6 +30,12 @@ class CommittedTest : public ::testing::Test {
     EXPECT_EQ(header->committed_step, committed_->step());
   }
 
+  const TakeUpLog& KeepIn(std::unique_ptr<TakeUpLog> log) {
+    const TakeUpLog& kept = *log;
+    committed_->KeepIn(std::move(log));
+    return kept;
+  }
+
   Journal* journal_ = nullptr;
   std::unique_ptr<Committed> committed_;
 };
@@ -46,9 +52,7 @@ TEST_F(CommittedTest, AStepIsAVersionToo) {
 
 TEST_F(CommittedTest, WhatIsGoingBackIsNotWhatAnotherDaemonGoesOnWith) {
   using Counts = TakeUpLog::Counts;
-  auto log = *TakeUpLog::Create(/*place_bytes=*/4096, /*ranks=*/2);
-  const TakeUpLog& left = *log;
-  committed_->KeepIn(std::move(log));
+  const TakeUpLog& left = KeepIn(*TakeUpLog::Create(/*place_bytes=*/4096, /*ranks=*/2));
   committed_->CommitVersion();
   EXPECT_EQ(left.Read()->counts, Counts::kShards);
   committed_->CountSnapshot(0, {"a", "b"});  // ranks hand in
@@ -65,9 +69,7 @@ TEST_F(CommittedTest, WhatIsGoingBackIsNotWhatAnotherDaemonGoesOnWith) {
 
 // A step that is decided completes in its epoch, whoever does it.
 TEST_F(CommittedTest, AJobThatIsClosedIsLeftAsItWasUnlessItsCustodyEnds) {
-  auto log = *TakeUpLog::Create(/*place_bytes=*/4096, /*ranks=*/2);
-  const TakeUpLog& left = *log;
-  committed_->KeepIn(std::move(log));
+  const TakeUpLog& left = KeepIn(*TakeUpLog::Create(/*place_bytes=*/4096, /*ranks=*/2));
   committed_->CommitVersion();
   const uint64_t epoch = committed_->epoch();
   committed_->EndLastEpoch();
