@@ -56,7 +56,9 @@ void Core::Shutdown() {
   EndKeptEpochs();
   loop_.RunAndWait([this] {
     for (auto& [name, entry] : jobs_) {
-      entry.job->Close("the daemon is shutting down");
+      entry.job->Close("the daemon is shutting down", entry.job->committed().outlives_daemon()
+                                                          ? JobCore::CloseOn::kThisDaemon
+                                                          : JobCore::CloseOn::kThisNode);
     }
   });
   // Devices first: their completions are posted to the loop while it still runs, and they hold the jobs.

@@ -46,7 +46,7 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
     }
     init.journal = *std::move(journal);
   }
-  if (absl::Status handed = custody_.HandOver(&init); !handed.ok()) {
+  if (absl::Status handed = custody_.HandOver(node, link_key, &init); !handed.ok()) {
     if (taken_up == nullptr) custody_.Drop(id);
     return handed;
   }
@@ -66,7 +66,11 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
                                 ? std::make_unique<TrainerCollective>(init.devices.by_rank)
                                 : MakeCollective(init.devices.by_rank);
   if (shared_plan->nodes() > 1) {
-    SHARDD_RETURN_IF_ERROR(AddNodes(node, std::move(link_key), &init));
+    if (absl::Status added = AddNodes(node, std::move(link_key), &init); !added.ok()) {
+      if (taken_up == nullptr) custody_.Drop(id);
+      return added;
+    }
+    if (taken_up != nullptr) init.nodes->left = std::move(taken_up->node);
   }
   init.loop = &loop_;
   init.copier = &copier_;

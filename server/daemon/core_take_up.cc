@@ -27,7 +27,7 @@ void Core::TakeUp() {
     const v1::JobSpec spec = taken.job.spec();
     SHARDD_ASSIGN_OR_RETURN(JobCore::Init init,
                             MakeInit(taken.job.job_id(), owner, spec, std::move(taken.plan), /*reserved_bytes=*/0,
-                                     /*extends=*/false, /*node=*/0, /*link_key=*/"", &taken));
+                                     /*extends=*/false, taken.job.node(), taken.job.link_key(), &taken));
     LogInfo(absl::StrCat("job ", spec.name(), " is taken up at step ", init.committed.step, ", version ",
                          init.committed.version, ", epoch ", init.committed.epoch));
     loop_.RunAndWait([&] {

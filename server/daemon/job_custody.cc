@@ -18,7 +18,7 @@ constexpr char kSaltName[] = "secret salt";
 
 }  // namespace
 
-absl::Status JobCustody::HandOver(JobCore::Init* init) const {
+absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore::Init* init) const {
   if (custody_ == nullptr || !OutlivesDaemon(*init->plan) || init->memory->place().memory != nullptr) {
     return absl::OkStatus();
   }
@@ -31,8 +31,7 @@ absl::Status JobCustody::HandOver(JobCore::Init* init) const {
   };
   const bool is_new = init->take_up_log == nullptr;
   if (is_new) {
-    SHARDD_ASSIGN_OR_RETURN(init->take_up_log,
-                            TakeUpLog::Create(init->plan->memory.journal_bytes / 2, init->plan->world_size));
+    SHARDD_ASSIGN_OR_RETURN(init->take_up_log, TakeUpLog::Create(TakeUpLogSizes(*init->plan)));
     SHARDD_RETURN_IF_ERROR(put(kCustodyJournalName, init->journal->fd()));
     SHARDD_RETURN_IF_ERROR(put(kCustodyLogName, init->take_up_log->fd()));
   }
@@ -50,6 +49,8 @@ absl::Status JobCustody::HandOver(JobCore::Init* init) const {
   }
   *job.mutable_spec() = init->spec;
   job.set_plan_digest(init->plan->digest);
+  job.set_node(node);
+  job.set_link_key(link_key);
   SHARDD_ASSIGN_OR_RETURN(const std::unique_ptr<Slab> record, MakeCustodyRecord(kCustodyJobName, job));
   SHARDD_RETURN_IF_ERROR(put(kCustodyJobName, record->fd()));
   *exists = true;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -24,7 +25,7 @@ class JobCustody {
   explicit JobCustody(std::shared_ptr<Custody> custody) : custody_(std::move(custody)) {}
 
   // UNAVAILABLE: the custodian does not answer, and the job is not to be.
-  absl::Status HandOver(JobCore::Init* init) const;
+  absl::Status HandOver(int node, const std::string& link_key, JobCore::Init* init) const;
   // Looks whether the custodian is still the one that has everything, and hands it to another. Every second or so.
   void Review() const;
   // The job has ended.

@@ -32,6 +32,17 @@ CommittedFacts FactsAfter(const v1::DecidedStepRecord& record, const TakeUpLog::
   return facts;
 }
 
+// As node 0 said it, or said to others.
+v1::PeerMessage::Decided DecisionOf(const v1::DecidedStepRecord& record) {
+  v1::PeerMessage::Decided decided;
+  decided.set_step(record.step());
+  decided.set_grad_norm(record.grad_norm());
+  decided.set_clip_factor(record.step_clip_factor());
+  decided.set_skipped(record.skipped());
+  decided.set_present(record.present());
+  return decided;
+}
+
 // The job's slabs, mapped for this thread.
 struct MappedSlabs {
   std::map<std::string, std::unique_ptr<Slab>> by_name;
@@ -105,8 +116,12 @@ absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, 
 
 bool OutlivesDaemon(const ShardPlan& plan) {
   const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-  return plan.nodes() == 1 && !IsOffloaded(plan) && plan.config.pass_copies() == in_trainers &&
+  return !IsOffloaded(plan) && plan.config.pass_copies() == in_trainers &&
          !(in_trainers && plan.config.trainers_never_write());
+}
+
+TakeUpLog::Sizes TakeUpLogSizes(const ShardPlan& plan) {
+  return {plan.memory.journal_bytes / 2, plan.world_size, /*promises=*/plan.nodes() > 1};
 }
 
 absl::StatusOr<std::unique_ptr<Slab>> MakeCustodyRecord(const char* name, const google::protobuf::MessageLite& record) {
@@ -139,14 +154,14 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept) {
     return absl::DataLossError(
         absl::StrCat("it is of another version (got format ", result.job.format(), ", want ", kCustodyFormat, ")"));
   }
-  SHARDD_ASSIGN_OR_RETURN(result.plan, PlanShards(result.job.spec()));
+  SHARDD_ASSIGN_OR_RETURN(result.plan, PlanShards(result.job.spec(), result.job.node()));
   const ShardPlan& plan = result.plan;
   if (plan.digest != result.job.plan_digest() || !OutlivesDaemon(plan)) {
     return absl::DataLossError("this version plans the job otherwise than the one that made it");
   }
-  const int64_t place_bytes = plan.memory.journal_bytes / 2;
-  SHARDD_ASSIGN_OR_RETURN(result.journal, Journal::TakeUp(TakeKept(kept, kCustodyJournalName), place_bytes));
-  SHARDD_ASSIGN_OR_RETURN(result.log, TakeUpLog::TakeUp(TakeKept(kept, kCustodyLogName), place_bytes, plan.world_size));
+  const TakeUpLog::Sizes sizes = TakeUpLogSizes(plan);
+  SHARDD_ASSIGN_OR_RETURN(result.journal, Journal::TakeUp(TakeKept(kept, kCustodyJournalName), sizes.place_bytes));
+  SHARDD_ASSIGN_OR_RETURN(result.log, TakeUpLog::TakeUp(TakeKept(kept, kCustodyLogName), sizes));
   SHARDD_ASSIGN_OR_RETURN(TakeUpLog::Left left, result.log->Read());
   TakeUpLog::Header& header = left.header;
   if (header.version == 0) return absl::NotFoundError("nothing was committed");
@@ -173,6 +188,7 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept) {
   }
   if (last.ok()) {
     result.committed = FactsAfter(*last, header);
+    result.node.decided = DecisionOf(*last);
   } else {
     result.committed = {header.epoch, header.version, header.step, {}, {}, {}, false};
     result.committed.step_counts.assign(left.facts.step_counts().begin(), left.facts.step_counts().end());
@@ -182,13 +198,22 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept) {
       result.committed.trainer_states.size() != static_cast<size_t>(plan.world_size)) {
     return absl::DataLossError("what is committed is of another plan");
   }
+  result.committed.finished = left.finished;
   ++result.committed.epoch;  // all sessions are over
   // Of what is made anew the pages go first, so that both take no more than one.
   const auto make_anew = [&](const char* name) {
     if (const auto it = mapped.by_name.find(name); it != mapped.by_name.end()) it->second->Discard();
     kept.erase(name);
   };
-  make_anew("gradients");
+  if (left.promised.has_value() && !completes) {
+    if (left.promised->trainer_states_size() != plan.world_size) {
+      return absl::DataLossError("what is promised is of another plan");
+    }
+    result.node.promised_in = left.promised->generation();
+    result.committed.promised = *std::move(left.promised);
+  } else {
+    make_anew("gradients");
+  }
   result.committed.in_snapshot = in_snapshot;
   if (in_snapshot) {
     if (left.counts == TakeUpLog::Counts::kSnapshotBeingTaken) {

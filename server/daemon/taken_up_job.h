@@ -3,6 +3,9 @@
 
 // How a job is written down with the custodian, and what the next daemon reads there.
 //
+// A step that a job over several nodes has promised stays so, with the gradients that it was reduced to: node 0 says
+// what becomes of it.
+//
 // What it goes on with is what the take-up log says that counts (TakeUpLog::Counts): the shards, behind a decided step
 // that is completed, or the snapshot. Trainers of before may go on storing into shards and gradients that they map: the
 // shards are made anew where the snapshot counts, and the gradients always.
@@ -16,6 +19,7 @@
 #include "google/protobuf/message_lite.h"
 #include "server/custodian/custody.h"
 #include "server/job/step/committed.h"
+#include "server/multinode/node_member.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/journal.h"
 #include "server/storage/take_up_log.h"
@@ -28,9 +32,10 @@ inline constexpr uint32_t kCustodyFormat = 1;
 inline constexpr char kCustodyJournalName[] = "journal";
 inline constexpr char kCustodyLogName[] = "take-up log";
 
-// Whether jobs of the plan outlive their daemon: on one node's CPUs, where there is a snapshot of all that trainers may
-// store into.
+// Whether jobs of the plan outlive their daemon: on CPUs, where there is a snapshot of all that trainers may store
+// into.
 bool OutlivesDaemon(const ShardPlan& plan);
+TakeUpLog::Sizes TakeUpLogSizes(const ShardPlan& plan);
 
 // Memory that holds one record, and nothing else.
 absl::StatusOr<std::unique_ptr<Slab>> MakeCustodyRecord(const char* name, const google::protobuf::MessageLite& record);
@@ -46,6 +51,7 @@ struct TakenUpJob {
   std::unique_ptr<Journal> journal;
   std::unique_ptr<TakeUpLog> log;
   CommittedFacts committed;  // of a new epoch
+  NodeLeft node;             // over several nodes
 };
 
 // Completes a step that was decided, and a snapshot that was being taken. Blocks. NOT_FOUND: nothing was committed, or

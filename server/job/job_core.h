@@ -116,8 +116,9 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   // As AbsentRanks::Answered. Ranks that wait in vain are told.
   void RankAnswered(int rank, const absl::Status& status, uint64_t ticks);
   // Ends all sessions and frees the memory as soon as device work in flight has ended. Of several nodes: here, where
-  // the others wait for another daemon or job to take this one's place, or on all of them.
-  enum class CloseOn { kThisNode, kAllNodes };
+  // the others wait for another daemon or job to take this one's place, or on all of them. A job that is cut over nodes
+  // ends everywhere with each of its parts, unless the part goes on with the next daemon of its node.
+  enum class CloseOn { kThisDaemon, kThisNode, kAllNodes };
   void Close(const std::string& why, CloseOn on);
   void Close(const std::string& why) override { Close(why, CloseOn::kThisNode); }
   // The epoch advances; see the top.

@@ -52,6 +52,9 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
     return absl::AbortedError(absl::StrCat(what, "the epoch advanced (got ", session->epoch(), ", want ",
                                            committed_.epoch(), "); attach again"));
   }
+  if (end_.pending()) {
+    return absl::AbortedError(absl::StrCat(what, "the epoch ends (", end_.cause().message(), "); attach again"));
+  }
   SHARDD_RETURN_IF_ERROR(CheckMayAttach(rank, session->peer.pid, /*replace=*/false, session->pidfd));
   SHARDD_RETURN_IF_ERROR(parts_.CheckMayBegin(what));
   SHARDD_RETURN_IF_ERROR(view_.CheckStillHas(*session));
@@ -182,7 +185,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     return;
   }
   const auto extensions = extensions_.TakeAll();
-  committed_.EndEpoch();
+  commits_.decision().applied() ? committed_.EndEpochBehindStep() : committed_.EndEpoch();
   // What it costs is the difference: outside of a step ranks attach again, and nothing is done anew.
   const bool drops_work = view_.IsMidStep();
   counters_.set_aborts(counters_.aborts() + (drops_work ? 1 : 0));
@@ -239,7 +242,7 @@ void JobCore::Close(const std::string& why, CloseOn on) {
       EndSession(rank);
     }
   }
-  nodes_.Close(why, on == CloseOn::kAllNodes);
+  nodes_.Close(why, {.everywhere = on == CloseOn::kAllNodes, .goes_on = on == CloseOn::kThisDaemon});
   waits_.EndEpoch();
   trace_.EndAll(why);
   Extensions::Answer(extensions, absl::AbortedError(message));

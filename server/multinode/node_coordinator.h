@@ -13,8 +13,9 @@
 // parameters, which is so at the beginning and where its daemon is a new one (node_recovery.cc):
 // - nodes that have none either take part: all give initial values, which are compared;
 // - nodes that have parameters wait, and so nothing can be agreed on;
-// - when every other node has been heard, node 0 is sent the state of the one with the latest step, and the next
-//   generation begins with that: Begin tells those a step behind what was decided, and the others what they lack.
+// - when every other node has been heard, node 0 goes on with the latest step: with its own, where it has outlived its
+//   daemon, or else it is sent the state of the node that has it. The next generation begins with that: Begin tells
+//   those a step behind what was decided, and the others what they lack.
 // No node is ever more than a step behind another, and a single one that comes early rolls nobody back. The state's
 // sender is lost: another takes its place, or all begin anew where nobody has anything.
 
@@ -50,6 +51,8 @@ class NodeCoordinator {
   NodeCoordinator(std::shared_ptr<const ShardPlan> plan, uint64_t generation, Send send, std::function<void()> decide,
                   std::function<void(int node)> recover);
 
+  // Node 0's daemon is a new one, and has what the one before it has left. Before OnUp(0).
+  void TakeUp(v1::PeerMessage::Holds own) { nodes_[0].holds = std::move(own); }
   void OnUp(int node);
   void OnDown(int node, const absl::Status& why);
   // Node 0 has the state that it was to ask for, of this step.
@@ -87,7 +90,7 @@ class NodeCoordinator {
   struct Node {
     bool up = false;
     bool takes_part = false;                      // it was sent Begin over this link
-    std::optional<v1::PeerMessage::Holds> holds;  // over this link
+    std::optional<v1::PeerMessage::Holds> holds;  // over this link; of node 0: of the daemon before
     bool finished = false;
     bool fetching = false;
     int64_t held_step = 0;  // the last whose decision it holds, as it has said over this link

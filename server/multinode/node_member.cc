@@ -42,6 +42,16 @@ void NodeMember::Stop() {
   events_->SetListener(nullptr);
 }
 
+void NodeMember::TakeUp(NodeLeft left) {
+  decided_ = std::move(left.decided);
+  if (coordinator_ != nullptr) {
+    coordinator_->TakeUp(OwnHolds());
+  } else if (left.promised_in > 0) {
+    generation_ = left.promised_in;
+    said_ = promised_ = true;
+  }
+}
+
 void NodeMember::Start(NodeListeners listeners) {
   hear_ = listeners;
   unheard_since_ = MonotonicNow();

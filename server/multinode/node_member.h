@@ -40,12 +40,20 @@
 
 namespace shardd {
 
+// What the daemon before has left of a node's part, beside the job's facts.
+struct NodeLeft {
+  v1::PeerMessage::Decided decided;  // of the committed step; step 0: it is not known
+  uint64_t promised_in = 0;          // the generation in which the step behind that is promised; 0: it is not
+};
+
 // Loop-confined.
 class NodeMember final : public NodeEvents::Listener {
  public:
   // All outlive it. `facts`: of its job.
   NodeMember(std::shared_ptr<const ShardPlan> plan, int node, CoreLoop* loop, PeerLinks* links,
              std::shared_ptr<NodeEvents> events, const NodeFacts* facts);
+  // The job has outlived the daemon before. Before Start.
+  void TakeUp(NodeLeft left);
   // Until Stop, which they outlive, all `listeners` hear; to be called once, and before the job says anything.
   void Start(NodeListeners listeners);
   void Stop();  // nobody hears anything any more, and nothing is said
@@ -107,6 +115,7 @@ class NodeMember final : public NodeEvents::Listener {
   void OnBegin(const v1::PeerMessage::Begin& begin);
   void AllHold(int64_t step);
   // (node_member_fetch.cc)
+  v1::PeerMessage::Holds OwnHolds() const;
   void SayHolds();
   void Fetch(int from, uint64_t generation);
   void Recover(int from);  // of the coordinator

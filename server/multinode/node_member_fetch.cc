@@ -8,17 +8,22 @@
 
 namespace shardd {
 
+v1::PeerMessage::Holds NodeMember::OwnHolds() const {
+  v1::PeerMessage::Holds holds;
+  holds.set_generation(std::max(generation_, adopting_));
+  holds.set_initialized(facts_->NodeInitialized());
+  holds.set_step(facts_->NodeStep());
+  if (decided_.step() > 0 && decided_.step() == facts_->NodeStep()) {
+    *holds.mutable_decided() = decided_;
+  }
+  holds.set_held_step(std::min(held_step_, facts_->NodeStep()));
+  holds.mutable_finished()->Add(finished_.begin(), finished_.end());
+  return holds;
+}
+
 void NodeMember::SayHolds() {
   v1::PeerMessage message;
-  v1::PeerMessage::Holds* holds = message.mutable_holds();
-  holds->set_generation(std::max(generation_, adopting_));
-  holds->set_initialized(facts_->NodeInitialized());
-  holds->set_step(facts_->NodeStep());
-  if (decided_.step() > 0 && decided_.step() == facts_->NodeStep()) {
-    *holds->mutable_decided() = decided_;
-  }
-  holds->set_held_step(std::min(held_step_, facts_->NodeStep()));
-  holds->mutable_finished()->Add(finished_.begin(), finished_.end());
+  *message.mutable_holds() = OwnHolds();
   links_->Send(0, std::move(message));
 }
 
@@ -69,6 +74,9 @@ std::string NodeMember::Lacking() const {
     return absl::StrCat("the node's state is being brought from node ", fetches_from_, " (",
                         plan_->config.nodes().addresses(fetches_from_), ")");
   }
+  if (coordinator_ != nullptr && !coordinator_->Lacking().empty()) {
+    return coordinator_->Lacking();
+  }
   if (facts_->NodeStep() > held_step_) {
     const std::string step =
         absl::StrCat("step ", facts_->NodeStep(), " is decided, and not shown before all nodes hold it");
@@ -76,7 +84,7 @@ std::string NodeMember::Lacking() const {
                                                   heard_ ? ")" : "), which has no link,", " has not said that they do")
                                    : absl::StrCat(step, "; ", coordinator_->Unheld());
   }
-  return coordinator_ == nullptr ? "" : coordinator_->Lacking();
+  return "";
 }
 
 }  // namespace shardd

@@ -22,8 +22,9 @@ void NodeCoordinator::OnUp(int node) {
   come.refused.clear();
   come.finished = come.fetching = false;
   come.held_step = 0;
-  come.holds.reset();
-  if (node == 0) {
+  if (node != 0) {
+    come.holds.reset();
+  } else if (!come.holds.has_value()) {
     Admit(0);
   }
 }
@@ -141,6 +142,14 @@ void NodeCoordinator::MaybeRecover() {
   if (begins) {
     source_ = latest;
   }
+  if (source_ == 0) {
+    Recovered(nodes_[0].holds->step());
+    return;
+  }
+  if (begins && nodes_[0].holds.has_value()) {  // which another node is ahead of
+    nodes_[0].holds.reset();
+    Admit(0);
+  }
   v1::PeerMessage message;
   message.set_generation(generation_);
   message.mutable_recovering()->set_waits_for(source_ >= 0 ? "" : Lacking());
@@ -170,9 +179,8 @@ void NodeCoordinator::Recovered(int64_t step) {
       held_step_ = std::max(held_step_, node.holds->held_step());
     }
   }
-  NextGeneration(
-      absl::AbortedError(absl::StrCat("node 0 (", plan_->config.nodes().addresses(0),
-                                      ") has lost its state, and goes on from step ", step, " of node ", source)));
+  NextGeneration(absl::AbortedError(absl::StrCat(NodeText(0), " has lost its ", source == 0 ? "daemon" : "state",
+                                                 ", and goes on from step ", step, " of node ", source)));
   MaybeAllHold();
 }
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
@@ -22,12 +23,16 @@ struct RawTakeUpHeader {
   int64_t step;
   uint64_t version;
   uint32_t facts;
-  uint32_t touched;
+  uint32_t flags;
   uint32_t counts;
   uint32_t crc;
   char zero[8];
 };
 static_assert(sizeof(RawTakeUpHeader) == 64);
+
+constexpr uint32_t kTouched = 1;
+constexpr uint32_t kPromised = 2;
+constexpr uint32_t kFinished = 4;
 
 uint32_t TakeUpCrc(const RawTakeUpHeader& raw) { return RecordCrc(&raw, offsetof(RawTakeUpHeader, crc)); }
 
@@ -47,30 +52,32 @@ RawTakeUpHeader LastHeader(const Slab& slab) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::Create(int64_t place_bytes, int ranks) {
+absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::Create(const Sizes& sizes) {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab,
-                          Slab::Create(kTakeUpName, SlabBacking::kSealedMemfd, PlacesAt(ranks) + 2 * place_bytes));
-  std::unique_ptr<TakeUpLog> log(new TakeUpLog(std::move(slab), place_bytes, ranks));
+                          Slab::Create(kTakeUpName, SlabBacking::kSealedMemfd, SizeBytes(sizes)));
+  std::unique_ptr<TakeUpLog> log(new TakeUpLog(std::move(slab), sizes));
   log->Write();
   return log;
 }
 
-absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, int64_t place_bytes, int ranks) {
-  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab,
-                          Slab::TakeUp(kTakeUpName, std::move(fd), PlacesAt(ranks) + 2 * place_bytes));
-  std::unique_ptr<TakeUpLog> log(new TakeUpLog(std::move(slab), place_bytes, ranks));
+absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const Sizes& sizes) {
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab, Slab::TakeUp(kTakeUpName, std::move(fd), SizeBytes(sizes)));
+  std::unique_ptr<TakeUpLog> log(new TakeUpLog(std::move(slab), sizes));
   const RawTakeUpHeader last = LastHeader(*log->slab_);
   log->header_ = {last.epoch, last.step, last.version};
   log->sequence_ = last.sequence;
   log->facts_ = last.facts;
   log->counts_ = static_cast<Counts>(last.counts);
-  log->touched_ = last.touched != 0;
+  log->touched_ = (last.flags & kTouched) != 0;
+  log->promised_ = (last.flags & kPromised) != 0;
+  log->finished_ = (last.flags & kFinished) != 0;
   return log;
 }
 
 void TakeUpLog::SetVersion(uint64_t epoch, uint64_t version) {
   header_.epoch = epoch;
   header_.version = version;
+  promised_ = false;
   Write();
 }
 
@@ -78,17 +85,25 @@ void TakeUpLog::CommitStep(const Header& header) {
   header_ = header;
   facts_ = 0;
   counts_ = Counts::kShards;
-  touched_ = false;
+  touched_ = promised_ = false;
   Write();
+}
+
+absl::Status TakeUpLog::Promise(const v1::PromisedStepRecord& record) {
+  SHARDD_RETURN_IF_ERROR(WriteRecord(PlaceOf(kPromisePlace), sizes_.place_bytes, record));
+  promised_ = true;
+  Write();
+  return absl::OkStatus();
 }
 
 absl::Status TakeUpLog::Commit(const v1::CommittedRecord& facts, const Header& header, Counts counts) {
   const uint32_t place = facts_ == 1 ? 2 : 1;  // the header that counts means another one
-  SHARDD_RETURN_IF_ERROR(WriteRecord(PlaceOf(place), place_bytes_, facts));
+  SHARDD_RETURN_IF_ERROR(WriteRecord(PlaceOf(place), sizes_.place_bytes, facts));
   header_ = header;
   facts_ = place;
   counts_ = counts;
   touched_ = false;
+  promised_ = promised_ && std::exchange(keeps_promise_, false);
   Write();
   return absl::OkStatus();
 }
@@ -102,7 +117,12 @@ void TakeUpLog::End() {
   header_ = {};
   facts_ = 0;
   counts_ = Counts::kShards;
-  touched_ = false;
+  touched_ = promised_ = finished_ = false;
+  Write();
+}
+
+void TakeUpLog::Finish() {
+  finished_ = true;
   Write();
 }
 
@@ -122,7 +142,7 @@ void TakeUpLog::Write() {
   raw.step = header_.step;
   raw.version = header_.version;
   raw.facts = facts_;
-  raw.touched = touched_ ? 1 : 0;
+  raw.flags = (touched_ ? kTouched : 0) | (promised_ ? kPromised : 0) | (finished_ ? kFinished : 0);
   raw.counts = static_cast<uint32_t>(counts_);
   raw.crc = TakeUpCrc(raw);
   std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -137,11 +157,17 @@ absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
     return absl::DataLossError("take-up log: no header is valid");
   Left left;
   left.header = {best.epoch, best.step, best.version};
-  left.touched = best.touched != 0;
+  left.touched = (best.flags & kTouched) != 0;
+  left.finished = (best.flags & kFinished) != 0;
   left.counts = static_cast<Counts>(best.counts);
   left.facts_in_journal = best.facts == 0;
-  if (!left.facts_in_journal && !ReadRecord(PlaceOf(best.facts), place_bytes_, &left.facts)) {
+  if (!left.facts_in_journal && !ReadRecord(PlaceOf(best.facts), sizes_.place_bytes, &left.facts)) {
     return absl::DataLossError("take-up log: what is committed is not valid");
+  }
+  if (sizes_.promises && (best.flags & kPromised) != 0 &&
+      (!ReadRecord(PlaceOf(kPromisePlace), sizes_.place_bytes, &left.promised.emplace()) ||
+       left.promised->step() != best.step + 1)) {
+    return absl::DataLossError("take-up log: what is promised is not valid");
   }
   return left;
 }

@@ -4,16 +4,18 @@
 // What a daemon that takes up a job needs to know beside the job's slabs and its journal, which has the decided steps.
 //
 //   two headers (64 bytes each, written in turn; the valid one with the higher `sequence` counts):
-//     "SHTU" | u32 format 1 | u64 sequence | u64 epoch | i64 step | u64 version | u32 facts | u32 touched |
+//     "SHTU" | u32 format 1 | u64 sequence | u64 epoch | i64 step | u64 version | u32 facts | u32 flags |
 //     u32 counts | u32 crc | 0...
 //   at 4096: an UpdateLog for each rank
-//   then two places for v1::CommittedRecord
+//   then two places for v1::CommittedRecord, and for a job over several nodes one for v1::PromisedStepRecord
 //
 // `facts` says where step counts and trainers' states are: 0: what follows from the journal's record of the committed
-// step; 1 and 2: in that place. `counts` says which memory the step and the facts are of (Counts).
+// step; 1 and 2: in that place. `counts` says which memory the step and the facts are of (Counts). `flags`: 1: touched;
+// 2: the step behind the committed one is promised, and its record is there; 4: the ranks have finished.
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -33,10 +35,15 @@ class TakeUpLog {
     int64_t step = 0;
     uint64_t version = 0;
   };
+  struct Sizes {
+    int64_t place_bytes = 0;
+    int ranks = 0;
+    bool promises = false;  // the job is over several nodes
+  };
   // Says that nothing is committed.
-  static absl::StatusOr<std::unique_ptr<TakeUpLog>> Create(int64_t place_bytes, int ranks);
+  static absl::StatusOr<std::unique_ptr<TakeUpLog>> Create(const Sizes& sizes);
   // DATA_LOSS: it is not what another daemon has made for a job of that plan.
-  static absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUp(UniqueFd fd, int64_t place_bytes, int ranks);
+  static absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUp(UniqueFd fd, const Sizes& sizes);
 
   int fd() const { return slab_->fd(); }
   int64_t size_bytes() const { return slab_->size_bytes(); }
@@ -48,17 +55,24 @@ class TakeUpLog {
     kSnapshot = 1,            // trainers may store into the shards
     kSnapshotBeingTaken = 2,  // of the shards, into which nobody stores meanwhile: the copy can be made again
   };
-  // Nothing else has changed: what counts, and its step and facts, stay.
+  // Nothing else has changed: what counts, and its step and facts, stay. As with all but Promise and KeepPromise,
+  // nothing is promised from here on.
   void SetVersion(uint64_t epoch, uint64_t version);
   // The step is committed whose record the journal has.
   void CommitStep(const Header& header);
   // Anything else is committed, or taken over, or the snapshot counts from here on. Only CommitStep and Commit with
   // kShards let shards count again.
   absl::Status Commit(const v1::CommittedRecord& facts, const Header& header, Counts counts = Counts::kShards);
+  // What the daemon before had promised stays so behind the next Commit.
+  void KeepPromise() { keeps_promise_ = true; }
+  // REQUIRES: made with `promises`. RESOURCE_EXHAUSTED: it is too large.
+  absl::Status Promise(const v1::PromisedStepRecord& record);
   // REQUIRES: kSnapshotBeingTaken counts, or the snapshot does.
   void SnapshotTaken();
   // What counts is not the shards: SetVersion tells the log of a commit.
   bool counts_snapshot() const { return counts_ != Counts::kShards; }
+  // Ranks of this node come no more, and other nodes go on with what it holds.
+  void Finish();
   // There is nothing to take up.
   void End();
   // From here to the next Commit what counts may differ from what is committed, by no decided step: nobody could say by
@@ -69,30 +83,37 @@ class TakeUpLog {
   struct Left {
     Header header;
     bool touched = false;
+    bool finished = false;
     Counts counts = Counts::kShards;
     bool facts_in_journal = false;
     v1::CommittedRecord facts;
+    std::optional<v1::PromisedStepRecord> promised;
   };
   absl::StatusOr<Left> Read() const;
 
  private:
   static constexpr int64_t kUpdatesAt = 4096;
+  static constexpr uint32_t kPromisePlace = 3;
   static int64_t PlacesAt(int ranks) { return kUpdatesAt + ranks * static_cast<int64_t>(sizeof(UpdateLog)); }
-  TakeUpLog(std::unique_ptr<Slab> slab, int64_t place_bytes, int ranks)
-      : slab_(std::move(slab)), place_bytes_(place_bytes), ranks_(ranks) {}
-  char* PlaceOf(uint32_t facts) const {
-    return slab_->At<char>(PlacesAt(ranks_) + (static_cast<int64_t>(facts) - 1) * place_bytes_);
+  static int64_t SizeBytes(const Sizes& sizes) {
+    return PlacesAt(sizes.ranks) + (sizes.promises ? 3 : 2) * sizes.place_bytes;
+  }
+  TakeUpLog(std::unique_ptr<Slab> slab, const Sizes& sizes) : slab_(std::move(slab)), sizes_(sizes) {}
+  char* PlaceOf(uint32_t place) const {
+    return slab_->At<char>(PlacesAt(sizes_.ranks) + (static_cast<int64_t>(place) - 1) * sizes_.place_bytes);
   }
   void Write();
 
   const std::unique_ptr<Slab> slab_;
-  const int64_t place_bytes_;
-  const int ranks_;
+  const Sizes sizes_;
   Header header_;
   uint64_t sequence_ = 0;
   uint32_t facts_ = 0;
   Counts counts_ = Counts::kShards;
   bool touched_ = false;
+  bool promised_ = false;
+  bool finished_ = false;
+  bool keeps_promise_ = false;
 };
 
 }  // namespace shardd

@@ -63,6 +63,10 @@ AttachAnswer GradientWriters::MayAttach(const std::string& what, int rank, int32
     answer.status = absl::AbortedError(absl::StrCat(what, "new gradient shards are being made; attach again"));
     return answer;
   }
+  if (anybody_) {
+    answer.renew = "ranks of the daemon before may still write the gradient shards";
+    return answer;
+  }
   const auto writer =
       std::find_if(writers_.begin(), writers_.end(), [rank](const Writer& of) { return of.rank == rank; });
   if (writer == writers_.end()) {
@@ -101,11 +105,11 @@ absl::Status GradientWriters::TakeFailure(const std::string& what, const std::st
 
 std::string GradientWriters::Begin() {
   under_way_ = true;
-  return TextOf(writers_);
+  return anybody_ ? "them" : TextOf(writers_);
 }
 
 void GradientWriters::Leave(std::unique_ptr<JobSlab> old) {
-  under_way_ = false;
+  under_way_ = anybody_ = false;
   left_ = std::move(old);
   left_to_ = std::exchange(writers_, {});
   if (left_->on_host()) {

@@ -35,6 +35,8 @@ class GradientWriters {
   // `memory` outlives this.
   explicit GradientWriters(const JobMemory* memory) : memory_(*memory) {}
 
+  // Nobody knows who may write them: they are the daemon's before. On CPUs.
+  void TakeUp() { anybody_ = true; }
   // The epoch of the session ends, and its process may live on.
   void EpochEnded(const Session& session);
   // The left slab where no process that may write it lives any more, else null. What devices do with it may not have
@@ -72,6 +74,7 @@ class GradientWriters {
   std::list<Writer> writers_;  // of the gradient shards, in epochs that have ended
   std::list<Writer> left_to_;  // of those before; empty: there are none
   std::unique_ptr<JobSlab> left_;
+  bool anybody_ = false;  // may write the gradient shards
   bool under_way_ = false;
   absl::Status failed_;
 };

@@ -20,13 +20,15 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
   member_ = std::make_unique<NodeMember>(see_.plan, parts->node, use_.work->loop(), links_.get(), events_, own_facts);
   const ShardPlan* const plan = see_.plan.get();
   NodeMember* const member = member_.get();
+  left_ = std::move(parts->left);
   digests_ = std::make_unique<ModelDigests>(ModelDigests::Facts{plan, see_.memory, use_.committed},
                                             ModelDigests::Services{member, parts->worker, use_.work, use_.job});
   sums_ = std::make_unique<SumsOverNodes>(
       SumsOverNodes::Facts{plan, use_.committed, see_.decision, see_.steps, use_.pairing},
       SumsOverNodes::Services{member, use_.job}, tell_.add);
-  steps_ = std::make_unique<StepsOverNodes>(StepsOverNodes::Facts{plan, use_.committed, see_.decision, digests_.get()},
-                                            StepsOverNodes::Services{member, use_.presence}, tell_.steps);
+  steps_ =
+      std::make_unique<StepsOverNodes>(StepsOverNodes::Facts{plan, see_.steps, see_.decision, digests_.get()},
+                                       StepsOverNodes::Services{use_.committed, member, use_.presence}, tell_.steps);
   states_ = std::make_unique<StateTransfers>(
       StateTransfers::Facts{plan, see_.memory, see_.decision, see_.steps},
       StateTransfers::Services{member, links_.get(), events_.get(), parts->worker, use_.committed, use_.work,
@@ -43,6 +45,10 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
 
 void JobNodes::Start() {
   if (over_nodes()) {
+    if (left_.has_value()) {
+      member_->TakeUp(*std::move(left_));
+      SetReadable(use_.committed->version());
+    }
     member_->Start({sums_.get(), steps_.get(), states_.get(), this});
   }
 }
@@ -118,6 +124,7 @@ void JobNodes::AttemptEnded(const absl::Status& cause) {
 
 void JobNodes::SayFinished() {
   finished_said_ = true;
+  use_.committed->Finish();
   member_->Closing("its ranks have finished", /*finished=*/true);
 }
 
@@ -147,7 +154,7 @@ void JobNodes::CheckSilence(absl::Time now) {
   }
 }
 
-void JobNodes::Close(const std::string& why, bool everywhere) {
+void JobNodes::Close(const std::string& why, const Closing& closing) {
   if (!over_nodes()) {
     return;
   }
@@ -155,7 +162,8 @@ void JobNodes::Close(const std::string& why, bool everywhere) {
     gathers_->EndEpoch();
   }
   const bool cut = see_.plan->cut_over_nodes;
-  if (see_.leavers->all_finished() || everywhere || cut) {  // of what is cut, a part is no job
+  if (!closing.goes_on && (see_.leavers->all_finished() || closing.everywhere || cut)) {
+    // Of what is cut, a part is no job.
     member_->Closing(why, cut ? finished() : see_.leavers->all_finished());
   }
   member_->Stop();

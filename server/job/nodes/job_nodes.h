@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -36,6 +37,7 @@ struct NodeParts {
   NodeCollective* collective = nullptr;  // the job's
   std::unique_ptr<NodeGather> gather;    // where parameters are cut over nodes, else null; uses `links` and slabs
   CoreLoop* worker = nullptr;            // reads initial values
+  std::optional<NodeLeft> left;          // by the daemon before, which the job has outlived
   ~NodeParts() {
     if (events != nullptr && links != nullptr) events->ForgetExchange();  // it came to no job
   }
@@ -125,8 +127,13 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   void SayFinished();
   // Nodes that others wait for, gathers that take too long, and nodes that are not reached. What it finds it tells.
   void CheckSilence(absl::Time now);
-  // The job has ended here; with `everywhere` on all nodes. Says nothing any more, and hears nothing.
-  void Close(const std::string& why, bool everywhere);
+  // The job has ended here; with `everywhere` on all nodes. Says nothing any more, and hears nothing. It `goes_on` with
+  // the next daemon of this node: the others hear only that the link is gone.
+  struct Closing {
+    bool everywhere = false;
+    bool goes_on = false;
+  };
+  void Close(const std::string& why, const Closing& closing);
 
  private:
   int64_t NodeStep() const override { return use_.committed->step() + (see_.decision->decided() ? 1 : 0); }
@@ -153,7 +160,8 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   std::unique_ptr<StepsOverNodes> steps_;
   std::unique_ptr<StateTransfers> states_;
   std::unique_ptr<NodeGathers> gathers_;
-  bool finished_said_ = false;  // that all ranks have, over the links that are there
+  std::optional<NodeLeft> left_;  // until Start
+  bool finished_said_ = false;    // that all ranks have, over the links that are there
 };
 
 }  // namespace shardd

@@ -5,20 +5,33 @@
 
 namespace shardd {
 
+// Node 0 decides: where it has not, nobody has.
+void StepsOverNodes::WritePromise() {
+  if (use_.member->node() == 0) return;
+  v1::PromisedStepRecord promise;
+  promise.set_generation(use_.member->generation());
+  *promise.mutable_asked() = see_.steps->step(0);
+  promise.mutable_asked()->clear_trainer_state();
+  promise.set_present(MaskOf(use_.presence->by_param()));
+  for (std::string& state : see_.steps->TrainerStates()) promise.add_trainer_states(std::move(state));
+  use_.committed->Promise(std::move(promise));
+}
+
 void StepsOverNodes::SayReduced(const Norm& own_norm) {
   own_norm_ = own_norm;
+  WritePromise();
   v1::PeerMessage::Reduced reduced;
-  reduced.set_step(see_.committed->step() + 1);
+  reduced.set_step(use_.committed->step() + 1);
   *reduced.mutable_present() = MaskOf(use_.presence->by_param());
   reduced.set_norm_scale(own_norm.state().scale);
   reduced.set_norm_sum(own_norm.state().sum);
-  const std::vector<uint64_t>& digests = see_.digests->At(see_.committed->version());
+  const std::vector<uint64_t>& digests = see_.digests->At(use_.committed->version());
   reduced.mutable_digests()->Add(digests.begin(), digests.end());
   use_.member->Reduced(std::move(reduced));
 }
 
 void StepsOverNodes::SayDecided() {
-  const int64_t step = see_.committed->step() + 1;
+  const int64_t step = use_.committed->step() + 1;
   if (use_.member->node() == 0) {
     v1::PeerMessage::Decided decided;
     see_.decision->Describe(&decided);

@@ -9,6 +9,7 @@
 #include "common/tensor/norm.h"
 #include "server/job/gradients/gradient_presence.h"
 #include "server/job/nodes/model_digests.h"
+#include "server/job/step/asked_steps.h"
 #include "server/job/step/committed.h"
 #include "server/job/step/step_decision.h"
 #include "server/multinode/node_listeners.h"
@@ -24,11 +25,12 @@ class StepsOverNodes final : public NodeStepsListener {
  public:
   struct Facts {
     const ShardPlan* plan = nullptr;
-    const Committed* committed = nullptr;
+    const AskedSteps* steps = nullptr;
     const StepDecision* decision = nullptr;
     const ModelDigests* digests = nullptr;
   };
   struct Services {
+    Committed* committed = nullptr;
     NodeMember* member = nullptr;
     GradientPresence* presence = nullptr;
   };
@@ -41,7 +43,7 @@ class StepsOverNodes final : public NodeStepsListener {
   StepsOverNodes(Facts facts, Services services, Results results)
       : see_(facts), use_(services), tell_(std::move(results)), own_norm_(/*order=*/2) {}
 
-  // All gradients of the step are reduced here. The measure is of this node's part.
+  // All gradients of the step are reduced here, which is a promise. The measure is of this node's part.
   void SayReduced(const Norm& own_norm);
   // The step is journaled here: node 0 tells the others, the others tell node 0 that they hold it.
   void SayDecided();
@@ -51,6 +53,8 @@ class StepsOverNodes final : public NodeStepsListener {
   void NodeValuesAgreed() override { tell_.agreed(); }
 
  private:
+  void WritePromise();
+
   const Facts see_;
   const Services use_;
   const Results tell_;

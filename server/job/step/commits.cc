@@ -8,8 +8,19 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "server/job/writes/parameter_parts.h"
+#include "server/multinode/param_mask.h"
 
 namespace shardd {
+
+void Commits::TakeUp(const v1::PromisedStepRecord& promised) {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    v1::Step step = promised.asked();
+    step.set_trainer_state(promised.trainer_states(rank));
+    steps_.Ask(rank, std::move(step), /*signal=*/0);
+  }
+  use_.gradients->presence().SetAll(BitsOf(promised.present(), see_.plan->params.size()));
+  decision_.BeginMeasuring();
+}
 
 absl::Status Commits::CheckMayStep(int rank, const v1::Step& step) const {
   const auto error = [this, rank](absl::StatusCode code, absl::string_view fact) {

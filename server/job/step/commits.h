@@ -75,6 +75,8 @@ class Commits final : public JobPart {
   // All of these outlive this.
   Commits(Facts facts, Services services)
       : see_(facts), use_(services), steps_(facts.plan->world_size, use_.committed) {}
+  // The step is asked for and promised by the daemon before, and node 0 says what becomes of it. Before anything else.
+  void TakeUp(const v1::PromisedStepRecord& promised);
   // Before anything else.
   void SpanNodes(Nodes nodes) { nodes_ = std::move(nodes); }
 

@@ -19,6 +19,7 @@ void Committed::TakeOver(const CommittedFacts& facts) {
   step_ = facts.step;
   SetStepCounts(facts.step_counts);
   trainer_states_ = facts.trainer_states;
+  if (facts.promised.has_value() && logs_) log_->KeepPromise();
   if (facts.in_snapshot) {
     GoBack(step_, facts.trainer_states);
   } else {
@@ -78,6 +79,18 @@ void Committed::EndLastEpoch() {
 void Committed::EndEpoch() {
   ++epoch_;
   WriteHeader(Changed::kEpoch);
+}
+
+void Committed::Promise(v1::PromisedStepRecord record) {
+  if (!logs_) return;
+  record.set_step(step_ + 1);
+  if (absl::Status status = log_->Promise(record); !status.ok()) {
+    LogError(absl::StrCat("job ", job_, ": step ", step_ + 1, " would be lost with this daemon: ", status.message()));
+  }
+}
+
+void Committed::Finish() {
+  if (logs_) log_->Finish();
 }
 
 void Committed::CommitStep(const std::vector<bool>& updated, std::vector<std::string> trainer_states) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ struct CommittedFacts {
   std::vector<std::string> trainer_states;  // by rank
   v1::Counters counters;
   bool in_snapshot = false;  // the shards hold nothing yet: the memory's snapshot is of the step
+  // Several nodes: the step behind it, by the daemon before.
+  std::optional<v1::PromisedStepRecord> promised = std::nullopt;
+  bool finished = false;  // ... and its ranks have finished
 };
 
 // Loop-confined.
@@ -73,11 +77,17 @@ class Committed {
   // `job` hears of commits from here on, and outlives this.
   void Tell(JobPart* job) { parts_ = job; }
   void EndEpoch();
+  // The same behind a decided step that is applied, and committed next: the log hears of both together.
+  void EndEpochBehindStep() { ++epoch_; }
   // The same where the job is closed here: the log says no more of it, so that another daemon completes what this one
   // had decided, unless EndCustody comes.
   void EndLastEpoch();
   // A step is decided and about to change shards. RESOURCE_EXHAUSTED: its record is too large, and nothing is decided.
   absl::Status Decide(const v1::DecidedStepRecord& record) { return journal_->WriteDecided(record); }
+  // Several nodes: another node is about to hear that the step is reduced here, and may decide it.
+  void Promise(v1::PromisedStepRecord record);
+  // ... this node's ranks have finished, and it goes on for the others.
+  void Finish();
   // One more step, and with it one more version. `updated`: by parameter; empty: none that is counted here.
   void CommitStep(const std::vector<bool>& updated, std::vector<std::string> trainer_states);
   // One more version, of the same step.

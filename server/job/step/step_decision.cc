@@ -42,6 +42,8 @@ void StepDecision::Describe(v1::DecidedStepRecord* out) const {
   out->mutable_groups()->Assign(step_.groups.begin(), step_.groups.end());
   out->set_clip_factor(step_.clip_factor);
   out->set_grad_norm(grad_norm_);
+  out->set_step_clip_factor(clip_factor_);
+  out->set_skipped(skipped_);
   out->set_present(MaskOf(step_.present));
   out->mutable_step_counts()->Assign(step_.step_counts.begin(), step_.step_counts.end());
 }

@@ -9,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "tests/testing/fake_cuda.h"
+#include "tests/testing/poll.h"
+#include "tests/testing/programs.h"
 
 namespace shardd::e2e {
 namespace {
@@ -36,6 +38,11 @@ void Nodes::Start(int nodes, int ranks, const std::vector<std::string>& flags) {
     nodes_.push_back(std::make_unique<Node>());
   }
   for (int node = 0; node < nodes; ++node) {
+    if (with_custodians_) {
+      custodians_.push_back(testing::Spawn(
+          {testing::ProgramPath("shardd-custodian"), "--listen=unix:" + this->node(node).File("custody.sock")},
+          {.log = this->node(node).File("custodian.log")}));
+    }
     ASSERT_NO_FATAL_FAILURE(StartDaemon(node));
   }
 }
@@ -45,9 +52,9 @@ void Nodes::StartAgain(int node) {
   StartDaemon(node);
 }
 
-void Nodes::ReplaceDaemon(int node) {
+void Nodes::ReplaceDaemon(int node, int signal_number) {
   Node& ended = *nodes_[static_cast<size_t>(node)];
-  ASSERT_EQ(kill(ended.daemon_pid(), SIGKILL), 0);
+  ASSERT_EQ(kill(ended.daemon_pid(), signal_number), 0);
   ended.WaitForDaemon();
   StartDaemon(node);
 }
@@ -56,6 +63,11 @@ void Nodes::StartDaemon(int node) {
   std::vector<std::string> flags = {"--peer_listen=" + addresses_[static_cast<size_t>(node)]};
   flags.insert(flags.end(), flags_.begin(), flags_.end());
   Node& started = *nodes_[static_cast<size_t>(node)];
+  if (with_custodians_) {
+    const std::string custody = started.File("custody.sock");
+    ASSERT_TRUE(testing::PollUntil([&] { return access(custody.c_str(), F_OK) == 0; }));
+    flags.push_back("--custodian=unix:" + custody);
+  }
   if (gpus_ == 0) {
     started.StartDaemon(flags, absl::StrCat("cpu:", ranks_));
     return;

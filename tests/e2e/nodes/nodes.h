@@ -3,6 +3,8 @@
 
 // Several daemons of this machine, each a node with ranks of its own: their links are sockets.
 
+#include <signal.h>
+
 #include <functional>
 #include <map>
 #include <memory>
@@ -24,6 +26,7 @@ class Node final : public Cluster {
   using Cluster::DaemonFootprint;
   using Cluster::EndRanks;
   using Cluster::Events;
+  using Cluster::File;
   using Cluster::Folder;
   using Cluster::HasEvent;
   using Cluster::Job;
@@ -47,10 +50,12 @@ class Nodes : public ::testing::Test {
   // Before Start: every node has so many GPUs, of the fake driver where those are not real, and takes itself for a host
   // of its own.
   void OnGpus(int gpus) { gpus_ = gpus; }
+  // Before Start: each node has a custodian of its own, which its daemons use one after the other.
+  void WithCustodians() { with_custodians_ = true; }
   // The daemon of a node that has ended.
   void StartAgain(int node);
-  // SIGKILL for its daemon; another one listens where it did, for the ranks that live on.
-  void ReplaceDaemon(int node);
+  // Its daemon is sent the signal and has ended; another one listens where it did, for the ranks that live on.
+  void ReplaceDaemon(int node, int signal_number = SIGKILL);
   Node& node(int node) { return *nodes_[static_cast<size_t>(node)]; }
   int count() const { return static_cast<int>(nodes_.size()); }
   const std::vector<std::string>& addresses() const { return addresses_; }
@@ -81,9 +86,11 @@ class Nodes : public ::testing::Test {
   void StartDaemon(int node);
   int ranks_ = 0;
   int gpus_ = 0;
+  bool with_custodians_ = false;
   std::vector<std::string> flags_;
   std::vector<std::string> addresses_;
   std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<testing::Child> custodians_;
 };
 
 }  // namespace shardd::e2e

@@ -18,7 +18,7 @@ class NodeMemberSchedules : public ::testing::TestWithParam<int> {};
 
 TEST_P(NodeMemberSchedules, AllNodesCommitTheSameAndTrainOn) {
   for (uint64_t seed = 1; seed <= 1500; ++seed) {
-    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0);
+    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0, {});
     const std::string failure = world.Run(/*events=*/static_cast<int>(50 + seed % 900));
     ASSERT_EQ(failure, "") << "seed " << seed;
   }
@@ -26,7 +26,7 @@ TEST_P(NodeMemberSchedules, AllNodesCommitTheSameAndTrainOn) {
 
 TEST_P(NodeMemberSchedules, WithoutTroubleNothingIsGivenUp) {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
-    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0);
+    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0, {});
     ASSERT_EQ(world.Run(/*events=*/1), "") << "seed " << seed;
   }
 }
@@ -35,7 +35,7 @@ TEST_P(NodeMemberSchedules, DaemonsThatAreLostTakeNothingAlongThatAnotherHas) {
   int recoveries = 0;
   int carried_over = 0;
   for (uint64_t seed = 1; seed <= 1500; ++seed) {
-    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0, /*daemons_die=*/true);
+    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0, {.daemons_die = true});
     const std::string failure = world.Run(/*events=*/static_cast<int>(300 + seed % 1700));
     ASSERT_EQ(failure, "") << "seed " << seed;
     recoveries += world.recoveries();
@@ -49,10 +49,38 @@ TEST_P(NodeMemberSchedules, DaemonsThatAreLostTakeNothingAlongThatAnotherHas) {
   }
 }
 
+// Some come with nothing and some with what a custodian has kept, promises included.
+TEST_P(NodeMemberSchedules, DaemonsThatAreTakenUpGoOnBesideThoseThatAreLost) {
+  int taken_up = 0;
+  int carried_over = 0;
+  for (uint64_t seed = 1; seed <= 1500; ++seed) {
+    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0, {.daemons_die = true, .custodians = true});
+    ASSERT_EQ(world.Run(/*events=*/static_cast<int>(300 + seed % 1700)), "") << "seed " << seed;
+    taken_up += world.taken_up();
+    carried_over += world.carried_over();
+  }
+  EXPECT_GT(taken_up, 500);
+  EXPECT_GT(carried_over, 0);
+}
+
+TEST_P(NodeMemberSchedules, WhereParametersAreCutOverNodesDaemonsThatDieLoseNothing) {
+  int taken_up = 0;
+  int promises = 0;
+  for (uint64_t seed = 1; seed <= 1500; ++seed) {
+    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0,
+                    {.daemons_die = true, .custodians = true, .cut = true});
+    ASSERT_EQ(world.Run(/*events=*/static_cast<int>(300 + seed % 1700)), "") << "seed " << seed;
+    taken_up += world.taken_up();
+    promises += world.promises_taken_up();
+  }
+  EXPECT_GT(taken_up, 1000);
+  EXPECT_GT(promises, 50);
+}
+
 // Nobody could send a node a step whose promise it has given up.
 TEST_P(NodeMemberSchedules, WhereParametersAreCutOverNodesAPromiseOutlastsEverySilence) {
   for (uint64_t seed = 1; seed <= 1000; ++seed) {
-    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0, /*daemons_die=*/false, /*cut=*/true);
+    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0, {.cut = true});
     ASSERT_EQ(world.Run(/*events=*/static_cast<int>(50 + seed % 900)), "") << "seed " << seed;
   }
 }

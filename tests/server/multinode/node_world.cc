@@ -144,6 +144,7 @@ void RandomJob::Act() {
       return;
     }
     said_reduced_ = true;
+    promised_in_ = member->generation();
     reduced_in_life_ = world_->life();
     v1::PeerMessage::Reduced reduced;
     reduced.set_step(step + 1);
@@ -168,7 +169,7 @@ void RandomJob::Abort(const absl::Status& cause) {
 }
 
 std::string RandomJob::CommitText() const {
-  return initialized ? absl::StrCat("step ", step + 1, ": ", decided_, " of ", added_) : "values";
+  return initialized ? absl::StrCat("step ", step + 1, ": ", decided_.ShortDebugString(), " of ", added_) : "values";
 }
 
 void RandomJob::EndCommit() {
@@ -204,6 +205,29 @@ void RandomJob::Finish() {
   stopped = true;
   member->Closing("all ranks have finished", true);
   member->Stop();
+}
+
+// A step that it had decided, or heard to be decided, is journaled and completes.
+void RandomJob::TakeUp(const RandomJob& before) {
+  NodeLeft left;
+  if (before.initialized) {
+    commits = before.commits;
+    step = before.step;
+    initialized = true;
+    decided_ = left.decided = before.decided_;
+    added_ = before.added_;
+    if (before.committing_) {
+      EndCommit();
+    } else if (before.said_reduced_ && node_ != 0) {
+      left.promised_in = promised_in_ = before.promised_in_;
+      begun_ = said_reduced_ = said_all_ = true;
+      reduced_in_life_ = before.reduced_in_life_;
+      added_in_ = before.added_in_;
+      pending_abort_ = absl::AbortedError("the daemon before has ended");
+    }
+    world_->TookUp(left.promised_in > 0);
+    member->TakeUp(std::move(left));
+  }
 }
 
 std::string RandomJob::Text() const {
@@ -258,7 +282,7 @@ void RandomJob::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& /*redu
   member->Decide(decided);
   committing_ = true;
   said_reduced_ = false;
-  decided_ = decided.ShortDebugString();
+  decided_ = decided;
 }
 
 void RandomJob::NodeDecided(const v1::PeerMessage::Decided& decided) {
@@ -268,7 +292,7 @@ void RandomJob::NodeDecided(const v1::PeerMessage::Decided& decided) {
   }
   committing_ = true;
   said_reduced_ = false;
-  decided_ = decided.ShortDebugString();
+  decided_ = decided;
   world_->Decided(reduced_in_life_);
   member->Holding(decided.step());
 }
@@ -299,6 +323,7 @@ void RandomJob::NodeBeginFetch(int from, uint64_t transfer) {
     world_->Fail(absl::StrCat("node ", node_, " fetches in the middle of something"));
   }
   if (initialized) commits_before_ = commits;
+  world_->Lose(node_);
   commits.clear();
   initialized = false;
   step = 0;
@@ -363,11 +388,11 @@ void RandomJob::NodeClose(const std::string& why) { world_->Fail(absl::StrCat("n
 
 // The world ---------------------------------------------------------------------------------------------------------
 
-NodeWorld::NodeWorld(int nodes, uint64_t seed, bool allow_missing, bool daemons_die, bool cut)
+NodeWorld::NodeWorld(int nodes, uint64_t seed, bool allow_missing, Options options)
     : seed_(seed),
-      daemons_die_(daemons_die),
+      options_(options),
       rng_(seed),
-      plan_(NodesPlan(nodes, allow_missing, cut)),
+      plan_(NodesPlan(nodes, allow_missing, options.cut)),
       nodes_(static_cast<size_t>(nodes)) {
   for (int node = 0; node < nodes; ++node) MakeNode(node);
 }
@@ -388,23 +413,36 @@ void NodeWorld::Start(int node) {
   nodes_[static_cast<size_t>(node)].member->Start({job, job, job, job});
 }
 
-// What it had, and what it had not read, goes with it; of what it has sent the last may not come.
+// Where parameters are cut over nodes, nothing is anywhere else before all nodes have committed the initial ones.
+bool NodeWorld::MayKill(int node) const {
+  return !plan_->cut_over_nodes ||
+         (!nodes_[static_cast<size_t>(node)].job->stopped &&
+          std::all_of(nodes_.begin(), nodes_.end(), [](const Node& each) { return each.job->initialized; }));
+}
+
+// What it had not read goes with it, and what it had where nobody keeps that; of what it has sent the last may not
+// come.
 void NodeWorld::Kill(int node) {
+  if (!MayKill(node)) return;
   Node& killed = nodes_[static_cast<size_t>(node)];
+  const bool leaves = options_.custodians && (options_.cut || Random(2) == 0);
   if (node == 0) ++life_;
   for (int other = 0; other < static_cast<int>(nodes_.size()); ++other) {
     if (other != node) Break(node, other, /*loses=*/true);
   }
   killed.member->Stop();
-  for (auto& [step, commit] : shown_) commit.daemons.erase(killed.daemon);
-  std::erase_if(shown_, [](const auto& step) { return step.second.daemons.empty(); });
+  const std::unique_ptr<RandomJob> before = std::move(killed.job);
+  const int daemon = killed.daemon;
+  if (!leaves || !before->initialized) Lose(node);
   killed.comes.clear();
   killed.added.clear();
   MakeNode(node);
+  if (leaves && before->initialized) killed.daemon = daemon;
   std::erase_if(added_, [this](const auto& generation) {  // what nobody knows of may come again
     return std::none_of(nodes_.begin(), nodes_.end(),
                         [&](const Node& left) { return left.added.contains(generation.first); });
   });
+  if (leaves) killed.job->TakeUp(*before);
   Start(node);
 }
 
@@ -422,7 +460,15 @@ void NodeWorld::Shown(int node, int64_t step, const std::string& commit) {
   if (!shown.daemons.empty()) shown_[step] = std::move(shown);
 }
 
+void NodeWorld::Lose(int node) {
+  for (auto& [step, commit] : shown_) commit.daemons.erase(nodes_[static_cast<size_t>(node)].daemon);
+  std::erase_if(shown_, [](const auto& step) { return step.second.daemons.empty(); });
+}
+
 void NodeWorld::Restored(int node, int64_t step) {
+  for (auto& [shown, commit] : shown_) {
+    if (shown <= step) commit.daemons.insert(nodes_[static_cast<size_t>(node)].daemon);
+  }
   if (node == 0 && step > 0) ++recoveries_;
 }
 
@@ -509,14 +555,24 @@ bool NodeWorld::Deliver(int to) {
   return true;
 }
 
+int NodeWorld::Promised(int otherwise) const {
+  const auto promised = [](const Node& node) { return node.member->promised(); };
+  const auto found = std::find_if(nodes_.rbegin(), nodes_.rend(), promised);
+  return found == nodes_.rend() ? otherwise : static_cast<int>(nodes_.rend() - found) - 1;
+}
+
 void NodeWorld::Trouble() {
   const int nodes = static_cast<int>(nodes_.size());
   const int a = Random(nodes);
   const int b = (a + 1 + Random(nodes - 1)) % nodes;
   Node& node = nodes_[static_cast<size_t>(a)];
-  switch (Random(daemons_die_ ? 9 : 8)) {
+  switch (Random(options_.daemons_die ? 9 : 8)) {
     case 8:
-      if (Random(2) == 0) Kill(Random(3) == 0 ? a : 0);
+      if (options_.custodians) {  // sooner where a promise is open
+        Kill(Random(2) == 0 ? a : Promised(a));
+      } else if (Random(2) == 0) {
+        Kill(Random(3) == 0 ? a : 0);
+      }
       return;
     case 0:
     case 1:

@@ -2,8 +2,8 @@
 #define SHARDD_TESTS_SERVER_MULTINODE_NODE_WORLD_H_
 
 // The nodes of one job on one loop, with links in memory that lose what is under way, break and return, daemons that
-// are lost and come anew with nothing, and jobs that behave towards their NodeMember as JobCore does: all at random
-// moments, the same for the same seed.
+// are lost and come anew, with nothing or with what a custodian has kept, and jobs that behave towards their NodeMember
+// as JobCore does: all at random moments, the same for the same seed.
 
 #include <cstdint>
 #include <deque>
@@ -54,6 +54,9 @@ class RandomJob final : public NodeFacts,
   void Act();  // the next thing that it does; nothing where it waits
   void Abort(const absl::Status& cause);
   void Finish();
+  // The daemon of `before` is killed, and this is what its successor makes of what it has left; to be called once there
+  // is a member, which has not started.
+  void TakeUp(const RandomJob& before);
   std::string Text() const;
 
   NodeMember* member = nullptr;
@@ -118,15 +121,20 @@ class RandomJob final : public NodeFacts,
   int closed_ = 0;             // by all
   bool said_all_ = false;
   std::map<std::pair<int, int>, int> waits_;  // by (backward, group): the occurrence that was said and not added
+  uint64_t promised_in_ = 0;                  // the generation
   std::string added_;                         // sums, in order
   uint64_t added_in_ = 0;                     // the generation
-  std::string decided_;
+  v1::PeerMessage::Decided decided_;
 };
 
 class NodeWorld {
  public:
-  // `daemons_die`: trouble is also that. `cut`: parameters are cut over the nodes, so that nobody could be sent any.
-  NodeWorld(int nodes, uint64_t seed, bool allow_missing, bool daemons_die = false, bool cut = false);
+  struct Options {
+    bool daemons_die = false;  // trouble is also that
+    bool custodians = false;   // every second daemon that dies leaves what it had; where parameters are cut, each
+    bool cut = false;          // parameters are cut over the nodes, so that nobody could be sent any
+  };
+  NodeWorld(int nodes, uint64_t seed, bool allow_missing, Options options);
   ~NodeWorld();
 
   // Empty: `events` of trouble, and then without trouble every node trains to a common step and finishes.
@@ -137,6 +145,8 @@ class NodeWorld {
   int Random(int below) { return static_cast<int>(rng_() % static_cast<uint64_t>(below)); }
   void Send(int from, int to, v1::PeerMessage message);
   void Added(int node, uint64_t generation, const v1::PeerMessage::Go& go);
+  // It has nothing any more of what is committed, until it is sent it.
+  void Lose(int node);
   void Restored(int node, int64_t step);
   const ShardPlan& plan() const { return *plan_; }
   int64_t target() const { return target_; }
@@ -146,13 +156,20 @@ class NodeWorld {
   // daemon had decided.
   int recoveries() const { return recoveries_; }
   int carried_over() const { return carried_over_; }
+  // How often a daemon was killed that left what it had, and with a step that it had promised.
+  int taken_up() const { return taken_up_; }
+  int promises_taken_up() const { return promises_taken_up_; }
+  void TookUp(bool promised) {
+    ++taken_up_;
+    promises_taken_up_ += promised ? 1 : 0;
+  }
   // Ranks of the node see the step as committed. As long as a daemon lives that was there when it was decided, no other
   // such step may be made.
   void Shown(int node, int64_t step, const std::string& commit);
   // Its daemon may die behind that, when some nodes have heard of it.
   void Node0Decides(int64_t step) {
     for (const Node& node : nodes_) decided_by_[step].insert(node.daemon);
-    node0_dies_ = daemons_die_ && !calm() && Random(8) == 0;
+    node0_dies_ = options_.daemons_die && !calm() && Random(8) == 0;
   }
   // How many daemons of node 0 have ended. A step is decided that was reduced so long ago.
   int life() const { return life_; }
@@ -175,6 +192,8 @@ class NodeWorld {
   void MakeNode(int node);
   void Start(int node);
   void Kill(int node);
+  bool MayKill(int node) const;
+  int Promised(int otherwise) const;  // a node that has promised a step
   void Turn();
   bool Deliver(int node);
   void Break(int a, int b, bool loses);
@@ -185,7 +204,7 @@ class NodeWorld {
   bool Ended() const;
 
   const uint64_t seed_;
-  const bool daemons_die_;
+  const Options options_;
   std::mt19937_64 rng_;
   const std::shared_ptr<const ShardPlan> plan_;
   std::vector<Node> nodes_;
@@ -201,6 +220,8 @@ class NodeWorld {
   std::string failure_;
   int recoveries_ = 0;
   int carried_over_ = 0;
+  int taken_up_ = 0;
+  int promises_taken_up_ = 0;
   int life_ = 0;
   bool delivers_begin_ = false;
   bool node0_dies_ = false;

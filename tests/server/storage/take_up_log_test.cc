@@ -11,13 +11,13 @@ namespace shardd {
 namespace {
 
 constexpr int64_t kPlaceBytes = 4096;
-constexpr int kRanks = 2;
+constexpr TakeUpLog::Sizes kSizes = {kPlaceBytes, /*ranks=*/2, /*promises=*/true};
 
 class TakeUpLogTest : public ::testing::Test {
  protected:
   // What the next daemon reads.
   absl::StatusOr<TakeUpLog::Left> Next() const {
-    auto next = TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), kPlaceBytes, kRanks);
+    auto next = TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), kSizes);
     return next.ok() ? (*next)->Read() : next.status();
   }
   static v1::CommittedRecord Facts(int64_t count, const std::string& state) {
@@ -32,7 +32,7 @@ class TakeUpLogTest : public ::testing::Test {
     byte = static_cast<char>(byte ^ 1);
     ASSERT_EQ(pwrite(log_->fd(), &byte, 1, offset), 1);
   }
-  const std::unique_ptr<TakeUpLog> log_ = *TakeUpLog::Create(kPlaceBytes, kRanks);
+  const std::unique_ptr<TakeUpLog> log_ = *TakeUpLog::Create(kSizes);
 };
 
 TEST_F(TakeUpLogTest, NothingIsCommittedAtFirst) { EXPECT_EQ(Next()->header.version, 0u); }
@@ -64,7 +64,7 @@ TEST_F(TakeUpLogTest, ATornHeaderLeavesTheOneBefore) {
 
 TEST_F(TakeUpLogTest, AHeaderOfTheNextDaemonIsNewerThanThoseOfBefore) {
   for (int64_t step = 1; step < 6; ++step) log_->CommitStep({1, step, static_cast<uint64_t>(step)});
-  auto next = *TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), kPlaceBytes, kRanks);
+  auto next = *TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), kSizes);
   ASSERT_TRUE(next->Commit(Facts(6, "next"), {2, 6, 6}).ok());
   EXPECT_EQ(Next()->header.step, 6);
   EXPECT_EQ(Next()->facts.trainer_states(0), "next");
@@ -97,10 +97,53 @@ TEST_F(TakeUpLogTest, ASnapshotCountsUntilShardsAreCommitted) {
   EXPECT_EQ(Next()->counts, Counts::kShards);
 }
 
+TEST_F(TakeUpLogTest, APromiseLastsUntilItsStepIsCommittedOrTheAttemptEnds) {
+  v1::PromisedStepRecord promise;
+  promise.set_generation(11);
+  promise.set_step(2);
+  ASSERT_TRUE(log_->Commit(Facts(1, ""), {1, 1, 1}).ok());
+  EXPECT_FALSE(Next()->promised.has_value());
+  ASSERT_TRUE(log_->Promise(promise).ok());
+  log_->Touch();
+  EXPECT_EQ(Next()->promised->generation(), 11u);
+  log_->SetVersion(2, 1);
+  EXPECT_FALSE(Next()->promised.has_value());
+  ASSERT_TRUE(log_->Promise(promise).ok());
+  log_->CommitStep({2, 2, 2});
+  EXPECT_FALSE(Next()->promised.has_value());
+  ASSERT_TRUE(log_->Promise(promise).ok());
+  EXPECT_EQ(Next().status().code(), absl::StatusCode::kDataLoss) << "it is of another step";
+}
+
+TEST_F(TakeUpLogTest, WhoeverTakesUpMayKeepThePromiseThroughOneCommit) {
+  v1::PromisedStepRecord promise;
+  promise.set_step(2);
+  ASSERT_TRUE(log_->Commit(Facts(1, ""), {1, 1, 1}).ok());
+  ASSERT_TRUE(log_->Promise(promise).ok());
+  auto next = *TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), kSizes);
+  next->KeepPromise();
+  ASSERT_TRUE(next->Commit(Facts(1, ""), {2, 1, 1}).ok());
+  EXPECT_TRUE(Next()->promised.has_value());
+  ASSERT_TRUE(next->Commit(Facts(1, ""), {2, 1, 1}).ok());
+  EXPECT_FALSE(Next()->promised.has_value());
+}
+
+TEST_F(TakeUpLogTest, RanksThatHaveFinishedStaySo) {
+  ASSERT_TRUE(log_->Commit(Facts(1, ""), {1, 1, 1}).ok());
+  EXPECT_FALSE(Next()->finished);
+  log_->Finish();
+  log_->SetVersion(2, 1);
+  EXPECT_TRUE(Next()->finished);
+  log_->End();
+  EXPECT_FALSE(Next()->finished);
+}
+
 TEST_F(TakeUpLogTest, MemoryOfAnotherSizeIsRefused) {
-  EXPECT_EQ(TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), 2 * kPlaceBytes, kRanks).status().code(),
+  TakeUpLog::Sizes other = kSizes;
+  other.place_bytes *= 2;
+  EXPECT_EQ(TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), other).status().code(),
             absl::StatusCode::kDataLoss);
-  EXPECT_EQ(TakeUpLog::TakeUp(UniqueFd(), kPlaceBytes, kRanks).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(TakeUpLog::TakeUp(UniqueFd(), kSizes).status().code(), absl::StatusCode::kDataLoss);
 }
 
 }  // namespace

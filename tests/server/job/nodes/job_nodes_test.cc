@@ -35,7 +35,7 @@ TEST_F(OneNodeTest, EndsAreHeardByNobody) {
   nodes_.StepCommitted();
   nodes_.VersionCommitted();
   nodes_.CheckSilence(MonotonicNow());
-  nodes_.Close("the job ends", /*everywhere=*/true);
+  nodes_.Close("the job ends", {.everywhere = true});
   nodes_.ForgetExchange();
 }
 

@@ -40,8 +40,8 @@ class StepsOverNodesTest : public OverNodesTest {
   int agreed_ = 0;
   ModelDigests digests_{{plan_.get(), memory_.get(), &committed_}, {&member_, &worker_, &work_, &job_}};
   StepsOverNodes over_{
-      {plan_.get(), &committed_, &decision_, &digests_},
-      {&member_, &pairing_.presence()},
+      {plan_.get(), &steps_, &decision_, &digests_},
+      {&committed_, &member_, &pairing_.presence()},
       {[this](double norm) { measured_.push_back(norm); },
        [this](const v1::PeerMessage::Decided& decided) { decided_.push_back(decided); }, [this] { ++agreed_; }}};
 };
@@ -54,6 +54,32 @@ TEST_F(StepsOverNodesTest, AReducedStepIsSaidWithItsNormAndIsPromised) {
   EXPECT_EQ(sent[0].reduced().norm_sum(), 25);
   EXPECT_EQ(sent[0].reduced().digests_size(), 0) << "none are due";
   EXPECT_TRUE(member_.promised());
+}
+
+// What a daemon that takes this one's place needs to commit the step.
+TEST_F(StepsOverNodesTest, APromiseIsWrittenBeforeItIsSaid) {
+  auto log = *TakeUpLog::Create({.place_bytes = 4096, .ranks = 1, .promises = true});
+  const TakeUpLog& left = *log;
+  loop_.RunAndWait([&] {
+    committed_.KeepIn(std::move(log));
+    v1::Step step;
+    step.add_groups()->set_lr(0.25);
+    step.set_loss_scale(8);
+    step.set_trainer_state("kept");
+    steps_.Ask(0, std::move(step), /*signal=*/0);
+  });
+  SayReduced(NormOf({3, 4}));
+  const TakeUpLog::Left read = *left.Read();
+  ASSERT_TRUE(read.promised.has_value());
+  EXPECT_EQ(read.promised->generation(), 1u);
+  EXPECT_EQ(read.promised->step(), 1);
+  EXPECT_EQ(read.promised->asked().groups(0).lr(), 0.25);
+  EXPECT_EQ(read.promised->asked().loss_scale(), 8);
+  EXPECT_EQ(read.promised->asked().trainer_state(), "");
+  EXPECT_EQ(read.promised->trainer_states(0), "kept");
+  EXPECT_EQ(read.promised->present(), MaskOf(pairing_.presence().by_param()));
+  loop_.RunAndWait([&] { committed_.EndEpoch(); });
+  EXPECT_FALSE(left.Read()->promised.has_value()) << "the attempt has ended";
 }
 
 TEST_F(StepsOverNodesTest, DigestsOfTheVersionAreSaidWithIt) {

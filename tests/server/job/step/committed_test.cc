@@ -52,7 +52,7 @@ TEST_F(CommittedTest, AStepIsAVersionToo) {
 
 TEST_F(CommittedTest, WhatIsGoingBackIsNotWhatAnotherDaemonGoesOnWith) {
   using Counts = TakeUpLog::Counts;
-  const TakeUpLog& left = KeepIn(*TakeUpLog::Create(/*place_bytes=*/4096, /*ranks=*/2));
+  const TakeUpLog& left = KeepIn(*TakeUpLog::Create({.place_bytes = 4096, .ranks = 2}));
   committed_->CommitVersion();
   EXPECT_EQ(left.Read()->counts, Counts::kShards);
   committed_->CountSnapshot(0, {"a", "b"});  // ranks hand in
@@ -69,7 +69,7 @@ TEST_F(CommittedTest, WhatIsGoingBackIsNotWhatAnotherDaemonGoesOnWith) {
 
 // A step that is decided completes in its epoch, whoever does it.
 TEST_F(CommittedTest, AJobThatIsClosedIsLeftAsItWasUnlessItsCustodyEnds) {
-  const TakeUpLog& left = KeepIn(*TakeUpLog::Create(/*place_bytes=*/4096, /*ranks=*/2));
+  const TakeUpLog& left = KeepIn(*TakeUpLog::Create({.place_bytes = 4096, .ranks = 2}));
   committed_->CommitVersion();
   const uint64_t epoch = committed_->epoch();
   committed_->EndLastEpoch();
@@ -84,7 +84,7 @@ TEST_F(CommittedTest, AJobThatIsClosedIsLeftAsItWasUnlessItsCustodyEnds) {
 }
 
 TEST_F(CommittedTest, WhatAnotherDaemonHasLeftIsNotLostMeanwhile) {
-  auto log = *TakeUpLog::Create(/*place_bytes=*/4096, /*ranks=*/2);
+  auto log = *TakeUpLog::Create({.place_bytes = 4096, .ranks = 2});
   const TakeUpLog& left = *log;
   v1::CommittedRecord facts;
   ASSERT_TRUE(log->Commit(facts, {3, 7, 9}).ok());

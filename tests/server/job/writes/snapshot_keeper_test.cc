@@ -183,7 +183,7 @@ TEST_F(SnapshotKeeperWithCopiesTest, TakesASnapshotThatIsDueBeforeTheCommit) {
 
 TEST_F(SnapshotKeeperWithCopiesTest, AnotherDaemonGoesOnWithTheSnapshot) {
   using Counts = TakeUpLog::Counts;
-  auto log = *TakeUpLog::Create(/*place_bytes=*/4096, /*ranks=*/2);
+  auto log = *TakeUpLog::Create({.place_bytes = 4096, .ranks = 2});
   const TakeUpLog& left = *log;
   committed_.KeepIn(std::move(log));
   steps_.AskInTrainer(0, "zero");

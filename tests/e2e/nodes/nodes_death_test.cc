@@ -1,0 +1,125 @@
+// Daemons of a job over several nodes are killed while it trains, and each one's successor goes on with what its
+// custodian has kept: no step that a rank has seen is lost, also where every part of the job exists once.
+
+#include <signal.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/e2e/nodes/nodes.h"
+#include "tests/testing/poll.h"
+
+namespace shardd::e2e {
+namespace {
+
+using testing::Child;
+using testing::PollUntil;
+
+// For each kind of job. A long run: SHARDD_DEATHS=250, and SHARDD_DEATH_SEED.
+int Kills() {
+  const char* const text = std::getenv("SHARDD_DEATHS");
+  return text == nullptr ? 20 : std::atoi(text);
+}
+
+class NodesDeath : public Nodes, public ::testing::WithParamInterface<const char*> {
+ protected:
+  static Args Training(int steps) {
+    return {{"strategy", GetParam()}, {"steps", absl::StrCat(steps)}, {"recover", "1"},       {"optimizer", "adamw"},
+            {"of_any_rank", "1"},     {"silence_ms", "60000"},        {"timeout_ms", "60000"}};
+  }
+  std::vector<Child> StartRanks(const Args& args) {
+    std::vector<Child> ranks;
+    for (int k = 0; k < count(); ++k) ranks.push_back(StartRank(k, 0, args));
+    return ranks;
+  }
+  int64_t Seen() {
+    int64_t most = 0;
+    for (int k = 0; k < count(); ++k) most = std::max<int64_t>(most, node(k).Job().committed_step());
+    return most;
+  }
+  bool AllTrained(int64_t step) {
+    return PollUntil([&] {
+      for (int k = 0; k < count(); ++k) {
+        if (node(k).Job().committed_step() < step) return false;
+      }
+      return true;
+    });
+  }
+  void ExpectAsUndisturbed(const Args& args, std::vector<Child>& ranks) {
+    for (int k = 0; k < count(); ++k) {
+      EXPECT_EQ(ranks[static_cast<size_t>(k)].Wait(), 0)
+          << k << testing::ReadWholeFile(absl::StrCat(node(k).Folder(args), "/log.0"));
+    }
+    std::vector<TrainerReport> reports;
+    for (int k = 0; k < count(); ++k) reports.push_back(Report(k, 0, args));
+    ExpectAllOk(reports);
+    ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
+  }
+};
+
+TEST_P(NodesDeath, KillsAtAnyMomentLoseNothing) {
+  WithCustodians();
+  Start(2, 1);
+  const Args args = Training(50 * Kills());
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(AllTrained(2));
+  const char* const seed = std::getenv("SHARDD_DEATH_SEED");
+  std::mt19937 random(seed == nullptr ? 23 : static_cast<unsigned>(std::atoi(seed)));
+  int kills = 0;
+  for (; kills < Kills() && !ranks[0].Ended(); ++kills) {
+    absl::SleepFor(absl::Microseconds(1000 + random() % 60000));
+    const int64_t before = Seen();
+    const unsigned which = random() % 5;  // 4: both
+    for (int k = 0; k < count(); ++k) {
+      if (which == 4 || static_cast<int>(which % 2) == k) ReplaceDaemon(k);
+    }
+    if (HasFatalFailure()) return;
+    ASSERT_TRUE(AllTrained(before + 1) || ranks[0].Ended()) << "kill " << kills << " of " << which;
+  }
+  EXPECT_GE(kills, Kills() / 2) << "the ranks were too fast";
+  ExpectAsUndisturbed(args, ranks);
+}
+
+TEST_P(NodesDeath, ADaemonThatIsStoppedEndsTheJobOnNoNode) {
+  WithCustodians();
+  Start(2, 1);
+  const Args args = Training(300);
+  std::vector<Child> ranks = StartRanks(args);
+  for (int k = 0; k < count(); ++k) {
+    ASSERT_TRUE(AllTrained(20 * k + 20));
+    ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(k, SIGTERM));
+  }
+  ExpectAsUndisturbed(args, ranks);
+}
+
+class NodesFinished : public Nodes {};
+
+// The others gather what it holds until theirs have finished, too; its successor hears of no rank any more. The links
+// of the job are authenticated with a secret, which the successor has from the custodian alone.
+TEST_F(NodesFinished, ADaemonWhoseRanksHaveFinishedServesTheOthersBeyondItsDeath) {
+  WithCustodians();
+  Start(2, 1);
+  for (int k = 0; k < count(); ++k) node(k).RanksFind({"SHARDD_JOB_SECRET=between us alone, and nobody else"});
+  const Args args = Args(
+      {{"strategy", "FULL_SHARD"}, {"steps", "5"}, {"optimizer", "adamw"}, {"grace_ms", "2000"}, {"recover", "1"}});
+  Child other = StartRank(0, 0, args.With({{"pause", "end@5"}}));
+  Child first = StartRank(1, 0, args);
+  node(0).AwaitPause(Of(0, args), "end", 0);
+  ASSERT_EQ(first.Wait(), 0);
+  ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(1));
+  absl::SleepFor(absl::Seconds(4));  // longer than the grace time of a job without ranks
+  EXPECT_EQ(node(1).Job().committed_step(), 5);
+  node(0).LetGo(Of(0, args), "end", 0);
+  EXPECT_EQ(other.Wait(), 0);
+  ExpectAllOk({Report(0, 0, args)});
+  for (int k = 0; k < count(); ++k) EXPECT_TRUE(PollUntil([&] { return node(k).Job().name().empty(); })) << k;
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, NodesDeath, ::testing::Values("FULL_SHARD", "HYBRID_SHARD"));
+
+}  // namespace
+}  // namespace shardd::e2e
