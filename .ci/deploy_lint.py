@@ -98,6 +98,68 @@ def containers(pod):
     return pod.get("initContainers", []) + pod["containers"]
 
 
+def program(container):
+    """The program of shardd that the container runs, with its arguments; otherwise an empty list."""
+    image = container["image"].rpartition("/")[2].partition(":")[0]
+    command = container.get("command", ["shardd"] if image == "shardd" else [])
+    name = pathlib.Path(command[0]).name if command else ""
+    return [name, *command[1:], *container.get("args", [])] if name in ("shardd", "shardd-custodian") else []
+
+
+def socket_of(container, flag):
+    """Path of the Unix socket that the flag names; otherwise nothing."""
+    prefix = f"--{flag}=unix:"
+    paths = [word.removeprefix(prefix) for word in program(container) if word.startswith(prefix)]
+    return pathlib.PurePosixPath(paths[-1]) if paths else None
+
+
+def mounted(container, path):
+    """(volume, path in it) where the container finds the path; otherwise nothing."""
+    mounts = [mount for mount in container.get("volumeMounts", []) if path.is_relative_to(mount["mountPath"])]
+    if not mounts:
+        return None
+    mount = max(mounts, key=lambda mount: len(mount["mountPath"]))
+    return mount["name"], path.relative_to(mount["mountPath"])
+
+
+def custodian_findings(pod):
+    """A daemon with --custodian finds one in its pod, of its uid, at a socket that no other container reaches."""
+    daemons = [container for container in containers(pod) if program(container)[:1] == ["shardd"]]
+    custodians = [container for container in containers(pod) if program(container)[:1] == ["shardd-custodian"]]
+    served = [daemon for daemon in daemons if socket_of(daemon, "custodian")]
+    if len(custodians) != len(served) or len(served) > 1:
+        return [f"{len(custodians)} custodians and {len(served)} daemons with --custodian (want one of each, or none)"]
+    if not served:
+        return []
+    daemon, custodian, findings = served[0], custodians[0], []
+    asked, listens = socket_of(daemon, "custodian"), socket_of(custodian, "listen")
+    if asked != listens:
+        findings.append(f"the daemon asks at {asked} and the custodian listens at {listens}")
+    place = mounted(custodian, listens) if listens else None
+    if place is None or place != mounted(daemon, asked):
+        findings.append(f"{asked} is not in one volume of daemon and custodian")
+    else:
+        volume, inside = place
+        if "emptyDir" not in next((each for each in pod.get("volumes", []) if each["name"] == volume), {}):
+            findings.append(f"volume {volume} of the custodian's socket is no emptyDir: others may reach it")
+        if len(inside.parts) < 2:
+            findings.append(f"{listens} is in the emptyDir itself, which is writable for all: want a directory in it")
+        for other in containers(pod):
+            if other not in (daemon, custodian) and volume in {each["name"] for each in other.get("volumeMounts", [])}:
+                findings.append(f"container {other['name']} mounts volume {volume} of the custodian's socket")
+    of_pod = pod.get("securityContext", {}).get("runAsUser")
+    uids = [each.get("securityContext", {}).get("runAsUser", of_pod) for each in (daemon, custodian)]
+    if None in uids or uids[0] != uids[1]:
+        findings.append(f"the custodian serves only its own uid (daemon {uids[0]}, custodian {uids[1]})")
+    if custodian not in pod.get("initContainers", []) or custodian.get("restartPolicy") != "Always":
+        findings.append("the custodian is no sidecar, which starts before the daemon and again by itself")
+    return findings
+
+
+def custodians():
+    return [f"{name}: {finding}" for name, pod in pods() for finding in custodian_findings(pod)]
+
+
 def manifests():
     """Kubernetes knows every field (which the schema decides) and every name that is referred to."""
     paths = [str(path) for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))]
@@ -117,8 +179,9 @@ def manifests():
 
 
 def commands():
-    """The daemon takes every line that starts it; shardctl takes every line that asks it (and finds no daemon: status 4)."""
-    shardd, shardctl, findings = binary("shardd"), binary("shardctl"), []
+    """Daemon and custodian take every line that starts them; shardctl takes every line that asks it (and finds no daemon: status 4)."""
+    programs = {name: binary(name) for name in ("shardd", "shardd-custodian", "shardctl")}
+    findings = []
     unit = re.sub(r"\\\n", "", (DEPLOY / "systemd" / "shardd.service").read_text())
     start = re.search(r"^ExecStart=/\S+(.*)", unit, flags=re.M).group(1)
     lines = []
@@ -131,21 +194,24 @@ def commands():
             return of[match[1]] if match[1] else of.get(match[2], "")
 
         given = re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, start)
-        lines.append((conf.name if conf else "shardd.service", shlex.split(given.replace("%H", "node"))))
+        lines.append((conf.name if conf else "shardd.service", ["shardd", *shlex.split(given.replace("%H", "node"))]))
+    custodian = (DEPLOY / "systemd" / "shardd-custodian.service").read_text()
+    start = re.search(r"^ExecStart=/usr/local/bin/(.*)", custodian, flags=re.M).group(1)
+    lines.append(("shardd-custodian.service", shlex.split(start)))
     image = (DEPLOY / "docker" / "Dockerfile").read_text()
-    lines.append(("Dockerfile", json.loads(re.search(r"^CMD (\[.*)", image, flags=re.M).group(1))))
+    lines.append(("Dockerfile", ["shardd", *json.loads(re.search(r"^CMD (\[.*)", image, flags=re.M).group(1))]))
     asks = [("Dockerfile", json.loads(re.search(r"^HEALTHCHECK .*CMD (\[.*)", image, flags=re.M).group(1)))]
     for name, pod in pods():
         for container in containers(pod):
-            lines += [(name, container["args"])] if "args" in container else []
+            lines += [(name, line)] if (line := program(container)) else []
             asks += [(name, probe["exec"]["command"]) for key, probe in container.items() if key.endswith("Probe")]
-    for name, arguments in lines:
-        status, text = run(shardd, *arguments, "--version")  # flags are checked first
-        findings += [f"{name}: {' '.join(arguments)}: {text}"] if status else []
-    for name, (program, *arguments) in asks:
-        status, text = run(shardctl, *arguments, "--address", "/nonexistent/socket")
-        if pathlib.Path(program).name != "shardctl" or status != 4:
-            findings.append(f"{name}: {program} {' '.join(arguments)}: {text}")
+    for name, (started, *arguments) in lines:
+        status, text = run(programs[started], *arguments, "--version")  # flags are checked first
+        findings += [f"{name}: {started} {' '.join(arguments)}: {text}"] if status else []
+    for name, (asked, *arguments) in asks:
+        status, text = run(programs["shardctl"], *arguments, "--address", "/nonexistent/socket")
+        if pathlib.Path(asked).name != "shardctl" or status != 4:
+            findings.append(f"{name}: {asked} {' '.join(arguments)}: {text}")
     return findings
 
 
@@ -162,7 +228,7 @@ def scripts():
 
 def main():
     counts = {"passed": 0, "failed": 0, "skipped": 0}
-    for check in (units, dockerfile, manifests, commands, scripts):
+    for check in (units, dockerfile, manifests, custodians, commands, scripts):
         try:
             findings = check()
         except Skip as reason:
