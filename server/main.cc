@@ -79,7 +79,7 @@ ABSL_FLAG(int, peer_keepalive_ms, 8'000,
 ABSL_RETIRED_FLAG(std::string, state_dir, "", "no longer used: jobs have only anonymous memory");
 ABSL_FLAG(
     std::string, custodian, "",
-    "socket of shardd-custodian, as in unix:/run/shardd/custody.sock: jobs on CPUs of one node outlive this daemon, "
+    "socket of shardd-custodian, as in unix:/run/shardd/custody.sock: jobs on CPUs outlive this daemon, "
     "and the next one goes on with them; empty: jobs end with the daemon, but for an embedded one's, which starts its "
     "own");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or if no job is opened for a minute");
