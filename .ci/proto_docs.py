@@ -21,10 +21,11 @@ def read(folder):
     """The files below `folder` as protoc understands them, with their comments."""
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.proto"))
     if not files:
-        sys.exit(f"proto docs {folder}: no .proto file below it")
+        sys.exit(f"read {folder}: no .proto file below it")
     with tempfile.NamedTemporaryFile() as out:
         command = ["protoc", "--include_source_info", f"--descriptor_set_out={out.name}", "-I", str(folder)]
-        subprocess.run(command + files, check=True)
+        if subprocess.run(command + files, check=False).returncode:
+            sys.exit(f"read {folder}: protoc refuses it, as it says above")
         return descriptor_pb2.FileDescriptorSet.FromString(pathlib.Path(out.name).read_bytes()).file
 
 
@@ -70,4 +71,5 @@ def main():
     return 1 if bare else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())
