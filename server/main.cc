@@ -42,6 +42,7 @@
 #include "server/service/jobs_service.h"
 #include "server/service/listener.h"
 #include "server/service/peer_registry.h"
+#include "server/service/session_reactor.h"
 #include "server/service/trainer_service.h"
 
 ABSL_FLAG(std::string, listen, "unix:/run/shardd/shardd.sock", "Unix socket for gRPC and descriptors");
@@ -83,6 +84,7 @@ ABSL_FLAG(
     "and the next one goes on with them; empty: jobs end with the daemon, but for an embedded one's, which starts its "
     "own");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or if no job is opened for a minute");
+ABSL_FLAG(int, finish_step_ms, 20'000, "how long SIGTERM waits for the running step of jobs that outlive this daemon");
 ABSL_FLAG(int, max_jobs_per_uid, 64, "jobs that one user may have at a time");
 ABSL_FLAG(
     std::string, max_bytes_per_uid, "",
@@ -98,7 +100,9 @@ namespace shardd {
 namespace {
 
 constexpr int64_t kEmbeddedLogBytes = int64_t{4} << 20;
-constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
+constexpr absl::Duration kLastWords = absl::Seconds(2);
+// Of calls that are none of sessions; connections alone, which clients keep until they have another daemon, get it too.
+constexpr absl::Duration kShutdownGrace = absl::Milliseconds(100);
 constexpr absl::Duration kFormerDaemon = absl::Seconds(10);  // to be gone, from the custodian's view
 
 // Not for an embedded daemon: it would reach the service manager of the trainer that started it.
@@ -256,6 +260,7 @@ absl::Status Run() {
   CoreOptions options;
   options.embedded = absl::GetFlag(FLAGS_embedded);
   if (options.embedded) BoundLogFile(kEmbeddedLogBytes);
+  options.finish_step = absl::Milliseconds(absl::GetFlag(FLAGS_finish_step_ms));
   options.max_jobs_per_uid = absl::GetFlag(FLAGS_max_jobs_per_uid);
   SHARDD_ASSIGN_OR_RETURN(options.max_bytes_per_uid, QuotaPerUser(made));
   SHARDD_ASSIGN_OR_RETURN(options.offload_threads, OffloadThreads(absl::GetFlag(FLAGS_offload_threads)));
@@ -321,6 +326,7 @@ absl::Status Run() {
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   listener->Stop();
   core->Shutdown();  // ends all sessions, so that their streams can finish
+  (void)AwaitSessionStreams(kLastWords);
   server->Shutdown(kShutdownGrace);
   return absl::OkStatus();
 }

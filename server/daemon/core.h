@@ -36,6 +36,8 @@ class NcclCommunicator;
 struct CoreOptions {
   bool embedded = false;                             // ends (on_idle) after its last job
   absl::Duration embedded_idle = absl::Seconds(60);  // ... or when no job was ever opened for so long
+  // How long Shutdown waits for the step that runs in a job that the next daemon goes on with.
+  absl::Duration finish_step = absl::Seconds(20);
   int max_jobs_per_uid = 64;
   int64_t max_bytes_per_uid = 0;  // of slabs; 0: no quota
   // On GPUs: threads that compute norms and updates of jobs with offload to the host, together. At least 1.
@@ -171,6 +173,10 @@ class Core final : public JobsSource {
 
   // Jobs that a custodian keeps: their ranks are told to come again (core_take_up.cc).
   void EndKeptEpochs();
+  // Until the epochs that `end` has begun to end have ended, at most for `limit`; `poll` is called meanwhile. Both are
+  // called on the loop.
+  void EndKeptEpochs(absl::Duration limit, const std::function<bool(JobCore&)>& end,
+                     const std::function<void(JobCore&)>& poll);
   // RESOURCE_EXHAUSTED: the uid has too many calls under way. Else End must follow.
   absl::Status Begin(uint32_t uid, absl::string_view what) ABSL_LOCKS_EXCLUDED(requests_mutex_);
   void End(uint32_t uid) ABSL_LOCKS_EXCLUDED(requests_mutex_);

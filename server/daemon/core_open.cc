@@ -41,6 +41,10 @@ void Core::End(uint32_t uid) {
 }
 
 void Core::OpenJob(PeerCredentials peer, JobSecret secret, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done) {
+  if (stopping_) {  // no queue is worked off any more
+    done(absl::CancelledError("open job: the daemon is shutting down"));
+    return;
+  }
   // Whoever comes keeps the job from its grace time, however long the queue is.
   if (absl::Status status = Begin(peer.uid, "open job"); !status.ok()) {
     done(std::move(status));

@@ -1,6 +1,7 @@
 // The jobs of the daemon before this one.
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -60,24 +61,43 @@ void Core::TakeUp() {
   }
 }
 
+// Their ranks come again, to the next daemon.
 void Core::EndKeptEpochs() {
-  // Their ranks come again, to the next daemon, and no commit is left half done: it would complete it, from its log.
-  constexpr absl::Duration kCommits = absl::Seconds(20);
-  constexpr absl::Duration kPoll = absl::Milliseconds(5);
-  for (absl::Duration waited; waited < kCommits; waited += kPoll) {
-    bool attached = false;
+  const absl::Status cause = absl::AbortedError("the daemon is shutting down, and the next one goes on with the job");
+  constexpr absl::Duration kQuiet = absl::Seconds(1);
+  // Where all have sent the step that runs within this time, nobody does anything anew.
+  EndKeptEpochs(
+      options_.finish_step, [&](JobCore& job) { return job.EndBehindStep(cause); },
+      [&](JobCore& job) { job.EndIfIdle(cause, kQuiet); });
+  // No commit is left half done: the next daemon would complete it, from its log.
+  EndKeptEpochs(
+      absl::Seconds(20),
+      [&](JobCore& job) {
+        job.Abort(cause, {});
+        return true;
+      },
+      [](JobCore&) {});
+}
+
+void Core::EndKeptEpochs(absl::Duration limit, const std::function<bool(JobCore&)>& end,
+                         const std::function<void(JobCore&)>& poll) {
+  constexpr absl::Duration kPoll = absl::Milliseconds(2);
+  const absl::Time deadline = MonotonicNow() + limit;
+  std::set<uint64_t> ending;
+  loop_.RunAndWait([&] {
+    for (auto& [name, entry] : jobs_) {
+      const bool kept = entry.job->committed().outlives_daemon() && entry.job->sessions().attached() > 0;
+      if (kept && end(*entry.job)) ending.insert(entry.job->identity().id);
+    }
+  });
+  while (!ending.empty() && MonotonicNow() < deadline) {
     loop_.RunAndWait([&] {
       for (auto& [name, entry] : jobs_) {
-        if (!entry.job->committed().outlives_daemon() || entry.job->sessions().attached() == 0) continue;
-        if (waited == absl::ZeroDuration()) {
-          entry.job->Abort(absl::AbortedError("the daemon is shutting down, and the next one goes on with the job"),
-                           {});
-        }
-        attached = attached || entry.job->sessions().attached() > 0;
+        if (ending.contains(entry.job->identity().id)) poll(*entry.job);
+        if (entry.job->sessions().attached() == 0) ending.erase(entry.job->identity().id);
       }
     });
-    if (!attached) return;
-    absl::SleepFor(kPoll);
+    absl::SleepFor(ending.empty() ? absl::ZeroDuration() : kPoll);
   }
 }
 

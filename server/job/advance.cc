@@ -16,11 +16,8 @@ absl::Span<const Transition> JobCore::Transitions() {
        "not shown yet with it.",
        "The node may be the one that is to hold the step, also where the epoch ends next."},
       {"end the epoch", kEnding, 0, [](const JobCore& job) { return job.end_.MayBegin(); },
-       [](JobCore& job) {
-         auto [cause, lost] = job.end_.Take();
-         job.Abort(std::move(cause), std::move(lost));
-       },
-       nullptr, "", "A rank was lost, or went wrong, while a version was being made, which always completes first.",
+       [](JobCore& job) { job.EndEpoch(job.end_.Take()); }, nullptr, "",
+       "A rank was lost, or went wrong, while a version was being made, which always completes first.",
        "Nothing else is begun in an epoch that is to end."},
       {"tell who was refused", 0, kEnding,
        [](const JobCore& job) { return job.absent_.SomeWaitInVain(MonotonicNow()); },

@@ -17,6 +17,14 @@ void EpochEnd::Await(Pending end) {
   pending_->lost_ranks.insert(pending_->lost_ranks.end(), end.lost_ranks.begin(), end.lost_ranks.end());
 }
 
+void EpochEnd::StepCommitted() {
+  if (behind_step_.has_value()) {
+    const auto [cause, at_step] = *std::exchange(behind_step_, std::nullopt);
+    at_step();
+    Await({cause, {}, /*behind_commit=*/true});
+  }
+}
+
 EpochEnd::Pending EpochEnd::Take() { return *std::exchange(pending_, std::nullopt); }
 
 EpochEnd::Pending EpochEnd::TakeOr(absl::Status cause) {

@@ -1,10 +1,13 @@
 #ifndef SHARDD_SERVER_JOB_EPOCH_END_H_
 #define SHARDD_SERVER_JOB_EPOCH_END_H_
 
+#include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "server/job/job_part.h"
 
 namespace shardd {
 
@@ -14,14 +17,16 @@ class JobNodes;
 // Whether the epoch that runs is to end, and may, and whether the job has ended.
 //
 //   epoch:  runs --Await (a version is being made that completes forward)--> is to end --Take (MayBegin)--> ends
+//              \--AwaitStep--> runs, and is to end behind the next step that is committed
 //   job:    open --Close--> closed
 //
 // Owns the end that waits: the first cause, and all ranks that were lost. Loop-confined.
-class EpochEnd {
+class EpochEnd final : public JobPart {
  public:
   struct Pending {
     absl::Status cause;
-    std::vector<int> lost_ranks;
+    std::vector<int> lost_ranks = {};
+    bool behind_commit = false;  // of a step, and nobody has begun anything since
   };
   // Both outlive this.
   EpochEnd(const Commits* commits, const JobNodes* nodes) : commits_(commits), nodes_(nodes) {}
@@ -36,6 +41,12 @@ class EpochEnd {
   bool pending() const { return pending_.has_value(); }
   // The epoch is to end as soon as it may.
   void Await(Pending end);
+  // ... as soon as a step is committed. `at_step` is called then, before ranks hear of the version.
+  void AwaitStep(absl::Status cause, std::function<void()> at_step) {
+    behind_step_ = {std::move(cause), std::move(at_step)};
+  }
+  void StepCommitted() override;
+  void EndEpoch() override { behind_step_.reset(); }
   // The cause of the end that waits. REQUIRES, as Take: pending().
   const absl::Status& cause() const { return pending_->cause; }
   Pending Take();
@@ -47,6 +58,7 @@ class EpochEnd {
   const Commits* const commits_;
   const JobNodes* const nodes_;
   std::optional<Pending> pending_;
+  std::optional<std::pair<absl::Status, std::function<void()>>> behind_step_;
   bool closed_ = false;
 };
 

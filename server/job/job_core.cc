@@ -79,10 +79,7 @@ JobCore::JobCore(Init init)
            },
            {[this](double norm) { commits_.Measured(norm); },
             [this](const v1::PeerMessage::Decided& decided) { commits_.Heard(decided); }, [this] { values_.Commit(); }},
-           [this](const absl::Status& cause) {
-             auto [own, lost] = end_.TakeOr(cause);
-             Abort(std::move(own), std::move(lost));
-           }}),
+           [this](const absl::Status& cause) { EndEpoch(end_.TakeOr(cause)); }}),
       memory_account_({&identity_.spec, plan().get(), memory_.get(), &sessions_, &renewal_.writers(),
                        &snapshots_.snapshot(), &summons_.full_params(), &values_.undo()},
                       std::move(init.reserved_by_all)),
@@ -112,7 +109,7 @@ JobCore::JobCore(Init init)
       // Who reads whether a version is being made comes behind commits_; who reads what trainers handed in, before
       // writes_; what waits for ranks' devices is dropped (here) before the slots that it would have filled.
       parts_({&commits_, &gradients_, &waits_, &nodes_, &snapshots_, &values_, &work_, &writes_, &leavers_, &summons_,
-              &unsharding_, &extensions_, &waits_.sums(), &trace_}) {
+              &unsharding_, &extensions_, &waits_.sums(), &trace_, &end_}) {
   committed_.KeepIn(std::move(init.take_up_log));
   committed_.Tell(&parts_);
   parts_.EndEpoch();
@@ -122,7 +119,7 @@ JobCore::JobCore(Init init)
     if (init.committed.promised.has_value()) {
       commits_.TakeUp(*init.committed.promised);
       renewal_.TakeUp();
-      end_.Await({absl::AbortedError("the daemon before has ended, and its ranks' sessions with it"), {}});
+      end_.Await({absl::AbortedError("the daemon before has ended, and its ranks' sessions with it")});
     }
     for (int rank = 0; rank < world_size() && init.committed.finished; ++rank) leavers_.Left(rank, /*finished=*/true);
     counters_ = init.committed.counters;

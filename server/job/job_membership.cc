@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -169,7 +170,36 @@ void JobCore::SessionLost(int rank, const std::string& why, bool replaced) {
   }  // else a commit under way comes first
 }
 
-void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
+// Over nodes the others' ranks may be in the next step already. Ranks that hand in edits make them behind the step, and
+// where ranks update, an abort goes back to a snapshot: there the middle of a step costs less.
+bool JobCore::EndBehindStep(absl::Status cause) {
+  if (sessions_.attached() < world_size() || nodes_.over_nodes() || writes_.pass_copies() ||
+      memory_->kept() != nullptr || plan()->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER) {
+    return false;
+  }
+  end_.AwaitStep(std::move(cause), [this] {
+    // Nobody begins the next step in this epoch: who waits for the step is told by its stream.
+    for (const auto& session : sessions_) {
+      if (session != nullptr) session->Poison(committed_.epoch() + 1);
+    }
+  });
+  return true;
+}
+
+// A forward may have begun with commands that nobody was woken for.
+void JobCore::EndIfIdle(const absl::Status& cause, absl::Duration quiet) {
+  PollRings();
+  const absl::Time now = MonotonicNow();
+  const bool idle = std::all_of(sessions_.begin(), sessions_.end(), [&](const auto& session) {
+    return session == nullptr || now - session->last_command_time >= quiet;
+  });
+  if (idle && !view_.IsMidStep() && sessions_.attached() > 0) {
+    EndEpoch({cause, {}, /*behind_commit=*/true});
+  }
+}
+
+void JobCore::EndEpoch(EpochEnd::Pending end) {
+  auto& [cause, lost_ranks, behind_commit] = end;
   if (end_.closed()) {
     return;
   }
@@ -178,7 +208,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     return;
   }
   if (!end_.MayBegin()) {
-    end_.Await({std::move(cause), std::move(lost_ranks)});
+    end_.Await(std::move(end));
     if (!commits_.decision().committing()) {
       nodes_.WantsToEnd(end_.cause());
     }
@@ -213,6 +243,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
       aborted->mutable_refused_ranks()->Add(refused.begin(), refused.end());
     }
     aborted->set_trainer_state(committed_.trainer_states()[rank]);
+    aborted->set_behind_commit(behind_commit);
     aborted->mutable_lost_ranks()->Add(lost_ranks.begin(), lost_ranks.end());
     Farewell(*session, std::move(event));
     renewal_.EpochEnded(*session);

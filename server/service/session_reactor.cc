@@ -32,6 +32,8 @@ constexpr absl::Duration kHelloPatience = absl::Seconds(5);
 // under it (StartWrite and Finish do not).
 // The core's loop begins what follows a step itself; the ends of sessions, of which a job may have a thousand at once,
 // are begun on a thread of their own.
+std::atomic<int> open_streams = 0;  // of this process
+
 class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   // The core's handle. It may outlive the reactor: after OnDone it leads nowhere.
@@ -93,6 +95,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
         peer_(peer),
         decoded_(std::move(decoded)),
         stream_(std::make_shared<Stream>(this)) {
+    ++open_streams;
     hello_patience_.Set(absl::ToChronoTime(absl::Now() + kHelloPatience), [stream = stream_](bool expired) {
       if (expired) {
         stream->NoHello();
@@ -177,6 +180,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     if (session_id_ != 0) {
       core_->SessionStreamClosed(session_id_, stream_);
     }
+    --open_streams;
     delete this;
   }
 
@@ -273,6 +277,13 @@ class RefusedReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 SessionStreamReactor* ServeSession(Core* core, grpc::CallbackServerContext* context, PeerCredentials peer,
                                    std::shared_ptr<DecodedMemory> decoded, CoreLoop* ends) {
   return new SessionReactor(core, context, peer, std::move(decoded), ends);
+}
+
+bool AwaitSessionStreams(absl::Duration limit) {
+  for (const absl::Time end = MonotonicNow() + limit; open_streams > 0; absl::SleepFor(absl::Milliseconds(1))) {
+    if (MonotonicNow() >= end) return false;
+  }
+  return true;
 }
 
 SessionStreamReactor* RefuseSession(const absl::Status& status) { return new RefusedReactor(status); }

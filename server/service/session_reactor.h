@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "server/daemon/core.h"
 #include "server/loop/core_loop.h"
@@ -17,6 +18,8 @@ using SessionStreamReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
 // there. `ends` begins to send the last words of sessions. All but `decoded` outlive the server.
 SessionStreamReactor* ServeSession(Core* core, grpc::CallbackServerContext* context, PeerCredentials peer,
                                    std::shared_ptr<DecodedMemory> decoded, CoreLoop* ends);
+// Blocks until the last words of all sessions have been sent, at most for `limit`. Returns whether they have.
+bool AwaitSessionStreams(absl::Duration limit);
 // That of a stream that cannot be served.
 SessionStreamReactor* RefuseSession(const absl::Status& status);
 

@@ -42,6 +42,7 @@ bool SessionWords::HasDone(uint64_t done) const {
 
 void SessionWords::PublishVersion(uint64_t version) {
   NoteProgress();
+  if (poisoned_) return;
   TimelineStore(page_.page().version, TimelineValue(epoch_, version), waiting());
 }
 
@@ -121,6 +122,7 @@ void SessionWords::PublishReduced(int closed) {
 void SessionWords::SetAwake(bool awake) { page_.page().awake.store(awake ? 1 : 0, std::memory_order_seq_cst); }
 
 void SessionWords::Poison(uint64_t epoch) {
+  poisoned_ = true;
   const uint64_t value = TimelineValue(epoch, 0);
   DaemonPage& page = page_.page();
   TimelineStore(page.epoch, value, nullptr);

@@ -59,6 +59,7 @@ class SessionWords {
   const DaemonPageView page_;
   const uint64_t epoch_;
   absl::Time last_progress_time_ = absl::InfinitePast();
+  bool poisoned_ = false;  // no version is published any more
   uint64_t full_params_ = 0;
   uint64_t passes_ = 0;
   uint64_t passes_issued_ = 0;

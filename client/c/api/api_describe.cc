@@ -19,6 +19,7 @@ absl::Status JobInfo(const shardd_job* job, shardd_job_info* info) {
   ClientJob& impl = *job->impl;
   Attachment& attachment = impl.attachment();
   shardd_job_info value = {};
+  value.lost_nothing = impl.LostNothing() ? 1 : 0;  // first: it tells of commits
   value.rank = attachment.rank();
   value.world_size = impl.plan().world_size;
   value.group_count = static_cast<int32_t>(impl.plan().groups.size());

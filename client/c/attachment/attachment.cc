@@ -81,6 +81,7 @@ absl::Status Attachment::Note(absl::Status status) {
     (void)memory().GiveUpStores();
   }
   if (const auto aborted = session_->life().stream().aborted(); aborted.has_value()) {
+    lost_nothing_ = aborted->behind_commit() && aborted->committed_step() == ledger_.sent_step();
     ledger_.Abort(*aborted);
   }
   return status;

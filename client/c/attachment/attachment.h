@@ -86,6 +86,9 @@ class Attachment {
     if (failure_.ok()) failure_ = std::move(status);
   }
   bool has_failed() const { return !failure_.ok(); }
+  // True if the session is over and nothing of this rank is lost, because its daemon has stopped right behind the
+  // commit of the step that this rank sent last.
+  bool lost_nothing() const { return lost_nothing_; }
 
   // These forward to the session and Note what they return.
   absl::Status Wait(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {
@@ -136,6 +139,7 @@ class Attachment {
   uint64_t epoch_ = 0;
   StepLedger ledger_;
   absl::Status failure_;
+  bool lost_nothing_ = false;
   std::unique_ptr<ClientSession> session_;
 };
 

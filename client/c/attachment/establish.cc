@@ -138,6 +138,7 @@ v1::OpenJobRequest Attachment::OpenRequest() const {
 void Attachment::Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session) {
   session_ = std::move(session);
   failure_ = absl::OkStatus();
+  lost_nothing_ = false;
   outlives_daemon_ = attach.outlives_daemon();
   device_ = attach.device();
   epoch_ = attach.epoch();

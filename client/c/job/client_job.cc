@@ -58,6 +58,14 @@ absl::Status ClientJob::Reattach() {
   return absl::OkStatus();
 }
 
+bool ClientJob::LostNothing() {
+  if (attachment_.Live().ok() || !attachment_.lost_nothing()) {
+    return false;
+  }
+  const absl::StatusOr<std::string> stored = edits_.on() ? edits_.FindOwn() : std::string();
+  return stored.ok() && stored->empty();
+}
+
 absl::StatusOr<bool> ClientJob::Extend(v1::JobSpec spec) {
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   const auto object = [this] { return absl::StrCat("extend_job \"", rank_plan().job(), "\": "); };

@@ -34,6 +34,8 @@ class ClientJob {
   absl::Status Reattach();
   // Returns true if a wider job has replaced this one, which is over then.
   absl::StatusOr<bool> Extend(v1::JobSpec spec);
+  // As shardd_job_info.lost_nothing. What the program has stored since its last step, and not handed in, would be lost.
+  bool LostNothing();
   // Takes at most 5 s, or the timeout if `finished`: that waits for the commit of the last step. REQUIRES: no call
   // follows.
   absl::Status Detach(bool finished);

@@ -155,17 +155,28 @@ absl::Status Steps::CheckSent(const char* call) const {
 
 absl::StatusOr<StepResult> Steps::Wait() {
   CallSpan span(attachment_, v1::TRACE_CALL_WAIT_STEP, /*group=*/-1, /*steps_ago=*/1);
-  SHARDD_RETURN_IF_ERROR(attachment_.Live());
-  SHARDD_RETURN_IF_ERROR(CheckSent("wait_step"));
-  SHARDD_RETURN_IF_ERROR(
-      attachment_.Wait(attachment_.page().version, last_version_, {"wait_step", nullptr, "the commit"}));
-  SHARDD_RETURN_IF_ERROR(passes_.StepEnded());
-  attachment_.Retire();
+  absl::Status came = attachment_.Live();
+  if (last_step_ < 0) {
+    SHARDD_RETURN_IF_ERROR(came);
+    return CheckSent("wait_step");
+  }
+  if (came.ok()) {
+    came = attachment_.Wait(attachment_.page().version, last_version_, {"wait_step", nullptr, "the commit"});
+  }
+  // The epoch may have ended behind the commit, before this rank has looked.
+  if (!came.ok() && !(absl::IsAborted(came) && attachment_.ledger().committed_step() >= last_step_)) {
+    return came;
+  }
+  if (came.ok()) {
+    SHARDD_RETURN_IF_ERROR(passes_.StepEnded());
+    attachment_.Retire();
+  }
   // The version is there; the event with the norm follows on the stream.
   SHARDD_ASSIGN_OR_RETURN(const absl::optional<v1::SessionEvent::Committed> committed,
                           attachment_.session().life().stream().WaitCommitted(
                               last_step_, absl::Now() + attachment_.timeout(), attachment_.interrupt()));
   if (!committed.has_value()) {
+    SHARDD_RETURN_IF_ERROR(came);
     SHARDD_RETURN_IF_ERROR(attachment_.Live());
     return absl::DeadlineExceededError(absl::StrCat(
         "wait_step job \"", attachment_.plan().job(), "\": the step is committed but its result did not come within ",

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from cluster import Cluster, run_ranks
+from cluster import Cluster, RankFailed, run_ranks
 from job import daemon_death_scenarios
 
 
@@ -140,6 +140,32 @@ def test_training_goes_on_at_the_next_daemon_with_the_same_bits(edits: bool, sto
     undisturbed = run_ranks(daemon_death_scenarios.train, 2, 14, edits, stock, [])
     for got, want in zip(disturbed, undisturbed, strict=True):
         assert got["losses"] == want["losses"]
-        assert len(got["resumed"]) >= len(ends)
+        # Of a daemon that is stopped behind a step of its own optimizer nobody hears.
+        assert len(got["resumed"]) >= (len(ends) if stock else 2)
+        for name, value in want["parameters"].items():
+            torch.testing.assert_close(got["parameters"][name], value, rtol=0, atol=0)
+
+
+def test_a_plain_loop_hears_nothing_of_daemons_that_stop_for_others() -> None:
+    count, ends = 24, [3, 4, 9, 14, 20]
+    with (
+        _daemon(embedded=False) as daemon,
+        tempfile.TemporaryDirectory() as folder,
+        Cluster(2, folder, daemon.environment) as cluster,
+    ):
+        for rank in range(2):
+            cluster.start(daemon_death_scenarios.train_plainly, rank, (count, ends))
+        for step in ends:
+            try:
+                cluster.wait_for_event(0, 120, event="midway", step=step)
+            except RankFailed as error:
+                raise RankFailed("\n".join([str(error), daemon.log(), cluster.log(1)])) from None
+            daemon.end(signal.SIGTERM)
+            daemon.start()
+        codes = cluster.wait(180)
+        assert not any(codes.values()), "\n".join([daemon.log(), *(cluster.log(rank) for rank in range(2))])
+        disturbed = [cluster.result(rank) for rank in range(2)]
+    for got, want in zip(disturbed, run_ranks(daemon_death_scenarios.train_plainly, 2, count, []), strict=True):
+        assert got["losses"] == want["losses"]
         for name, value in want["parameters"].items():
             torch.testing.assert_close(got["parameters"][name], value, rtol=0, atol=0)

@@ -33,6 +33,30 @@ TEST_F(EpochEndTest, ThatWaitsHasTheFirstCauseAndAllLostRanks) {
   EXPECT_FALSE(end_.pending());
 }
 
+TEST_F(EpochEndTest, ThatAwaitsAStepIsPendingBehindItAndSaysSo) {
+  int steps = 0;
+  end_.AwaitStep(absl::AbortedError("the daemon stops"), [&] {
+    ++steps;
+    EXPECT_FALSE(end_.pending());
+  });
+  EXPECT_FALSE(end_.pending());
+  end_.StepCommitted();
+  ASSERT_TRUE(end_.pending());
+  EXPECT_TRUE(end_.Take().behind_commit);
+  end_.StepCommitted();
+  EXPECT_FALSE(end_.pending()) << "once";
+  EXPECT_EQ(steps, 1);
+}
+
+TEST_F(EpochEndTest, OfAnotherCauseEndsTheWaitForAStep) {
+  end_.AwaitStep(absl::AbortedError("the daemon stops"), [] { ADD_FAILURE(); });
+  end_.Await({absl::AbortedError("a rank is lost"), {1}});
+  EXPECT_FALSE(end_.Take().behind_commit);
+  end_.EndEpoch();
+  end_.StepCommitted();
+  EXPECT_FALSE(end_.pending());
+}
+
 TEST_F(EpochEndTest, OfAllNodesKeepsTheCauseOfThisOne) {
   EXPECT_EQ(end_.TakeOr(absl::AbortedError("all nodes'")).cause.message(), "all nodes'");
   end_.Await({absl::AbortedError("own"), {1}});

@@ -26,6 +26,53 @@ TEST_F(JobCoreTest, RankThatDiesAfterTheDecisionChangesNothingOfTheStep) {
   EXPECT_EQ(streams_[1]->Aborted().lost_ranks_size(), 1);
 }
 
+TEST_F(JobCoreTest, AnEndBehindTheStepShowsTheStepAndNoRankBeginsTheNextOneInItsEpoch) {
+  const DaemonPage* const page = [&] {
+    const DaemonPage* of = nullptr;
+    OnLoop([&] { of = job_->sessions()[0].get()->memory()->daemon_page->At<DaemonPage>(0); });
+    return of;
+  }();
+  Train(0);
+  OnLoop([&] { EXPECT_TRUE(job_->EndBehindStep(absl::AbortedError("the daemon stops"))); });
+  EXPECT_EQ(epoch(), 1u) << "rank 1 has not stepped";
+  for (const auto& device : devices_) device->Hold();
+  Train(1);
+  ASSERT_TRUE(testing::PollUntil([&] { return devices_[0]->Waiting() && devices_[1]->Waiting(); }, kPatience));
+  EXPECT_EQ(TimelineSequence(page->version.load()), 1u);
+  Release();
+  ASSERT_TRUE(Until([&] { return job_->sessions().attached() == 0; }));
+  EXPECT_EQ(committed(), 1);
+  EXPECT_EQ(value(), -0.5f);
+  for (const auto& stream : streams_) {
+    EXPECT_EQ(stream->Count(v1::SessionEvent::kCommitted), 1);
+    EXPECT_TRUE(stream->Aborted().behind_commit());
+    EXPECT_EQ(stream->Aborted().committed_step(), 1);
+  }
+}
+
+TEST_F(JobCoreTest, AnEndBehindTheStepIsRefusedWhereAStepWouldNotCome) {
+  OnLoop([&] {
+    job_->Detach(0, /*finished=*/false);
+    EXPECT_FALSE(job_->EndBehindStep(absl::AbortedError("the daemon stops"))) << "rank 0 is not attached";
+  });
+}
+
+TEST_F(JobCoreTest, OneInAForwardIsNotIdle) {
+  v1::Command command;
+  command.mutable_unshard()->set_phase(v1::PHASE_FORWARD);
+  Send(0, command);
+  OnLoop([&] { job_->EndIfIdle(absl::AbortedError("the daemon stops"), absl::ZeroDuration()); });
+  EXPECT_EQ(epoch(), 1u);
+}
+
+TEST_F(JobCoreTest, AnIdleJobEndsItsEpochBehindItsLastCommit) {
+  OnLoop([&] { job_->EndIfIdle(absl::AbortedError("the daemon stops"), absl::Hours(1)); });
+  EXPECT_EQ(epoch(), 1u) << "it has said something within the hour";
+  OnLoop([&] { job_->EndIfIdle(absl::AbortedError("the daemon stops"), absl::ZeroDuration()); });
+  EXPECT_EQ(epoch(), 2u);
+  EXPECT_TRUE(streams_[0]->Aborted().behind_commit());
+}
+
 TEST_F(JobCoreTest, BothRanksThatDieAfterTheDecisionAreNamedOnce) {
   TrainUntilDecided();
   OnLoop([&] {

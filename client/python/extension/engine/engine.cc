@@ -92,6 +92,18 @@ void Engine::Reattach() {
   LoadMemory();
 }
 
+void Engine::FollowDaemon() {
+  const shardd_job_info info = attached_->unordered().info();
+  if (info.lost_nothing == 0) {
+    return;
+  }
+  Reattach();
+  if (const int64_t step = attached_->unordered().info().committed_step; step != info.committed_step) {
+    Check(Status(Code::kDataLoss, "attach to the next daemon: it has another step than the one before (got " +
+                                      std::to_string(step) + ", want " + std::to_string(info.committed_step) + ")"));
+  }
+}
+
 bool Engine::WantsExtension() const {
   return extension_asked_ ||
          std::any_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->gradients().HasUnfrozen(); });

@@ -84,6 +84,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int64_t steps() const { return steps_; }
   // After ABORTED or UNAVAILABLE: the same rank in the current epoch. Graphs of before are dead.
   void Reattach();
+  // Where a forward begins: attaches again if the daemon has stopped for another one behind this rank's last step, of
+  // which the program hears nothing then.
+  void FollowDaemon();
   // What the program trains is not what the job was made for: a parameter has been unfrozen that it has no gradient
   // memory for, or AskExtension was called.
   bool WantsExtension() const;

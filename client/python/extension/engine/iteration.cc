@@ -20,6 +20,7 @@ bool Engine::RootPreForward(Unit* unit) {
   if (iteration_.in_forward()) {
     return false;
   }
+  FollowDaemon();
   Check(passes_.LeaveBefore(/*whole=*/IsRoot(unit)));
   TakeChanges();
   iteration_.BeginForward(unit);
