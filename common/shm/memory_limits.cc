@@ -64,6 +64,7 @@ constexpr CgroupFiles kV1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "
 // Lowers `limits` to what the tightest of the cgroup and its ancestors leaves. A container may show a path of its host
 // that is not mounted inside; then only the ancestors, up to the mount, exist.
 void ApplyCgroup(const std::string& root, const CgroupFiles& files, std::string group, MemoryLimits& limits) {
+  bool own = true;
   while (true) {
     const std::string folder = absl::StrCat(root, files.mount, group == "/" ? "" : group, "/");
     const std::optional<int64_t> limit = ReadNumber(folder + files.limit);
@@ -75,7 +76,9 @@ void ApplyCgroup(const std::string& root, const CgroupFiles& files, std::string 
       if (free_bytes < limits.free_bytes) {
         limits.free_bytes = free_bytes;
         limits.limited_by = absl::StrCat("cgroup ", files.limit);
+        limits.of_own_cgroup = own;
       }
+      own = false;
     }
     const size_t slash = group.rfind('/');
     if (group.size() <= 1 || slash == std::string::npos) {

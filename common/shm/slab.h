@@ -113,8 +113,9 @@ class MappedSlab {
 
 // Memory that this node can still give, and the limit that applies.
 struct MemoryLimits {
-  int64_t free_bytes = 0;  // MemAvailable, or the cgroup's limit minus its use if that is smaller (v1 and v2)
-  std::string limited_by;  // "cgroup memory.max", "cgroup memory.limit_in_bytes", "MemAvailable"
+  int64_t free_bytes = 0;      // MemAvailable, or the cgroup's limit minus its use if that is smaller (v1 and v2)
+  std::string limited_by;      // "cgroup memory.max", "cgroup memory.limit_in_bytes", "MemAvailable"
+  bool of_own_cgroup = false;  // and of none around it
 };
 // `root`: prefix of /proc and /sys/fs/cgroup, for tests.
 absl::StatusOr<MemoryLimits> GetMemoryLimits(const std::string& root = "");

@@ -182,6 +182,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
     bool exists = false;
     std::shared_ptr<JobCore> other;  // of this name, with another plan
     int64_t reserved_bytes = 0;      // promised to other jobs and not there yet
+    int64_t taken_up_bytes = 0;      // of other jobs
     v1::OpenJobResponse response;
     int jobs_of_uid = 0;
     int64_t bytes_of_uid = 0;
@@ -203,6 +204,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
         ReviewJobs();
         for (const auto& [job_name, entry] : jobs_) {
           result.reserved_bytes += entry.job->memory_account().reserved_bytes();
+          result.taken_up_bytes += entry.job->memory().taken_up_bytes();
           if (entry.job->identity().owner.uid == peer.uid) {
             ++result.jobs_of_uid;
             result.bytes_of_uid += entry.job->plan()->memory.TotalBytes(entry.job->plan()->world_size);
@@ -275,6 +277,9 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
                      options_.max_jobs_per_uid, "); close one or raise --max_jobs_per_uid"));
   }
   SHARDD_RETURN_IF_ERROR(CheckByteQuota(what, options_.max_bytes_per_uid, peer.uid, found.bytes_of_uid, bytes));
+  if (const absl::StatusOr<MemoryLimits> limits = GetMemoryLimits(); limits.ok() && limits->of_own_cgroup) {
+    found.reserved_bytes += found.taken_up_bytes;  // charged to the daemon before, and to whatever is around both
+  }
   SHARDD_ASSIGN_OR_RETURN(std::string link_key, secret.LinkKey(name));
   SHARDD_ASSIGN_OR_RETURN(JobCore::Init init,
                           MakeInit(found.new_id, caller, spec, *std::move(plan), found.reserved_bytes,

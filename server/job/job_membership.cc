@@ -269,7 +269,10 @@ void JobCore::Close(const std::string& why, CloseOn on) {
   for (int rank = 0; rank < world_size(); ++rank) {
     if (Session* session = sessions_[rank].get(); session != nullptr) {
       session->Poison(committed_.epoch());
-      Farewell(*session, Aborted(committed_, absl::StatusCode::kNotFound, message));
+      // What goes on is there to attach to again.
+      const bool goes_on = on == CloseOn::kThisDaemon;
+      Farewell(*session,
+               Aborted(committed_, goes_on ? absl::StatusCode::kAborted : absl::StatusCode::kNotFound, message));
       EndSession(rank);
     }
   }

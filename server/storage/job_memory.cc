@@ -224,6 +224,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
       auto taken = Slab::TakeUp(purpose.name, std::move(of_before->second), purpose.size_bytes);
       if (!taken.ok()) return named(taken.status());
       *purpose.slab = std::make_unique<JobSlab>(*std::move(taken));
+      memory->taken_up_bytes_ += (*purpose.slab)->allocated_bytes();
       continue;
     }
     const bool was_kept = purpose.spread == SpreadSlab::kGradients || purpose.spread == SpreadSlab::kShards ||

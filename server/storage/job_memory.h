@@ -105,6 +105,8 @@ class JobMemory {
              {kFdOptimizer, optimizer()}}};
   }
   int64_t allocated_bytes() const;
+  // What was taken up of the daemon before, which is charged to that one's cgroup.
+  int64_t taken_up_bytes() const { return taken_up_bytes_; }
   // Of these, what trainers have given back and will want again (shardd_give_back_gradient).
   int64_t given_back_bytes() const;
   void Describe(const ShardPlan& plan, v1::Memory* out) const;
@@ -119,6 +121,7 @@ class JobMemory {
   std::vector<int64_t> shards_boundaries_;
   // Of the slabs' sizes, what is other nodes'.
   int64_t elsewhere_bytes_ = 0;
+  int64_t taken_up_bytes_ = 0;
   int64_t elsewhere_gradients_bytes_ = 0;
   std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, staging_, kept_;
 };

@@ -53,6 +53,7 @@ TEST_F(MemoryLimitsTest, V2LimitLessUseCounts) {
   V2("/system.slice/shardd.service", absl::StrCat(2 * kGiB), kGiB);
   EXPECT_EQ(Read().free_bytes, kGiB);
   EXPECT_EQ(Read().limited_by, "cgroup memory.max");
+  EXPECT_TRUE(Read().of_own_cgroup);
 }
 
 TEST_F(MemoryLimitsTest, V2WithoutALimitIsMax) {
@@ -68,6 +69,7 @@ TEST_F(MemoryLimitsTest, TightestAncestorCounts) {
   V2("/kubepods/pod1", absl::StrCat(3 * kGiB), 2 * kGiB + kGiB / 2);
   V2("/kubepods", "max", 9 * kGiB);
   EXPECT_EQ(Read().free_bytes, kGiB / 2);
+  EXPECT_FALSE(Read().of_own_cgroup) << "what others of the pod use is in it";
 }
 
 TEST_F(MemoryLimitsTest, FilePagesThatTheKernelGivesUpAreFree) {
