@@ -48,6 +48,8 @@ void Core::Shutdown() {
     return;
   }
   shut_down_ = true;
+  refuses_opens_ = true;
+  FinishSteps();
   stopping_ = true;
   status_.Stop();
   node_values_.Stop();
@@ -55,8 +57,10 @@ void Core::Shutdown() {
   StopWithin(setup_, "setup");
   EndKeptEpochs();
   loop_.RunAndWait([this] {
+    ReviewJobs();  // what has come to its end by itself is nothing for the next daemon
+    leaves_jobs_ = true;
     for (auto& [name, entry] : jobs_) {
-      entry.job->Close("the daemon is shutting down", entry.job->committed().outlives_daemon()
+      entry.job->Close("the daemon is shutting down", entry.job->committed().next_daemon_goes_on()
                                                           ? JobCore::CloseOn::kThisDaemon
                                                           : JobCore::CloseOn::kThisNode);
     }
@@ -129,7 +133,7 @@ void Core::ReviewJobs() {
       if (!entry.freed && job.committed().version() > 1) {
         freed_.Forget(job.name(), job.identity().owner.uid);  // a later job of the name has come to its end
       }
-      if (!stopping_) job.EndCustody();
+      if (!leaves_jobs_) job.EndCustody();
       it = jobs_.erase(it);  // the memory goes when the last device work has ended
     } else {
       ++it;

@@ -41,7 +41,7 @@ void Core::End(uint32_t uid) {
 }
 
 void Core::OpenJob(PeerCredentials peer, JobSecret secret, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done) {
-  if (stopping_) {  // no queue is worked off any more
+  if (refuses_opens_) {
     done(absl::CancelledError("open job: the daemon is shutting down"));
     return;
   }

@@ -61,19 +61,28 @@ void Core::TakeUp() {
   }
 }
 
-// Their ranks come again, to the next daemon.
-void Core::EndKeptEpochs() {
-  const absl::Status cause = absl::AbortedError("the daemon is shutting down, and the next one goes on with the job");
+namespace {
+
+absl::Status NextDaemonGoesOn() {
+  return absl::AbortedError("the daemon is shutting down, and the next one goes on with the job");
+}
+
+}  // namespace
+
+// Where all have sent the step that runs within this time, nobody does anything anew. All else is served meanwhile.
+void Core::FinishSteps() {
   constexpr absl::Duration kQuiet = absl::Seconds(1);
-  // Where all have sent the step that runs within this time, nobody does anything anew.
   EndKeptEpochs(
-      options_.finish_step, [&](JobCore& job) { return job.EndBehindStep(cause); },
-      [&](JobCore& job) { job.EndIfIdle(cause, kQuiet); });
-  // No commit is left half done: the next daemon would complete it, from its log.
+      options_.finish_step, [](JobCore& job) { return job.EndBehindStep(NextDaemonGoesOn()); },
+      [](JobCore& job) { job.EndIfIdle(NextDaemonGoesOn(), kQuiet); });
+}
+
+// Their ranks come again, to the next daemon. No commit is left half done: that one would complete it, from its log.
+void Core::EndKeptEpochs() {
   EndKeptEpochs(
       absl::Seconds(20),
-      [&](JobCore& job) {
-        job.Abort(cause, {});
+      [](JobCore& job) {
+        job.Abort(NextDaemonGoesOn(), {});
         return true;
       },
       [](JobCore&) {});
@@ -92,10 +101,13 @@ void Core::EndKeptEpochs(absl::Duration limit, const std::function<bool(JobCore&
   });
   while (!ending.empty() && MonotonicNow() < deadline) {
     loop_.RunAndWait([&] {
+      std::set<uint64_t> left;  // others have ended, or come to their end by themselves
       for (auto& [name, entry] : jobs_) {
-        if (ending.contains(entry.job->identity().id)) poll(*entry.job);
-        if (entry.job->sessions().attached() == 0) ending.erase(entry.job->identity().id);
+        const uint64_t id = entry.job->identity().id;
+        if (ending.contains(id)) poll(*entry.job);
+        if (ending.contains(id) && entry.job->sessions().attached() > 0) left.insert(id);
       }
+      ending = std::move(left);
     });
     absl::SleepFor(ending.empty() ? absl::ZeroDuration() : kPoll);
   }

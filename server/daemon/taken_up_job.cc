@@ -186,9 +186,11 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept) {
     last = result.journal->ReadDecided(header.step);
     if (!last.ok()) return absl::DataLossError(last.status().message());
   }
+  if (const auto of_step = result.journal->ReadDecided(header.step); of_step.ok()) {
+    result.node.decided = DecisionOf(*of_step);  // also where another daemon has taken the job up since
+  }
   if (last.ok()) {
     result.committed = FactsAfter(*last, header);
-    result.node.decided = DecisionOf(*last);
   } else {
     result.committed = {header.epoch, header.version, header.step, {}, {}, {}, false};
     result.committed.step_counts.assign(left.facts.step_counts().begin(), left.facts.step_counts().end());

@@ -142,6 +142,21 @@ TEST_F(DaemonDeath, ASuccessorGoesOnAfterOneThatWasStopped) {
   ExpectUndisturbed(args, ranks);
 }
 
+// The next one has to know that nobody comes again: a later run of the name begins anew.
+TEST_F(DaemonDeath, RanksThatFinishBehindTheDaemonsStopFinishAtTheNext) {
+  StartCustodian();
+  StartKept();
+  const Args args = Training(5).With({{"pause", "end@5"}});
+  std::vector<Child> ranks = StartRanks(args);
+  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "end", rank);
+  KillDaemon(SIGTERM);
+  for (int rank = 0; rank < 2; ++rank) LetGo(args, "end", rank);
+  StartKept();
+  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
+  ExpectAllOk({Report(args, 0), Report(args, 1)});
+  EXPECT_TRUE(PollUntil([this] { return Job().name().empty(); }));
+}
+
 TEST_F(DaemonDeath, RanksOfTheJobMayDieWithIt) {
   StartCustodian();
   StartKept();

@@ -102,6 +102,15 @@ absl::StatusOr<bool> ClientJob::Extend(v1::JobSpec spec) {
 }
 
 absl::Status ClientJob::Detach(bool finished) {
+  absl::Status status = DetachOnce(finished);
+  // Where the daemon has stopped in between, the next one is to know that nobody comes again.
+  if (finished && !status.ok() && LostNothing() && Reattach().ok()) {
+    status = DetachOnce(finished);
+  }
+  return status;
+}
+
+absl::Status ClientJob::DetachOnce(bool finished) {
   // `finished` is answered with the commit of the step that was sent, for which others may still compute.
   const absl::Time deadline = absl::Now() + (finished ? attachment_.timeout() : kDetachTimeout);
   absl::Status status = attachment_.Live();

@@ -55,6 +55,7 @@ class ClientJob {
 
  private:
   explicit ClientJob(AttachOptions options);
+  absl::Status DetachOnce(bool finished);
   // Makes every part begin the attachment's new session.
   void BeginSession();
 

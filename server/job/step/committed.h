@@ -57,6 +57,8 @@ class Committed {
   // The job outlives this daemon: `log` tells the next one what is committed. Before anything else; null: it does not.
   void KeepIn(std::unique_ptr<TakeUpLog> log);
   bool outlives_daemon() const { return log_ != nullptr; }
+  // ... and there is something to go on with.
+  bool next_daemon_goes_on() const { return log_ != nullptr && !custody_ended_ && version_ > 0; }
   // Where the rank's updates write what they are about to change; null: nowhere. The update of the next step begins.
   UpdateLog* BeginUpdate(int rank);
   // Shards are about to change otherwise than by a decided step. Until the next commit no other daemon takes the job

@@ -75,7 +75,9 @@ TEST_P(NodesDeath, KillsAtAnyMomentLoseNothing) {
     const int64_t before = Seen();
     const unsigned which = random() % 5;  // 4: both
     for (int k = 0; k < count(); ++k) {
-      if (which == 4 || static_cast<int>(which % 2) == k) ReplaceDaemon(k);
+      if (which != 4 && static_cast<int>(which % 2) != k) continue;
+      ReplaceDaemon(k);
+      if (random() % 3 == 0) ReplaceDaemon(k);  // its successor, too
     }
     if (HasFatalFailure()) return;
     ASSERT_TRUE(AllTrained(before + 1) || ranks[0].Ended()) << "kill " << kills << " of " << which;

@@ -22,6 +22,7 @@ py::dict InfoDict(Engine& engine) {
   out["cuda_device"] = info.cuda_device;
   out["stream_ordered"] = info.stream_ordered != 0;
   out["pass_copies"] = info.pass_copies != 0;
+  out["lost_nothing"] = info.lost_nothing != 0;
   return out;
 }
 

@@ -63,6 +63,7 @@ AttachedJob::StepResult Engine::Step(shardd_step_options options, const std::str
   options.state_bytes = state.size();
   const AttachedJob::StepResult result = attached_->Step(options);
   ++steps_;
+  forward_since_step_ = false;
   used_gradients_.MarkUsed();
   passes_.Stepped();
   float* const counts =
@@ -82,6 +83,7 @@ void Engine::StepCommitted() {
 
 void Engine::Reattach() {
   iteration_.Abandon();
+  forward_since_step_ = false;
   passes_.Forget();
   full_params_ = false;
   used_gradients_.MarkWanted();
@@ -94,13 +96,16 @@ void Engine::Reattach() {
 
 void Engine::FollowDaemon() {
   const shardd_job_info info = attached_->unordered().info();
-  if (info.lost_nothing == 0) {
+  if (info.lost_nothing == 0 || forward_since_step_) {
     return;
   }
   Reattach();
-  if (const int64_t step = attached_->unordered().info().committed_step; step != info.committed_step) {
-    Check(Status(Code::kDataLoss, "attach to the next daemon: it has another step than the one before (got " +
-                                      std::to_string(step) + ", want " + std::to_string(info.committed_step) + ")"));
+  const shardd_job_info next = attached_->unordered().info();
+  if (next.committed_step != info.committed_step || next.version == 0) {
+    Check(Status(Code::kDataLoss, "attach to the next daemon: it does not go on with the job (got step " +
+                                      std::to_string(next.committed_step) + ", version " +
+                                      std::to_string(next.version) + "; want step " +
+                                      std::to_string(info.committed_step) + ")"));
   }
 }
 

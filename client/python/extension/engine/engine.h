@@ -155,6 +155,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool lost_ = false;  // in a forked child
   bool released_ = false;
   bool extension_asked_ = false;
+  bool forward_since_step_ = false;  // one whose graph the program may hold
   int64_t steps_ = 0;
   at::Tensor update_counts_;
 };

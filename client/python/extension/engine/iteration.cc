@@ -21,6 +21,7 @@ bool Engine::RootPreForward(Unit* unit) {
     return false;
   }
   FollowDaemon();
+  forward_since_step_ = forward_since_step_ || c10::GradMode::is_enabled();
   Check(passes_.LeaveBefore(/*whole=*/IsRoot(unit)));
   TakeChanges();
   iteration_.BeginForward(unit);

@@ -71,6 +71,13 @@ def reattach(module: nn.Module | None = None) -> tuple[int, Any]:
     return resume(module)
 
 
+def lost_nothing(module: nn.Module | None = None) -> bool:
+    """Whether the abort is of a daemon that stopped behind this rank's last step: then no rank has died."""
+    job = registered_job(module)
+    assert job.engine is not None
+    return bool(job.engine.info()["lost_nothing"])
+
+
 def commit(module: nn.Module | None = None) -> None:
     """Commits now what was written into the parameters since the last pass, and a step of torch's optimizer with it.
 

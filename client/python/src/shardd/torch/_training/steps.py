@@ -125,7 +125,7 @@ def steps(stop: int, module: nn.Module | None = None, *, rebuild: Callable[[], N
             number += 1
             continue
         reason, step._aborted = step._aborted, None
-        if rebuild is not None:
+        if rebuild is not None and not api.lost_nothing(module):
             rebuild()
         number, state = _attach_again(module)
         resumed = True
