@@ -20,6 +20,8 @@ constexpr absl::Duration kStopLimit = absl::Seconds(20);
 // Of a job that has committed nothing but initial values: whoever comes gives them again.
 constexpr absl::Duration kGraceOfNothing = absl::Minutes(1);
 constexpr absl::Duration kAttachTimeout = absl::Seconds(30);  // from AttachRank to hello
+constexpr absl::Duration kCommits = absl::Seconds(20);        // of a shutdown: commits under way
+constexpr absl::Duration kQuiet = absl::Seconds(1);           // of ranks that are in no step
 
 template <typename Thread>
 void StopWithin(Thread& thread, absl::string_view name) {
@@ -48,14 +50,23 @@ void Core::Shutdown() {
     return;
   }
   shut_down_ = true;
-  refuses_opens_ = true;
-  FinishSteps();
+  // Their ranks come again, to the next daemon. Where all have sent the step that runs within this time, nobody does
+  // anything anew; all else is served meanwhile.
+  const absl::Status goes_on = absl::AbortedError("the daemon is shutting down, and the next one goes on with the job");
+  EndKeptEpochs(
+      options_.finish_step, [&](JobCore& job) { return job.EndBehindStep(goes_on); },
+      [&](JobCore& job) { job.EndIfIdle(goes_on, kQuiet); });
   stopping_ = true;
   status_.Stop();
   node_values_.Stop();
   StopWithin(join_, "join");
   StopWithin(setup_, "setup");
-  EndKeptEpochs();
+  // No commit is left half done: the next daemon would complete it, from its log.
+  const auto abort = [&](JobCore& job) {
+    job.Abort(goes_on, {});
+    return true;
+  };
+  EndKeptEpochs(kCommits, abort, [](JobCore&) {});
   loop_.RunAndWait([this] {
     ReviewJobs();  // what has come to its end by itself is nothing for the next daemon
     leaves_jobs_ = true;

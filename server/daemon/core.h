@@ -172,8 +172,6 @@ class Core final : public JobsSource {
   }
 
   // Jobs that a custodian keeps: their ranks are told to come again (core_take_up.cc).
-  void FinishSteps();
-  void EndKeptEpochs();
   // Until the epochs that `end` has begun to end have ended, at most for `limit`; `poll` is called meanwhile. Both are
   // called on the loop.
   void EndKeptEpochs(absl::Duration limit, const std::function<bool(JobCore&)>& end,
@@ -221,9 +219,8 @@ class Core final : public JobsSource {
   const JobCustody custody_;
   // Self-synchronised.
   EventLog events_;
-  std::atomic<bool> refuses_opens_ = false;  // jobs come to the next daemon, while those that there are finish a step
-  std::atomic<bool> stopping_ = false;       // what is queued is refused, not worked off
-  bool leaves_jobs_ = false;                 // jobs that end here go on with the next daemon; loop-confined
+  std::atomic<bool> stopping_ = false;  // what is queued is refused, not worked off
+  bool leaves_jobs_ = false;            // jobs that end here go on with the next daemon; loop-confined
   absl::Mutex host_devices_mutex_;
   std::vector<std::unique_ptr<Device>> host_devices_
       ABSL_GUARDED_BY(host_devices_mutex_);  // never fewer, in their place
@@ -252,7 +249,7 @@ class Core final : public JobsSource {
   CoreLoop setup_{nullptr, "setup", CoreLoop::Urgency::kQueue};
   CoreLoop join_{nullptr, "join", CoreLoop::Urgency::kQueue};  // plans what comes: computes, and waits for nothing
   CoreLoop loop_;
-  bool shut_down_ = false;
+  std::atomic<bool> shut_down_ = false;  // jobs come to the next daemon, and those that there are finish a step
 };
 
 }  // namespace shardd

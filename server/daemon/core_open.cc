@@ -41,7 +41,7 @@ void Core::End(uint32_t uid) {
 }
 
 void Core::OpenJob(PeerCredentials peer, JobSecret secret, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done) {
-  if (refuses_opens_) {
+  if (shut_down_) {
     done(absl::CancelledError("open job: the daemon is shutting down"));
     return;
   }

@@ -61,33 +61,6 @@ void Core::TakeUp() {
   }
 }
 
-namespace {
-
-absl::Status NextDaemonGoesOn() {
-  return absl::AbortedError("the daemon is shutting down, and the next one goes on with the job");
-}
-
-}  // namespace
-
-// Where all have sent the step that runs within this time, nobody does anything anew. All else is served meanwhile.
-void Core::FinishSteps() {
-  constexpr absl::Duration kQuiet = absl::Seconds(1);
-  EndKeptEpochs(
-      options_.finish_step, [](JobCore& job) { return job.EndBehindStep(NextDaemonGoesOn()); },
-      [](JobCore& job) { job.EndIfIdle(NextDaemonGoesOn(), kQuiet); });
-}
-
-// Their ranks come again, to the next daemon. No commit is left half done: that one would complete it, from its log.
-void Core::EndKeptEpochs() {
-  EndKeptEpochs(
-      absl::Seconds(20),
-      [](JobCore& job) {
-        job.Abort(NextDaemonGoesOn(), {});
-        return true;
-      },
-      [](JobCore&) {});
-}
-
 void Core::EndKeptEpochs(absl::Duration limit, const std::function<bool(JobCore&)>& end,
                          const std::function<void(JobCore&)>& poll) {
   constexpr absl::Duration kPoll = absl::Milliseconds(2);
