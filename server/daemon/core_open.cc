@@ -103,7 +103,8 @@ void Core::WithMemory(std::function<absl::Status()> make, std::function<void(abs
     absl::Status made = make();
     // Something is being freed, or was meanwhile: else the same would come of another try.
     const bool frees = reaper_.posted() > freed && !reaper_stuck_.load(std::memory_order_relaxed);
-    if (!absl::IsResourceExhausted(made) || !frees) {
+    // A job that has ended has its name on the links to other nodes until it is freed.
+    if ((!absl::IsResourceExhausted(made) && !absl::IsAlreadyExists(made)) || !frees) {
       done(std::move(made));
       return;
     }
