@@ -90,6 +90,7 @@ absl::Status Custody::ConnectLocked() {
   const auto named = [this](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat("custodian \"", path_, "\": ", status.message()));
   };
+  if (released_) return named(absl::UnavailableError("this daemon has handed over"));
   absl::StatusOr<UniqueFd> dialled = Dial();
   const bool starts = absl::IsUnavailable(dialled.status()) && !program_.empty() && !program_fails_;
   if (starts) {
@@ -166,8 +167,15 @@ absl::Status Custody::Put(uint64_t job, absl::string_view name, int fd) {
   return status.ok() || socket_.valid() ? status : PutAllLocked();
 }
 
+void Custody::Release() {
+  absl::MutexLock lock(&mutex_);
+  released_ = true;
+  socket_.reset();
+}
+
 void Custody::Drop(uint64_t job) {
   absl::MutexLock lock(&mutex_);
+  if (released_) return;
   held_.erase(held_.lower_bound({job, ""}), held_.lower_bound({job + 1, ""}));
   CustodyMessage drop;
   drop.op = CustodyOp::kDrop;
@@ -177,6 +185,7 @@ void Custody::Drop(uint64_t job) {
 
 void Custody::Review() {
   absl::MutexLock lock(&mutex_);
+  if (released_) return;
   pollfd polled{socket_.get(), POLLIN, 0};
   if (socket_.valid() && poll(&polled, 1, 0) == 0) return;
   socket_.reset();

@@ -46,6 +46,8 @@ class Custody {
   void Drop(uint64_t job) ABSL_LOCKS_EXCLUDED(mutex_);
   // Hands everything over again where the custodian is another one. To be called every second or so.
   void Review() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Another daemon may own what is kept. From here on every Put is UNAVAILABLE, and Drop and Review do nothing.
+  void Release() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   Custody(std::string path, std::string program) : path_(std::move(path)), program_(std::move(program)) {}
@@ -62,6 +64,7 @@ class Custody {
   const std::string program_;
   bool program_fails_ ABSL_GUARDED_BY(mutex_) = false;  // and is not started again
   bool said_ ABSL_GUARDED_BY(mutex_) = false;           // that nothing is kept at the moment
+  bool released_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Mutex mutex_;
   UniqueFd socket_ ABSL_GUARDED_BY(mutex_);
   Objects taken_ ABSL_GUARDED_BY(mutex_);

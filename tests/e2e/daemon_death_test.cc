@@ -13,9 +13,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "tests/e2e/cluster.h"
+#include "tests/e2e/kept_cluster.h"
 #include "tests/testing/poll.h"
-#include "tests/testing/programs.h"
 
 namespace shardd::e2e {
 namespace {
@@ -31,23 +30,8 @@ int Kills() {
   return text == nullptr ? 25 : std::atoi(text);
 }
 
-class DaemonDeath : public Cluster {
+class DaemonDeath : public KeptCluster {
  protected:
-  void StartCustodian() {
-    const std::string log = File("custodian.log");
-    custodian_ = std::make_unique<Child>(
-        testing::Spawn({testing::ProgramPath("shardd-custodian"), "--listen=unix:" + Custody()}, {.log = log}));
-    ASSERT_TRUE(PollUntil([this] { return access(Custody().c_str(), F_OK) == 0; }));
-  }
-  std::string Custody() const { return File("custody.sock"); }
-  void StartKept() { StartDaemon({"--custodian=unix:" + Custody()}); }
-  void KillDaemon(int signal_number = SIGKILL) {
-    ASSERT_EQ(kill(daemon_pid(), signal_number), 0);
-    WaitForDaemon();
-  }
-  static Args Training(int steps, const char* optimizer = "adamw") {
-    return {{"steps", absl::StrCat(steps)}, {"recover", "1"}, {"optimizer", optimizer}};
-  }
   // By optimizers in the ranks, which look at the values by themselves.
   static Args TrainingByRanks(int steps, const char* optimizer) {
     return {{"steps", absl::StrCat(steps)},
@@ -60,19 +44,6 @@ class DaemonDeath : public Cluster {
             {"keep_every", absl::StrCat(kKeepEvery)},
             {"timeout_ms", "60000"}};
   }
-  std::vector<Child> StartRanks(const Args& args) {
-    std::vector<Child> ranks;
-    for (int rank = 0; rank < 2; ++rank) ranks.push_back(StartRank(rank, args));
-    return ranks;
-  }
-  // What came of it is what comes of a run that nobody disturbs.
-  void ExpectUndisturbed(const Args& args, std::vector<Child>& ranks) {
-    for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
-    const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
-    ExpectAllOk(reports);
-    ExpectSame(reports, RunRanks(args.With({{"name", "undisturbed"}})));
-  }
-  int64_t Committed() { return Job().committed_step(); }
   // Until the rank has ended, or the daemon has died so often.
   void KillAgainAndAgain(Child& rank, int64_t most_steps_lost) {
     ASSERT_TRUE(PollUntil([this] { return Committed() >= 2; }));
@@ -89,8 +60,6 @@ class DaemonDeath : public Cluster {
     }
     EXPECT_GE(kills, Kills() / 2) << "the ranks were too fast";
   }
-
-  std::unique_ptr<Child> custodian_;
 };
 
 class DaemonDeathWith : public DaemonDeath, public ::testing::WithParamInterface<const char*> {};
