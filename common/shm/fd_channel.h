@@ -42,7 +42,8 @@ enum SessionFd : int {
   kFdGradients = 6,      // slab "gradients", read-write: trainers may write it from BackwardDone to Step (clipping,
                          // unscaling); absent: nothing is trained
   kFdOptimizer = 7,      // slab "optimizer": read-write for an optimizer in the trainers, else read-only; absent: none
-  kFdGradientSlots = 8,  // the rank's gradient slots, read-write (GPUs); absent: they are part of the session memory
+  kFdGradientSlots = 8,  // the rank's gradient slots, read-write (GPUs, or AttachRankResponse.slots_apart); absent: in
+                         // the session memory
   kSessionFdCount = 9,
 };
 

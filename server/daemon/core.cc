@@ -163,6 +163,9 @@ void Core::ReviewEmpty(Entry* entry, absl::Time now) {
     return;
   }
   entry->empty_since = std::min(entry->empty_since, now);
+  if (const auto& slots = job.memory().rank_slots(); slots != nullptr && slots->allocated_bytes() > 0) {
+    reaper_.Post([slots] { slots->FreeOfEnded(); });
+  }
   const absl::Duration empty = now - entry->empty_since;
   const bool has_commits = job.committed().version() > 1;
   const absl::Duration grace = absl::Milliseconds(job.plan()->config.grace_ms());
@@ -347,6 +350,8 @@ void Core::FetchFds(FdRequest request, PeerCredentials peer,
       fds[kFdGradients] = memory.gradients() == nullptr ? absent.get() : memory.gradients()->fd();
       if (const DeviceSlab* slots = session->memory()->slots.get(); slots != nullptr) {
         fds[kFdGradientSlots] = slots->pieces().front().fd;
+      } else if (const Slab* apart = session->memory()->host_slots.get(); apart != nullptr) {
+        fds[kFdGradientSlots] = apart->fd();
       }
       return absl::OkStatus();
     };

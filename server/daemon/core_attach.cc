@@ -125,6 +125,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
     std::shared_ptr<const ShardPlan> plan;
     uint64_t epoch = 0;
     uint64_t session_id = 0;
+    std::shared_ptr<RankSlots> slots;
     UniqueFd killed;  // who had the rank
   };
   absl::Status last;
@@ -169,6 +170,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
           result.plan = job->plan();
           result.epoch = job->committed().epoch();
           result.session_id = next_session_id_++;
+          result.slots = job->memory().rank_slots();
           return result;
         }));
     if (found.killed.valid()) {
@@ -176,12 +178,18 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
       poll(&ended, 1, static_cast<int>(absl::ToInt64Milliseconds(kKillGrace)));  // its last store is behind it
     }
     // Sessions of earlier epochs were freed on this thread before, and are not in memory beside this one.
-    SHARDD_ASSIGN_OR_RETURN(
-        std::unique_ptr<Session> session,
-        Session::Create(found.plan, found.session_id, rank, found.epoch, PlaceOf(rank, found.plan->world_size)));
+    const uint64_t start_ticks = ReadProcessStat(peer.pid).value_or(ProcessStat()).start_ticks;
+    std::shared_ptr<Slab> slots;
+    if (found.slots != nullptr && !request.slots_apart()) found.slots->NoteOther(rank);
+    if (found.slots != nullptr && request.slots_apart()) {
+      SHARDD_ASSIGN_OR_RETURN(slots, found.slots->For(rank, {peer.pid, start_ticks}));
+    }
+    SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Session> session,
+                            Session::Create(found.plan, found.session_id, rank, found.epoch,
+                                            PlaceOf(rank, found.plan->world_size), std::move(slots)));
     session->peer = peer;
     session->expected_version = request.expected_version();
-    session->start_ticks = ReadProcessStat(peer.pid).value_or(ProcessStat()).start_ticks;
+    session->start_ticks = start_ticks;
     session->pidfd = UniqueFd(pidfd.valid() ? fcntl(pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1);
     absl::StatusOr<v1::AttachRankResponse> response =
         OnLoop<v1::AttachRankResponse>([&]() -> absl::StatusOr<v1::AttachRankResponse> {
@@ -190,6 +198,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
             return absl::NotFoundError(absl::StrCat(what, ": the job was closed"));
           }
           v1::AttachRankResponse result;
+          const bool apart = session->memory()->host_slots != nullptr;
           result.set_session_id(session->id());
           result.set_token(session->token());
           result.set_epoch(session->epoch());
@@ -200,6 +209,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
           result.set_trainer_state(job->committed().trainer_states()[rank]);
           result.set_device(job->devices().by_rank()[rank]->name());
           result.set_outlives_daemon(job->committed().outlives_daemon());
+          result.set_slots_apart(apart);
           return result;
         });
     if (!absl::IsAborted(response.status())) {

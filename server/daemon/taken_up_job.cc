@@ -213,7 +213,7 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept) {
     }
     result.node.promised_in = left.promised->generation();
     result.committed.promised = *std::move(left.promised);
-  } else {
+  } else if (!RankSlots::LastProcesses(kept, plan.world_size).has_value()) {
     make_anew("gradients");
   }
   result.committed.in_snapshot = in_snapshot;

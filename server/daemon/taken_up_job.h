@@ -8,7 +8,7 @@
 //
 // What it goes on with is what the take-up log says that counts (TakeUpLog::Counts): the shards, behind a decided step
 // that is completed, or the snapshot. Trainers of before may go on storing into shards and gradients that they map: the
-// shards are made anew where the snapshot counts, and the gradients always.
+// shards are made anew where the snapshot counts, and the gradients where it is not known who these trainers are.
 
 #include <cstdint>
 #include <memory>

@@ -150,7 +150,10 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   CommittedFacts committed_facts() const;  // as its successor begins
 
   // The job is over: no daemon takes it up.
-  void EndCustody() { committed_.EndCustody(); }
+  void EndCustody() {
+    committed_.EndCustody();
+    memory_->EndCustody();
+  }
 
   JobTrace& trace() { return trace_; }
 

@@ -72,7 +72,8 @@ void MemoryAccount::DescribeSessions(v1::Memory* out) const {
   sessions->set_backing(std::string(SlabBackingName(SlabBacking::kSealedMemfd)));
   const bool on_host = see_.memory->place().memory == nullptr;
   sessions->set_planned_bytes(HostSessionBytes(*see_.plan, see_.memory->place()) * see_.plan->world_size);
-  int64_t allocated = 0;
+  // Slots are there between sessions, too.
+  int64_t allocated = see_.memory->rank_slots() == nullptr ? 0 : see_.memory->rank_slots()->allocated_bytes();
   int64_t slots_allocated = 0;
   v1::Purpose on_devices;
   for (const auto& session : *see_.sessions) {

@@ -36,13 +36,15 @@ std::shared_ptr<SumChannel> SumsOf(const std::shared_ptr<SessionMemory>& memory,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const ShardPlan> plan, uint64_t id, int rank,
-                                                         uint64_t epoch, const SlabPlace& place) {
-  SessionLayout layout = MakeSessionLayout(*plan, /*slots_elsewhere=*/place.memory != nullptr);
+                                                         uint64_t epoch, const SlabPlace& place,
+                                                         std::shared_ptr<Slab> host_slots) {
+  SessionLayout layout = MakeSessionLayout(*plan, /*slots_elsewhere=*/place.memory != nullptr || host_slots != nullptr);
   std::string token(kTokenBytes, '\0');
   if (getrandom(token.data(), kTokenBytes, 0) != kTokenBytes) {
     return absl::InternalError(absl::StrCat("attach rank ", rank, ": getrandom: ", std::strerror(errno)));
   }
   auto memory = std::make_shared<SessionMemory>();
+  memory->host_slots = std::move(host_slots);
   SHARDD_ASSIGN_OR_RETURN(memory->memory,
                           Slab::Create(absl::StrCat("session-", id), SlabBacking::kSealedMemfd, layout.memory_bytes));
   // Whose GPU may wait for words of the page has to be able to end such waits itself (page.h).
@@ -83,8 +85,9 @@ Session::Session(std::shared_ptr<const ShardPlan> plan, uint64_t id, int rank, u
 char* Session::slot(int group) const {
   const int slot = plan_->groups[group].gradient_slot;
   const int64_t offset_bytes = plan_->gradient_slots[slot].offset_bytes;
-  return memory_->slots == nullptr ? memory_->memory->At<char>(layout_.slots_offset_bytes + offset_bytes)
-                                   : memory_->slots->data() + offset_bytes;
+  return memory_->slots != nullptr        ? memory_->slots->data() + offset_bytes
+         : memory_->host_slots != nullptr ? memory_->host_slots->At<char>(offset_bytes)
+                                          : memory_->memory->At<char>(layout_.slots_offset_bytes + offset_bytes);
 }
 
 absl::StatusOr<RankCommand> Session::NextFromRing() {

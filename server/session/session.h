@@ -45,9 +45,10 @@ struct SessionMemory {
     }
   }
   std::unique_ptr<Slab> memory;  // the client writes: page, ring, masks, payload, gradient slots on the host
-  // Gradient slots on a device; null: in `memory`, or there are none. Shared with the collective, which may have to
-  // keep them longer.
+  // Gradient slots on a device; null: there are none. Shared with the collective, which may have to keep them longer.
   std::shared_ptr<DeviceSlab> slots;
+  // Gradient slots on the host that the client maps apart; neither: they are in `memory`.
+  std::shared_ptr<Slab> host_slots;
   std::unique_ptr<Slab> daemon_page;  // the daemon writes
 };
 
@@ -55,9 +56,11 @@ struct SessionMemory {
 class Session {
  public:
   // Allocates and populates; blocks (about 1 s per GiB). Any thread.
-  // `place`: where the rank's gradient slots lie, the devices that add them among its users.
+  // `place`: where the rank's gradient slots lie, the devices that add them among its users. `host_slots`: where they
+  // lie apart on the host (RankSlots); null: they are on devices, or in the session's memory.
   static absl::StatusOr<std::unique_ptr<Session>> Create(std::shared_ptr<const ShardPlan> plan, uint64_t id, int rank,
-                                                         uint64_t epoch, const SlabPlace& place = {});
+                                                         uint64_t epoch, const SlabPlace& place = {},
+                                                         std::shared_ptr<Slab> host_slots = nullptr);
 
   uint64_t id() const { return id_; }
   int rank() const { return rank_; }

@@ -130,6 +130,7 @@ absl::Status JobMemory::KeepBy(HandOver hand_over) {
   for (const JobSlab* slab : {shards(), optimizer(), parameters(), gradients(), kept()}) {
     if (slab != nullptr) SHARDD_RETURN_IF_ERROR(hand_over(slab->name(), slab->fd()));
   }
+  if (rank_slots_ != nullptr) SHARDD_RETURN_IF_ERROR(rank_slots_->KeepBy(hand_over));
   hand_over_ = std::move(hand_over);
   return absl::OkStatus();
 }
@@ -196,6 +197,12 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
   const auto named = [&job](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat("open job \"", job, "\": ", status.message()));
   };
+  if (on_host && want.gradient_slots_bytes > 0) {
+    memory->rank_slots_ = std::make_shared<RankSlots>(plan.world_size, want.gradient_slots_bytes);
+    if (kept.contains("gradients")) memory->former_writers_ = {RankSlots::LastProcesses(kept, plan.world_size)};
+    memory->rank_slots_->TakeUp(kept);
+    memory->taken_up_bytes_ += memory->rank_slots_->allocated_bytes();
+  }
   std::map<SpreadSlab, std::vector<DeviceMemory::Part>> parts;
   DeviceRoom room;
   if (!extends) room.AddSlots(plan, place);

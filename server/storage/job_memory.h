@@ -15,6 +15,7 @@
 #include "server/device/device_memory.h"
 #include "server/optimizer/optimizer.h"
 #include "server/storage/job_slab.h"
+#include "server/storage/rank_slots.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
@@ -65,8 +66,12 @@ class JobMemory {
   static absl::StatusOr<std::unique_ptr<JobMemory>> TakeUp(const ShardPlan& plan, const std::string& job, Kept kept);
   // Calls `hand_over` with all that a daemon needs that takes the job up, now and where gradients are made again.
   // REQUIRES: all slabs are the host's. An error is the first one of its.
-  using HandOver = std::function<absl::Status(const std::string& name, int fd)>;
+  using HandOver = RankSlots::HandOver;
   absl::Status KeepBy(HandOver hand_over);
+  // No daemon takes the job up.
+  void EndCustody() const {
+    if (rank_slots_ != nullptr) rank_slots_->EndCustody();
+  }
 
   SlabPointers pointers() const;
   // Absent where the plan has no bytes for it.
@@ -75,6 +80,14 @@ class JobMemory {
   const JobSlab* gradients() const { return gradients_.get(); }
   const JobSlab* optimizer() const { return optimizer_.get(); }
   const JobSlab* pool() const { return pool_.get(); }
+  // Gradient slots of ranks whose clients map them apart, on the host; null: they are on devices, or there are none.
+  const std::shared_ptr<RankSlots>& rank_slots() const { return rank_slots_; }
+  // Another daemon's ranks may write the gradient shards: the last process of each rank, or, absent, anybody.
+  struct FormerWriters {
+    std::optional<std::vector<RankSlots::Process>> by_rank;
+  };
+  // Absent: nobody may.
+  const std::optional<FormerWriters>& former_writers() const { return former_writers_; }
   // Where the device of each rank makes sums before they are copied to the host, or added to those of other nodes, by
   // rank; empty: there is none.
   std::vector<char*> StagingByRank(const ShardPlan& plan) const;
@@ -123,6 +136,8 @@ class JobMemory {
   int64_t elsewhere_bytes_ = 0;
   int64_t taken_up_bytes_ = 0;
   int64_t elsewhere_gradients_bytes_ = 0;
+  std::shared_ptr<RankSlots> rank_slots_;  // also of whoever attaches
+  std::optional<FormerWriters> former_writers_;
   std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, staging_, kept_;
 };
 

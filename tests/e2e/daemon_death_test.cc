@@ -126,6 +126,38 @@ TEST_F(DaemonDeath, RanksThatFinishBehindTheDaemonsStopFinishAtTheNext) {
   EXPECT_TRUE(PollUntil([this] { return Job().name().empty(); }));
 }
 
+// Whoever may write what a job reads again: what a process has it gets again, and nobody else does.
+TEST_F(DaemonDeath, RanksThatComeAgainHaveTheMemoryThatTheyHad) {
+  StartCustodian();
+  StartKept();
+  const Args args = Training(200'000);
+  std::vector<Child> ranks = StartRanks(args);
+  const auto trains_on = [this] {
+    const int64_t before = Committed();
+    return PollUntil([&] { return Committed() > before + 5; });
+  };
+  ASSERT_TRUE(trains_on());
+  const auto slots = [&](int rank) { return MappedBy(ranks[rank], absl::StrCat("gradient slots ", rank)); };
+  const std::string first = slots(0), second = slots(1), gradients = MappedBy(ranks[0], "gradients");
+  EXPECT_NE(first, "");
+  EXPECT_NE(first, second);
+  EXPECT_NE(gradients, "");
+  KillDaemon();
+  StartKept();
+  ASSERT_TRUE(trains_on());
+  EXPECT_EQ(slots(0), first);
+  EXPECT_EQ(slots(1), second);
+  EXPECT_EQ(MappedBy(ranks[0], "gradients"), gradients);
+  ranks[1].Kill(SIGKILL);
+  ranks[1].Wait();
+  Child other = StartRank(1, args);
+  ASSERT_TRUE(trains_on());
+  EXPECT_EQ(slots(0), first);
+  EXPECT_EQ(MappedBy(ranks[0], "gradients"), gradients) << "the dead write no more";
+  EXPECT_NE(MappedBy(other, "gradient slots 1"), "");
+  EXPECT_NE(MappedBy(other, "gradient slots 1"), second);
+}
+
 TEST_F(DaemonDeath, RanksOfTheJobMayDieWithIt) {
   StartCustodian();
   StartKept();

@@ -59,7 +59,7 @@ class Handover : public KeptCluster {
 class HandoverWith : public Handover, public ::testing::WithParamInterface<const char*> {};
 
 TEST_P(HandoverWith, LosesNoStepAtAnyMoment) {
-  const Args args = Training(120 * Handovers(), GetParam());
+  const Args args = Training(600 * Handovers(), GetParam());
   StartCustodian();
   StartKept();
   std::vector<Child> ranks = StartRanks(args);
@@ -72,7 +72,7 @@ TEST_P(HandoverWith, LosesNoStepAtAnyMoment) {
     const int64_t pid = DaemonStatus().pid();
     ASSERT_EQ(HandOver(), 0) << "handover " << handovers << ": " << Said();
     EXPECT_NE(DaemonStatus().pid(), pid);
-    EXPECT_GE(Committed(), before) << "handover " << handovers;
+    if (!ranks[0].Ended()) EXPECT_GE(Committed(), before) << "handover " << handovers;
   }
   EXPECT_GE(handovers, Handovers() / 2) << "the ranks were too fast";
   ExpectUndisturbed(args, ranks);

@@ -6,11 +6,14 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "tests/e2e/cluster.h"
 #include "tests/testing/poll.h"
 #include "tests/testing/programs.h"
@@ -45,6 +48,15 @@ class KeptCluster : public Cluster {
     const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
     ExpectAllOk(reports);
     ExpectSame(reports, RunRanks(args.With({{"name", "undisturbed"}})));
+  }
+  // Which memory of that name a process maps: an inode; "": none.
+  static std::string MappedBy(const testing::Child& process, const std::string& name) {
+    std::ifstream maps(absl::StrCat("/proc/", process.pid(), "/maps"));
+    for (std::string line; std::getline(maps, line);) {
+      const std::vector<std::string> fields = absl::StrSplit(line, absl::MaxSplits(' ', 5));
+      if (fields.size() == 6 && absl::StrContains(fields[5], name)) return fields[4];
+    }
+    return "";
   }
   int64_t Committed() { return Job().committed_step(); }
 

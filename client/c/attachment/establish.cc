@@ -101,6 +101,7 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
   // Never once this process has had a session: its holder might be ourselves.
   request.set_replace(options_.replace && !attached_before_);
   request.set_expected_version(ledger_.expected_version());
+  request.set_slots_apart(true);
   SHARDD_ASSIGN_OR_RETURN(const v1::AttachRankResponse attach,
                           AttachRank(channel, request, options_.job_secret, deadline, interrupt_));
   attached_before_ = true;

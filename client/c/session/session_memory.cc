@@ -34,13 +34,18 @@ absl::Status SessionMemory::Map(std::vector<UniqueFd> fds, const v1::AttachRankR
         absl::StrCat("attach: wrong number of descriptors (got ", fds.size(), ", want ", int{kSessionFdCount}, ")"));
   }
   SHARDD_ASSIGN_OR_RETURN(device_, DeviceSlabs::Map(attach, plan, fds, fetch));
-  const SessionLayout layout = MakeSessionLayout(plan, /*slots_elsewhere=*/on_device());
+  const bool slots_apart = attach.slots_apart() && !on_device();
+  const SessionLayout layout = MakeSessionLayout(plan, /*slots_elsewhere=*/on_device() || slots_apart);
   doorbell_ = std::move(fds[kFdDoorbell]);
   SHARDD_RETURN_IF_ERROR(
       MapOne(fds, kFdSessionMemory, "the session memory", layout.memory_bytes, /*writable=*/true, &session_slab_));
   SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdDaemonPage, "the daemon's page", layout.daemon_page_bytes,
                                 /*writable=*/on_device(),
                                 &daemon_slab_));  // DaemonPage says why
+  if (slots_apart) {
+    SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdGradientSlots, "the gradient slots", plan.memory.gradient_slots_bytes,
+                                  /*writable=*/true, &slots_));
+  }
   view_ = SessionMemoryView(session_slab_.data(), layout.ring_offset_bytes, layout.masks_offset_bytes);
   SHARDD_RETURN_IF_ERROR(MapOnHost(fds, plan));
   const auto base = [this](SessionFd which, const MappedSlab& host) {
@@ -48,7 +53,9 @@ absl::Status SessionMemory::Map(std::vector<UniqueFd> fds, const v1::AttachRankR
   };
   bases_ = {base(kFdShards, shards_), base(kFdParameters, parameters_), base(kFdPool, pool_),
             base(kFdGradients, gradients_),
-            on_device() ? device_.at(kFdGradientSlots) : view_.At<char>(layout.slots_offset_bytes)};
+            on_device()   ? device_.at(kFdGradientSlots)
+            : slots_apart ? slots_.At<char>(0)
+                          : view_.At<char>(layout.slots_offset_bytes)};
   trace_ring_ = view_.At<TraceRecord>(layout.trace_offset_bytes);
   daemon_page_ = ReadOnlyDaemonPageView(daemon_slab_.data(), static_cast<int64_t>(plan.gradient_slots.size()),
                                         static_cast<int64_t>(plan.groups.size()));

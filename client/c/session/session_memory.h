@@ -88,6 +88,7 @@ class SessionMemory {
   MappedSlab parameters_;
   MappedSlab pool_;
   MappedSlab gradients_;
+  MappedSlab slots_;  // empty: they are on a device, or in the session's memory
   DeviceSlabs device_;
   struct {
     const char* shards = nullptr;

@@ -35,8 +35,8 @@ class GradientWriters {
   // `memory` outlives this.
   explicit GradientWriters(const JobMemory* memory) : memory_(*memory) {}
 
-  // Nobody knows who may write them: they are the daemon's before. On CPUs.
-  void TakeUp() { anybody_ = true; }
+  // They are the daemon's before, and so are those who may write them. On CPUs.
+  void TakeUp(const JobMemory::FormerWriters& former);
   // The epoch of the session ends, and its process may live on.
   void EpochEnded(const Session& session);
   // The left slab where no process that may write it lives any more, else null. What devices do with it may not have
