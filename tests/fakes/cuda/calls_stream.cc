@@ -59,7 +59,8 @@ cu::Result Driver::StreamWriteValue64(cu::Stream stream, cu::DevicePtr address, 
   if (!call.machine->memory_.Reaches(call.gpu, Pointer(address), 8, true)) {
     return Enqueue(call, [](Stream&) { return cu::kLaunchFailed; });
   }
-  return Enqueue(call, [late = call.machine->late_writes_.get(), address, value](Stream& on) {
+  return Enqueue(call, [&m = *call.machine, late = call.machine->late_writes_.get(), address, value](Stream& on) {
+    if (m.DiesIn("cuStreamWriteValue64")) Machine::Die();
     auto* const word = static_cast<uint64_t*>(MutablePointer(address));
     if (late == nullptr) {
       __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
