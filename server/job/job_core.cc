@@ -116,9 +116,9 @@ JobCore::JobCore(Init init)
   if (init.committed.version > 0) {
     committed_.TakeOver(init.committed);
     if (init.committed.in_snapshot) snapshots_.TakeUp();
+    if (init.committed.gradients_stay) renewal_.TakeUp();
     if (init.committed.promised.has_value()) {
       commits_.TakeUp(*init.committed.promised);
-      renewal_.TakeUp();
       end_.Await({absl::AbortedError("the daemon before has ended, and its ranks' sessions with it")});
     }
     for (int rank = 0; rank < world_size() && init.committed.finished; ++rank) leavers_.Left(rank, /*finished=*/true);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr char kTakeUpMagic[4] = {'S', 'H', 'T', 'U'};
 constexpr uint32_t kTakeUpFormat = 1;
-constexpr absl::string_view kTakeUpName = "take-up log";
+constexpr char kTakeUpName[] = "take-up log";
 
 struct RawTakeUpHeader {
   char magic[4];
@@ -72,6 +72,12 @@ absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const 
   log->promised_ = (last.flags & kPromised) != 0;
   log->finished_ = (last.flags & kFinished) != 0;
   return log;
+}
+
+absl::Status TakeUpLog::PinFor(const SlabPlace& place) {
+  SHARDD_ASSIGN_OR_RETURN(pinned_,
+                          place.memory->RegisterHost(kTakeUpName, slab_->data(), slab_->size_bytes(), place.users));
+  return absl::OkStatus();
 }
 
 void TakeUpLog::SetVersion(uint64_t epoch, uint64_t version) {

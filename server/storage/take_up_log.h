@@ -23,6 +23,7 @@
 #include "common/shm/slab.h"
 #include "common/shm/unique_fd.h"
 #include "common/tensor/update_log.h"
+#include "server/device/device_memory.h"
 #include "shardd/v1/journal.pb.h"
 
 namespace shardd {
@@ -44,6 +45,9 @@ class TakeUpLog {
   static absl::StatusOr<std::unique_ptr<TakeUpLog>> Create(const Sizes& sizes);
   // DATA_LOSS: it is not what another daemon has made for a job of that plan.
   static absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUp(UniqueFd fd, const Sizes& sizes);
+
+  // For a job on GPUs, whose streams write the logs of updates. Errors as of RegisterHost.
+  absl::Status PinFor(const SlabPlace& place);
 
   int fd() const { return slab_->fd(); }
   int64_t size_bytes() const { return slab_->size_bytes(); }
@@ -105,6 +109,7 @@ class TakeUpLog {
   void Write();
 
   const std::unique_ptr<Slab> slab_;
+  std::unique_ptr<PinnedMemory> pinned_;  // goes before what it names
   const Sizes sizes_;
   Header header_;
   uint64_t sequence_ = 0;

@@ -35,7 +35,7 @@ class GradientWriters {
   // `memory` outlives this.
   explicit GradientWriters(const JobMemory* memory) : memory_(*memory) {}
 
-  // Nobody knows who may write them: they are the daemon's before. On CPUs.
+  // Nobody knows who may write them: they are the daemon's before.
   void TakeUp() { anybody_ = true; }
   // The epoch of the session ends, and its process may live on.
   void EpochEnded(const Session& session);

@@ -32,7 +32,8 @@ struct CommittedFacts {
   bool in_snapshot = false;  // the shards hold nothing yet: the memory's snapshot is of the step
   // Several nodes: the step behind it, by the daemon before.
   std::optional<v1::PromisedStepRecord> promised = std::nullopt;
-  bool finished = false;  // ... and its ranks have finished
+  bool finished = false;        // ... and its ranks have finished
+  bool gradients_stay = false;  // those of the daemon before, which its ranks may still write
 };
 
 // Loop-confined.
