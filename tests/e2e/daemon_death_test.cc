@@ -1,21 +1,16 @@
 // The daemon is killed while ranks train, again and again, and its successor goes on with their jobs: no committed step
 // is lost, and what comes of it has the bits of an undisturbed run.
 
+#include "tests/e2e/daemon_death.h"
+
 #include <signal.h>
 
 #include <cstdlib>
-#include <map>
-#include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "tests/e2e/cluster.h"
-#include "tests/testing/poll.h"
-#include "tests/testing/programs.h"
 
 namespace shardd::e2e {
 namespace {
@@ -31,67 +26,22 @@ int Kills() {
   return text == nullptr ? 25 : std::atoi(text);
 }
 
-class DaemonDeath : public Cluster {
- protected:
-  void StartCustodian() {
-    const std::string log = File("custodian.log");
-    custodian_ = std::make_unique<Child>(
-        testing::Spawn({testing::ProgramPath("shardd-custodian"), "--listen=unix:" + Custody()}, {.log = log}));
-    ASSERT_TRUE(PollUntil([this] { return access(Custody().c_str(), F_OK) == 0; }));
-  }
-  std::string Custody() const { return File("custody.sock"); }
-  void StartKept() { StartDaemon({"--custodian=unix:" + Custody()}); }
-  void KillDaemon(int signal_number = SIGKILL) {
-    ASSERT_EQ(kill(daemon_pid(), signal_number), 0);
-    WaitForDaemon();
-  }
-  static Args Training(int steps, const char* optimizer = "adamw") {
-    return {{"steps", absl::StrCat(steps)}, {"recover", "1"}, {"optimizer", optimizer}};
-  }
-  // By optimizers in the ranks, which look at the values by themselves.
-  static Args TrainingByRanks(int steps, const char* optimizer) {
-    return {{"steps", absl::StrCat(steps)},
-            {"recover", "1"},
-            {"trained", optimizer},
-            {"model", "pass"},
-            {"trainers_write", "1"},
-            {"blocks", "3"},
-            {"numel", "60013"},
-            {"keep_every", absl::StrCat(kKeepEvery)},
-            {"timeout_ms", "60000"}};
-  }
-  std::vector<Child> StartRanks(const Args& args) {
-    std::vector<Child> ranks;
-    for (int rank = 0; rank < 2; ++rank) ranks.push_back(StartRank(rank, args));
-    return ranks;
-  }
-  // What came of it is what comes of a run that nobody disturbs.
-  void ExpectUndisturbed(const Args& args, std::vector<Child>& ranks) {
-    for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
-    const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
-    ExpectAllOk(reports);
-    ExpectSame(reports, RunRanks(args.With({{"name", "undisturbed"}})));
-  }
-  int64_t Committed() { return Job().committed_step(); }
-  // Until the rank has ended, or the daemon has died so often.
-  void KillAgainAndAgain(Child& rank, int64_t most_steps_lost) {
-    ASSERT_TRUE(PollUntil([this] { return Committed() >= 2; }));
-    const char* const seed = std::getenv("SHARDD_DEATH_SEED");
-    std::mt19937 random(seed == nullptr ? 17 : static_cast<unsigned>(std::atoi(seed)));
-    int kills = 0;
-    for (; kills < Kills() && !rank.Ended(); ++kills) {
-      absl::SleepFor(absl::Microseconds(1000 + random() % 60000));
-      const int64_t before = Committed();
-      KillDaemon();
-      StartKept();
-      if (HasFatalFailure()) return;
-      EXPECT_GE(Committed(), before - most_steps_lost) << "kill " << kills;
-    }
-    EXPECT_GE(kills, Kills() / 2) << "the ranks were too fast";
-  }
+Args Training(int steps, const char* optimizer = "adamw") {
+  return {{"steps", absl::StrCat(steps)}, {"recover", "1"}, {"optimizer", optimizer}};
+}
 
-  std::unique_ptr<Child> custodian_;
-};
+// By optimizers in the ranks, which look at the values by themselves.
+Args TrainingByRanks(int steps, const char* optimizer) {
+  return {{"steps", absl::StrCat(steps)},
+          {"recover", "1"},
+          {"trained", optimizer},
+          {"model", "pass"},
+          {"trainers_write", "1"},
+          {"blocks", "3"},
+          {"numel", "60013"},
+          {"keep_every", absl::StrCat(kKeepEvery)},
+          {"timeout_ms", "60000"}};
+}
 
 class DaemonDeathWith : public DaemonDeath, public ::testing::WithParamInterface<const char*> {};
 
@@ -100,7 +50,7 @@ TEST_P(DaemonDeathWith, KillsAtAnyMomentLoseNothing) {
   StartCustodian();
   StartKept();
   std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], /*most_steps_lost=*/0);
+  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
   ExpectUndisturbed(args, ranks);
 }
 
@@ -110,7 +60,7 @@ TEST_P(DaemonDeathWith, KillsWhereRanksUpdateGoBackToTheSnapshot) {
   StartCustodian();
   StartKept();
   std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], /*most_steps_lost=*/kKeepEvery);
+  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/kKeepEvery);
   for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
   ExpectAllOk({Report(args, 0), Report(args, 1)});
 }
@@ -123,7 +73,7 @@ TEST_F(DaemonDeath, KillsWhereRanksHandInEditsLoseNothing) {
   StartCustodian();
   StartKept();
   std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], /*most_steps_lost=*/0);
+  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
   for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
   const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
   ExpectAllOk(reports);
