@@ -36,6 +36,7 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
     init.journal = std::move(taken_up->journal);
     init.take_up_log = std::move(taken_up->log);
     init.committed = std::move(taken_up->committed);
+    init.former = std::move(taken_up->former);
   } else {
     const SlabPlace place = PlaceOf(0, shared_plan->world_size);
     SHARDD_ASSIGN_OR_RETURN(init.memory, JobMemory::Create(*shared_plan, spec.name(), reserved_bytes, place, extends,

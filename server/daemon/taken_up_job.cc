@@ -2,9 +2,13 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "common/process/process_stat.h"
 #include "common/status/status_macros.h"
 #include "server/device/cpu/cpu_ops.h"
 #include "server/device/ops/rest_of_update.h"
@@ -154,12 +159,29 @@ absl::Status CompleteStepOnGpus(const ShardPlan& plan, const v1::DecidedStepReco
   return RunOnDevices(devices, "complete the step of the daemon before", std::move(rest));
 }
 
-// Memory of the job, as the daemon before has left it. `in_snapshot`: but for what is to be made of the snapshot.
+// Who had sessions of the daemon before, and lives. Nothing: nobody knows of some of them.
+std::optional<std::vector<PastProcess>> FormerProcesses(const TakeUpLog& log, int ranks) {
+  std::vector<PastProcess> former;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::optional<TakeUpLog::Process> last = log.process(rank);
+    if (!last.has_value()) continue;
+    if (last->pid == 0) return std::nullopt;
+    UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, last->pid, 0)));
+    if (!process.valid() && errno == ESRCH) continue;
+    if (!process.valid()) return std::nullopt;
+    const std::optional<ProcessStat> now = ReadProcessStat(last->pid);
+    if (HasEnded(process, last->pid) || (now.has_value() && now->start_ticks != last->start_ticks)) continue;
+    if (!now.has_value()) return std::nullopt;
+    former.push_back({rank, last->pid, last->uid, std::move(process)});
+  }
+  return former;
+}
+
+// Memory of the job, as the daemon before has left it. `anew`: but for what is to be made of the snapshot.
 absl::StatusOr<std::unique_ptr<JobMemory>> TakeUpOnGpus(const ShardPlan& plan, const v1::CustodyJob& job,
-                                                        JobMemory::Kept kept, const SlabPlace& place,
-                                                        bool in_snapshot) {
+                                                        JobMemory::Kept kept, const SlabPlace& place, bool anew) {
   SHARDD_RETURN_IF_ERROR(CheckAllKept(job.slabs_on_gpus(), kept));
-  if (in_snapshot) {
+  if (anew) {
     DropPieces("shards", job.slabs_on_gpus(), &kept);
     // A daemon's moments are no trainer's.
     const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
@@ -172,7 +194,7 @@ absl::Status CompleteSnapshotOnGpus(const ShardPlan& plan, const v1::CustodyJob&
                                     const SlabPlace& place, const std::vector<Device*>& devices) {
   SHARDD_ASSIGN_OR_RETURN(JobMemory::Kept copies, DuplicateKept(kept));
   SHARDD_ASSIGN_OR_RETURN(const std::unique_ptr<JobMemory> memory,
-                          TakeUpOnGpus(plan, job, std::move(copies), place, /*in_snapshot=*/false));
+                          TakeUpOnGpus(plan, job, std::move(copies), place, /*anew=*/false));
   const JobSlab* const snapshot = plan.memory.kept_bytes > 0 ? memory->kept() : memory->parameters();
   std::vector<std::vector<DeviceOp>> by_rank;
   for (int rank = 0; rank < plan.world_size; ++rank) {
@@ -277,13 +299,18 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
   }
   const bool in_snapshot = left.counts != TakeUpLog::Counts::kShards && !completes;
   MappedSlabs mapped;
+  bool gradients_stay = false;
   if (on_gpus) {
     SHARDD_RETURN_IF_ERROR(result.log->PinFor(place));
     if (left.counts == TakeUpLog::Counts::kSnapshotBeingTaken && in_snapshot) {
       SHARDD_RETURN_IF_ERROR(CompleteSnapshotOnGpus(plan, result.job, kept, place, on.devices));
       result.log->SnapshotTaken();
     }
-    SHARDD_ASSIGN_OR_RETURN(result.memory, TakeUpOnGpus(plan, result.job, std::move(kept), place, in_snapshot));
+    auto former = FormerProcesses(*result.log, plan.world_size);
+    SHARDD_ASSIGN_OR_RETURN(result.memory, TakeUpOnGpus(plan, result.job, std::move(kept), place,
+                                                        /*anew=*/in_snapshot && !former.has_value()));
+    gradients_stay = !former.has_value() && result.memory->gradients() != nullptr;
+    if (former.has_value()) result.former = *std::move(former);
   } else {
     SHARDD_ASSIGN_OR_RETURN(mapped, MapSlabs(plan, kept, in_snapshot));
   }
@@ -317,7 +344,7 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
   result.committed.finished = left.finished;
   ++result.committed.epoch;  // all sessions are over
   if (on_gpus) {
-    result.committed.gradients_stay = result.memory->gradients() != nullptr;
+    result.committed.gradients_stay = gradients_stay;
     result.committed.in_snapshot = in_snapshot;
     return result;
   }

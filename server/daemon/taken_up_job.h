@@ -7,8 +7,9 @@
 // what becomes of it.
 //
 // On GPUs its streams complete a step, by the kernels that make every other, from what is left of it
-// (server/device/ops/rest_of_update.h). Gradients stay as they are, because another slab might find no room beside the
-// one that trainers still map; who attaches first finds them renewed, where nobody knows who may still write them.
+// (server/device/ops/rest_of_update.h). Gradients stay, and shards where the snapshot counts, because others would have
+// to find room beside those that trainers map: whoever may write them has ended, or asks to attach again, before they
+// are used. Where nobody knows who they are, shards are made anew, and gradients before the first session.
 //
 // What it goes on with is what the take-up log says that counts (TakeUpLog::Counts): the shards, behind a decided step
 // that is completed, or the snapshot. Trainers of before may go on storing into shards and gradients that they map: the
@@ -26,6 +27,7 @@
 #include "server/custodian/custody.h"
 #include "server/device/device.h"
 #include "server/device/device_memory.h"
+#include "server/job/membership/past_process.h"
 #include "server/job/step/committed.h"
 #include "server/multinode/node_member.h"
 #include "server/storage/job_memory.h"
@@ -40,8 +42,8 @@ inline constexpr uint32_t kCustodyFormat = 1;
 inline constexpr char kCustodyJournalName[] = "journal";
 inline constexpr char kCustodyLogName[] = "take-up log";
 
-// Whether jobs of the plan outlive their daemon: where there is a snapshot of all that trainers may store into; on GPUs,
-// of one node.
+// Whether jobs of the plan outlive their daemon: where there is a snapshot of all that trainers may store into; on
+// GPUs, of one node.
 bool OutlivesDaemon(const ShardPlan& plan, bool on_gpus);
 TakeUpLog::Sizes TakeUpLogSizes(const ShardPlan& plan);
 
@@ -58,8 +60,9 @@ struct TakenUpJob {
   std::unique_ptr<JobMemory> memory;
   std::unique_ptr<Journal> journal;
   std::unique_ptr<TakeUpLog> log;
-  CommittedFacts committed;  // of a new epoch
-  NodeLeft node;             // over several nodes
+  CommittedFacts committed;         // of a new epoch
+  NodeLeft node;                    // over several nodes
+  std::vector<PastProcess> former;  // on GPUs; empty where nobody knows who they are
 };
 
 // The devices of a daemon.

@@ -74,6 +74,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   session->last_command_time = MonotonicNow();
   leavers_.Came(rank);
   UniqueFd pidfd = std::move(session->pidfd);
+  committed_.SetProcess(rank, {session->peer.pid, session->peer.uid, session->start_ticks});
   absent_.Came(rank);
   sessions_.Add(std::move(session));
   trace_.SessionBegins(sessions_[rank].get());
@@ -136,6 +137,7 @@ void JobCore::EndDetached(int rank, bool finished) {
   Farewell(*session, std::move(event));
   events_.Add(rank, "detach", finished ? "finished" : "the job is kept");
   EndSession(rank);
+  committed_.ForgetProcess(rank);
   leavers_.Left(rank, finished);
   if (in_order) {
     return;  // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/job/membership/past_process.h"
 #include "server/loop/core_loop.h"
 
 namespace shardd {
@@ -21,6 +20,11 @@ std::string GradientWriters::TextOf(const std::list<Writer>& writers) {
   return absl::StrJoin(writers, ", ", [](std::string* out, const Writer& writer) {
     absl::StrAppend(out, "pid ", writer.pid, " of rank ", writer.rank);
   });
+}
+
+void GradientWriters::TakeUp(const PastProcess& former) {
+  UniqueFd process(fcntl(former.process.get(), F_DUPFD_CLOEXEC, 0));
+  writers_.push_back({former.rank, former.pid, former.uid, std::move(process)});
 }
 
 void GradientWriters::EpochEnded(const Session& session) {

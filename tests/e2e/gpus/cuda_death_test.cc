@@ -249,6 +249,44 @@ TEST_F(CudaDeath, RanksOfTheJobMayDieWithIt) {
   for (size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(Reports(args)[rank].values, want[rank].values);
 }
 
+// Who attaches again writes the gradient shards of before no more, so there are no others beside them.
+TEST_F(CudaDeath, RanksThatAttachAgainFindTheGradientsThatTheyHad) {
+  StartOnGpus(1);
+  StartKept();
+  const Args args = Training(20, {{"pause", "before_step@10,end@20"}});
+  std::vector<Child> ranks = StartRanks(args);
+  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "before_step", rank);
+  KillDaemon();
+  StartKept();
+  for (int rank = 0; rank < 2; ++rank) LetGo(args, "before_step", rank);
+  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "end", rank);
+  EXPECT_FALSE(HasEvent("job", "renew", ""));
+  for (int rank = 0; rank < 2; ++rank) LetGo(args, "end", rank);
+  ExpectUndisturbed(args.With({{"pause", ""}}), ranks);
+}
+
+// It may still write what it has mapped, and what was queued behind its stream's waits.
+TEST_F(CudaDeath, ARankThatIsReplacedBehindItLeavesItsGradientsToTheProcessThatLives) {
+  StartOnGpus(1);
+  StartKept();
+  const Args args = Training(20, {{"pause", "before_step@10,end@20"}});
+  std::vector<Child> ranks = StartRanks(args);
+  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "before_step", rank);
+  KillDaemon();
+  StartKept();
+  ASSERT_EQ(kill(ranks[1].pid(), SIGSTOP), 0);
+  Child replacement = StartRank(1, args.With({{"pause", "end@20"}}));
+  LetGo(args, "before_step", 0);
+  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "end", rank);
+  EXPECT_TRUE(HasEvent("job", "renew", absl::StrCat("its last process (pid ", ranks[1].pid(), ") lives")));
+  for (int rank = 0; rank < 2; ++rank) LetGo(args, "end", rank);
+  EXPECT_EQ(ranks[0].Wait(), 0);
+  EXPECT_EQ(replacement.Wait(), 0);
+  const std::vector<TrainerReport> reports = Reports(args);
+  ExpectAllOk(reports);
+  ExpectSame(reports, RunRanks(args.With({{"name", "undisturbed"}, {"pause", ""}})));
+}
+
 TEST_F(CudaDeath, OldValuesHaveTheirMemoryAndTheAccountShowsIt) {
   SHARDD_NEEDS_GPUS(2);
   StartOnGpus(2);
