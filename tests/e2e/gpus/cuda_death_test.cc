@@ -1,195 +1,26 @@
-// The daemon dies while ranks train whose memory lies on GPUs, at any moment and in the middle of what its streams do,
-// and its successor goes on with their jobs: no committed step is lost, and what comes of it has the bits of an
-// undisturbed run.
+// What else becomes of jobs on GPUs whose daemon dies: stops, ranks that die with it or are replaced behind it, memory,
+// and daemons that cannot have it.
 
-#include <dirent.h>
+#include "tests/e2e/gpus/cuda_death.h"
+
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
-#include <cstdlib>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "tests/e2e/daemon_death.h"
-#include "tests/testing/daemon_process.h"
-#include "tests/testing/fake_cuda.h"
 
 namespace shardd::e2e {
 namespace {
 
 using testing::Child;
 using testing::PollUntil;
-
-// For each case. A long run: SHARDD_DEATHS=250, and SHARDD_DEATH_SEED.
-int Kills() {
-  const char* const text = std::getenv("SHARDD_DEATHS");
-  return text == nullptr ? 12 : std::atoi(text);
-}
-
-struct Case {
-  std::string name;
-  int gpus;
-  Args args;
-  friend void PrintTo(const Case& value, std::ostream* out) { *out << value.name; }
-};
-
-class CudaDeath : public DaemonDeath {
- protected:
-  void SetUp() override {
-    SHARDD_NEEDS_GPUS(1);
-    const char* const mps = std::getenv("SHARDD_GPU_MPS");
-    if (mps != nullptr && std::string(mps) == "on") {
-      GTEST_SKIP() << "a client of MPS that is killed while its kernel runs takes all clients of the GPU along";
-    }
-  }
-  void StartOnGpus(int gpus, std::vector<std::string> daemon_only = {}) {
-    RanksFind(testing::FakeCudaEnvironment(gpus));
-    daemon_only.push_back("FAKE_CUDA_DELAY_SEED=7");
-    KeptOn("cuda:all", testing::FakeCudaEnvironment(gpus, daemon_only));
-    StartCustodian();
-  }
-  static Args Training(int steps, const Args& more = {}) {
-    return more.With(
-        {{"steps", absl::StrCat(steps)}, {"recover", "1"}, {"device_memory", "1"}, {"timeout_ms", "60000"}});
-  }
-  const std::string daemon_folder_ = File("").substr(0, File("").size() - 1);
-  // One that dies in the nth of these, perhaps before it listens. The ranks' address is its, too.
-  std::unique_ptr<testing::DaemonProcess> StartDying(const std::string& what, int nth) {
-    std::vector<std::string> environment = environment_;
-    environment.push_back(absl::StrCat("FAKE_CUDA_DIE=", what, ":", nth));
-    return std::make_unique<testing::DaemonProcess>(
-        daemon_folder_, "cuda:all", std::vector<std::string>{"--custodian=unix:" + CustodyPath()}, environment);
-  }
-  int CustodianDescriptors() const {
-    int count = 0;
-    DIR* const folder = opendir(absl::StrCat("/proc/", custodian_->pid(), "/fd").c_str());
-    while (folder != nullptr && readdir(folder) != nullptr) ++count;
-    if (folder != nullptr) closedir(folder);
-    return count;
-  }
-  // All jobs have come to their end.
-  void ExpectNothingLeft(const Footprint& daemon, int custodian) {
-    EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() == daemon; })) << DaemonFootprint() << ", want " << daemon;
-    EXPECT_TRUE(PollUntil([&] { return CustodianDescriptors() == custodian; })) << CustodianDescriptors();
-  }
-  std::map<std::string, v1::Purpose> Purposes() {
-    grpc::ClientContext context;
-    v1::JobRef ref;
-    ref.set_job("job");
-    v1::Memory memory;
-    EXPECT_TRUE(jobs().GetMemory(&context, ref, &memory).ok());
-    std::map<std::string, v1::Purpose> purposes;
-    for (const v1::Purpose& purpose : memory.purposes()) purposes[purpose.purpose()] = purpose;
-    return purposes;
-  }
-};
-
-class CudaDeathOf : public CudaDeath, public ::testing::WithParamInterface<Case> {};
-
-TEST_P(CudaDeathOf, KillsAtAnyMomentLoseNothing) {
-  SHARDD_NEEDS_GPUS(GetParam().gpus);
-  const Args args = Training(20 * Kills(), GetParam().args);
-  StartOnGpus(GetParam().gpus);
-  StartKept();
-  const Footprint before = DaemonFootprint();
-  const int descriptors = CustodianDescriptors();
-  std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
-  ExpectUndisturbed(args, ranks);
-  ExpectNothingLeft(before, descriptors);
-}
-
-const Case kCases[] = {
-    {"AdamWOnOne", 1, {{"max_norm", "0.1"}}},
-    {"SgdOnOne", 1, {{"optimizer", "sgd"}, {"momentum", "0.9"}, {"lr", "0.02"}, {"trainer_sums", "2"}}},
-    {"AdamWOverTwo", 2, {{"trainer_sums", "2"}, {"filler", "3000000"}, {"micro", "2"}}},
-    {"SgdInBf16OverTwo",
-     2,
-     {{"optimizer", "sgd"}, {"param_dtype", "bf16"}, {"unshard_mode", "ZERO_COPY"}, {"forward_prefetch", "1"}}},
-    {"ThreeRanksInDim0OverTwo", 2, {{"world", "3"}, {"layout", "DIM0"}, {"absent", "mixed"}}},
-    {"FourHybridOverTwo", 2, {{"world", "4"}, {"strategy", "HYBRID_SHARD"}, {"group_size", "2"}}},
-    {"ByTheStreamOverTwo", 2, {{"model", "stream"}}},
-};
-INSTANTIATE_TEST_SUITE_P(Jobs, CudaDeathOf, ::testing::ValuesIn(kCases),
-                         [](const auto& info) { return info.param.name; });
-
-// Optimizers run in the ranks, which look at the values by themselves: an abort goes back to the snapshot.
-class CudaDeathOfPasses : public CudaDeath, public ::testing::WithParamInterface<Case> {};
-
-TEST_P(CudaDeathOfPasses, KillsWhereRanksUpdateGoBackToTheSnapshot) {
-  SHARDD_NEEDS_GPUS(GetParam().gpus);
-  constexpr int kKeepEvery = 3;
-  const Args args = Training(5 * Kills(), GetParam().args)
-                        .With({{"model", "pass"},
-                               {"trainers_write", "1"},
-                               {"blocks", "3"},
-                               {"numel", "60013"},
-                               {"keep_every", absl::StrCat(kKeepEvery)}});
-  StartOnGpus(GetParam().gpus);
-  StartKept();
-  const Footprint before = DaemonFootprint();
-  const int descriptors = CustodianDescriptors();
-  std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/kKeepEvery);
-  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
-  ExpectAllOk(Reports(args));
-  ExpectNothingLeft(before, descriptors);
-}
-
-const Case kPasses[] = {{"AdamByTheHost", 1, {{"trained", "adam"}, {"ordered", "0"}}},
-                        {"SgdByTheStreamOverTwo", 2, {{"trained", "sgd"}, {"ordered", "1"}}}};
-INSTANTIATE_TEST_SUITE_P(Jobs, CudaDeathOfPasses, ::testing::ValuesIn(kPasses),
-                         [](const auto& info) { return info.param.name; });
-
-// Where the fake driver's process dies by itself: in the nth of its kernels, copies or words, halfway.
-struct DeathIn {
-  const char* name;
-  std::string what;
-  std::vector<int> nth;
-  int gpus;
-  Args args;
-  friend void PrintTo(const DeathIn& value, std::ostream* out) { *out << value.name; }
-};
-
-class CudaDeathIn : public CudaDeath, public ::testing::WithParamInterface<DeathIn> {};
-
-TEST_P(CudaDeathIn, ACallOfItsStreamsLosesNothing) {
-  SHARDD_NEEDS_FAKE_GPUS("a process dies in the nth of its calls");
-  const Args args = Training(40, GetParam().args);
-  StartOnGpus(GetParam().gpus);
-  StartKept();  // whose address ranks are told
-  const int descriptors = CustodianDescriptors();
-  KillDaemon();
-  std::unique_ptr<testing::DaemonProcess> dying = StartDying(GetParam().what, GetParam().nth.front());
-  std::vector<Child> ranks = StartRanks(args);
-  for (size_t i = 1; i <= GetParam().nth.size(); ++i) {
-    ASSERT_EQ(dying->process().Wait(), 1000 + SIGKILL) << "death " << i;
-    dying = i < GetParam().nth.size() ? StartDying(GetParam().what, GetParam().nth[i]) : nullptr;
-  }
-  StartKept();
-  ExpectUndisturbed(args, ranks);
-  EXPECT_TRUE(PollUntil([&] { return CustodianDescriptors() == descriptors; })) << CustodianDescriptors();
-}
-
-INSTANTIATE_TEST_SUITE_P(Calls, CudaDeathIn,
-                         ::testing::Values(DeathIn{"AKernel", "shardd_adamw", {5, 2, 9, 3, 14, 30, 31}, 1, {}},
-                                           DeathIn{"AKernelOfSgd",
-                                                   "shardd_sgd",
-                                                   {4, 2, 12, 7},
-                                                   2,
-                                                   {{"optimizer", "sgd"}, {"momentum", "0.9"}, {"lr", "0.02"}}},
-                                           DeathIn{"AWord", "cuStreamWriteValue64", {3, 5, 1, 8, 22, 2, 41, 60}, 1, {}},
-                                           DeathIn{"AWordOverTwo", "cuStreamWriteValue64", {7, 2, 31, 12}, 2, {}},
-                                           DeathIn{"ACopy", "cuMemcpyAsync", {40, 9, 3, 70, 33, 120, 4}, 1, {}},
-                                           DeathIn{"ACopyOverTwo", "cuMemcpyAsync", {60, 11, 5, 90, 150}, 2, {}}),
-                         [](const auto& info) { return std::string(info.param.name); });
 
 // More elements than a piece has, so that one operation is several pieces.
 TEST_F(CudaDeath, InTheMiddleOfALargeUpdateLosesNothing) {

@@ -38,7 +38,7 @@ cu::Result Driver::StreamQuery(cu::Stream stream) {
   const Call call = EnterStream("cuStreamQuery", stream);
   if (!call) return call.result;
   if (call.stream->Capturing()) return cu::kStreamCaptureUnsupported;
-  return call.stream->Idle() ? cu::kSuccess : cu::kNotReady;
+  return call.stream->Idle() ? Outcome(call) : cu::kNotReady;  // asked behind the work: it may have lost the GPU
 }
 cu::Result Driver::StreamSynchronize(cu::Stream stream) {
   const Call call = EnterStream("cuStreamSynchronize", stream);
