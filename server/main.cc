@@ -80,7 +80,7 @@ ABSL_FLAG(int, peer_keepalive_ms, 8'000,
 ABSL_RETIRED_FLAG(std::string, state_dir, "", "no longer used: jobs have only anonymous memory");
 ABSL_FLAG(
     std::string, custodian, "",
-    "socket of shardd-custodian, as in unix:/run/shardd/custody.sock: jobs on CPUs outlive this daemon, "
+    "socket of shardd-custodian, as in unix:/run/shardd/custody.sock: jobs outlive this daemon, "
     "and the next one goes on with them; empty: jobs end with the daemon, but for an embedded one's, which starts its "
     "own");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or if no job is opened for a minute");
@@ -138,12 +138,12 @@ class NodeExchanges {
 };
 
 // The custodian of --custodian, or of an embedded daemon's own: one for its socket `path`, which it starts. Null: none.
-absl::StatusOr<std::shared_ptr<Custody>> ConnectCustody(const std::string& path, bool on_gpus) {
+absl::StatusOr<std::shared_ptr<Custody>> ConnectCustody(const std::string& path) {
   if (const std::string custodian = absl::GetFlag(FLAGS_custodian); !custodian.empty()) {
     SHARDD_ASSIGN_OR_RETURN(std::string custody_path, ParseUnixAddress(custodian));
     return Custody::Connect(std::move(custody_path), kFormerDaemon);
   }
-  if (!absl::GetFlag(FLAGS_embedded) || on_gpus) return nullptr;
+  if (!absl::GetFlag(FLAGS_embedded)) return nullptr;
   absl::StatusOr<std::unique_ptr<Custody>> own = Custody::ConnectOwn(path, kFormerDaemon);
   if (own.ok()) return *std::move(own);
   LogWarning(absl::StrCat("jobs end with this daemon: ", own.status().message()));
@@ -302,7 +302,7 @@ absl::Status Run(const std::vector<std::string>& arguments) {
     options.communicators = [communicators](int ranks) { return communicators->For(ranks); };
   }
   if (absl::GetFlag(FLAGS_take_over)) SHARDD_RETURN_IF_ERROR(TakeOver(path));
-  SHARDD_ASSIGN_OR_RETURN(options.custody, ConnectCustody(path, on_gpus));
+  SHARDD_ASSIGN_OR_RETURN(options.custody, ConnectCustody(path));
   // Outlives the core, which is never destroyed.
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<PeerNetwork> made_network, MakePeerNetwork(&options.peer_address));
   if (PeerNetwork* const network = made_network.release(); network != nullptr) {

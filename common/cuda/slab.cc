@@ -140,7 +140,7 @@ absl::StatusOr<CudaSlab> CudaSlab::Import(const CudaDriver* driver, cu::Ordinal 
 
 absl::StatusOr<CudaSlab> CudaSlab::ImportSpread(const CudaDriver* driver, cu::Ordinal device,
                                                 absl::Span<const int64_t> piece_bytes, const NextFd& next,
-                                                Access access, std::string name) {
+                                                Access access, std::string name, absl::Span<const cu::Ordinal> peers) {
   CudaSlab slab;
   slab.driver_ = driver;
   slab.name_ = std::move(name);
@@ -159,6 +159,7 @@ absl::StatusOr<CudaSlab> CudaSlab::ImportSpread(const CudaDriver* driver, cu::Or
     SHARDD_RETURN_IF_ERROR(slab.MapLast());
   }
   SHARDD_RETURN_IF_ERROR(slab.SetAccess(access, {device}));
+  SHARDD_RETURN_IF_ERROR(slab.SetAccess(access, peers));
   return slab;
 }
 

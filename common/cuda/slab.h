@@ -51,13 +51,13 @@ class CudaSlab {
   static absl::StatusOr<CudaSlab> Import(const CudaDriver* driver, cu::Ordinal device, int fd, int64_t size_bytes,
                                          Access access, std::string name);
 
-  // The same for a slab of several pieces. Calls `next` for the descriptor of each piece in turn and closes each as
-  // soon as it is imported, so that no process needs as many open descriptors as a slab has pieces. Returns an error of
-  // `next`.
+  // The same for a slab of several pieces, and for `peers` besides. Calls `next` for the descriptor of each piece in
+  // turn and closes each as soon as it is imported, so that no process needs as many open descriptors as a slab has
+  // pieces. Returns an error of `next`.
   using NextFd = std::function<absl::StatusOr<UniqueFd>()>;
   static absl::StatusOr<CudaSlab> ImportSpread(const CudaDriver* driver, cu::Ordinal device,
                                                absl::Span<const int64_t> piece_bytes, const NextFd& next, Access access,
-                                               std::string name);
+                                               std::string name, absl::Span<const cu::Ordinal> peers = {});
 
   CudaSlab() = default;
   CudaSlab(CudaSlab&& other) noexcept { Take(other); }

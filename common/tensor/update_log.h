@@ -10,7 +10,8 @@
 //   Save (the block's old values), Begun --> the update, in place --> Done
 //
 // Blocks are so small that a core has the memory of the next ones on its way while it works on one: a kernel keeps them
-// itself (update.cc).
+// itself (update.cc). On a GPU the blocks are pieces of millions of elements, whose old values lie in memory of that
+// GPU (Logged in server/device/device.h), and its stream stores the words.
 //
 // A killed process leaves what its threads had stored up to some instruction, in the order of the program. So where
 // `begun` is `done` the block from there on may be torn, and its old values are here; everything before it is done, and
@@ -50,6 +51,16 @@ class UpdateLog {
     std::atomic_signal_fence(std::memory_order_seq_cst);
     done_.store(end, std::memory_order_release);
   }
+
+  // Where the stream of a GPU stores what Begun and Done do, `count` before `begun`.
+  struct Words {
+    void* count;
+    void* begun;
+    void* done;
+  };
+  Words words() { return {&count_, &begun_, &done_}; }
+  // What was torn is whole again: its old values are needed no more.
+  void NotTorn() { begun_.store(-1, std::memory_order_seq_cst); }
 
   bool is_of(int64_t step) const { return step_.load() == step; }
   int64_t block_numel() const { return count_.load(); }  // of the block that is_torn means

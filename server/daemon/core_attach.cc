@@ -180,7 +180,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
     // Sessions of earlier epochs were freed on this thread before, and are not in memory beside this one.
     const uint64_t start_ticks = ReadProcessStat(peer.pid).value_or(ProcessStat()).start_ticks;
     std::shared_ptr<Slab> slots;
-    if (found.slots != nullptr && !request.slots_apart()) found.slots->NoteOther(rank);
+    if (found.slots != nullptr && !request.slots_apart()) found.slots->Drop(rank);
     if (found.slots != nullptr && request.slots_apart()) {
       SHARDD_ASSIGN_OR_RETURN(slots, found.slots->For(rank, {peer.pid, start_ticks}));
     }

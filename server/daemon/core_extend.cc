@@ -36,9 +36,11 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
     init.journal = std::move(taken_up->journal);
     init.take_up_log = std::move(taken_up->log);
     init.committed = std::move(taken_up->committed);
+    init.former = std::move(taken_up->former);
   } else {
-    SHARDD_ASSIGN_OR_RETURN(init.memory, JobMemory::Create(*shared_plan, spec.name(), reserved_bytes,
-                                                           PlaceOf(0, shared_plan->world_size), extends));
+    const SlabPlace place = PlaceOf(0, shared_plan->world_size);
+    SHARDD_ASSIGN_OR_RETURN(init.memory, JobMemory::Create(*shared_plan, spec.name(), reserved_bytes, place, extends,
+                                                           custody_.Keeps(*shared_plan, place.memory != nullptr)));
     absl::StatusOr<std::unique_ptr<Journal>> journal = Journal::Create(shared_plan->memory.journal_bytes / 2);
     if (!journal.ok()) {
       return absl::Status(journal.status().code(),

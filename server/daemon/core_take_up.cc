@@ -45,7 +45,10 @@ void Core::TakeUp() {
     });
     return absl::OkStatus();
   };
-  for (auto& [id, taken] : custody_.TakeUp()) {
+  TakeUpOn on;
+  for (const auto& device : devices_) on.devices.push_back(device.get());
+  on.place = [this](int world_size) { return PlaceOf(0, world_size); };
+  for (auto& [id, taken] : custody_.TakeUp(on)) {
     const absl::Status status = taken.ok() ? take_up(*std::move(taken)) : taken.status();
     if (absl::IsNotFound(status)) {
       LogInfo(absl::StrCat("job ", id, " of the daemon before is dropped: ", status.message()));

@@ -1,6 +1,12 @@
 #include "server/daemon/job_custody.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <cerrno>
 #include <map>
 #include <memory>
 #include <string>
@@ -10,18 +16,49 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "server/observe/log.h"
+#include "server/storage/kept_on_gpus.h"
 
 namespace shardd {
 namespace {
 
 constexpr char kSaltName[] = "secret salt";
+constexpr char kDaemonName[] = "daemon";                     // a pidfd of it
+constexpr absl::Duration kFormerDaemon = absl::Seconds(10);  // to be gone, with what its GPUs do
+
+// Whether the daemon has ended whose pidfd this is. Its context of a GPU, and what runs there, goes before it does.
+absl::Status AwaitEnd(const UniqueFd& daemon) {
+  if (!daemon.valid()) return absl::OkStatus();  // it gave none: a kernel before 5.3
+  pollfd polled{daemon.get(), POLLIN, 0};
+  int ended;
+  do {
+    ended = poll(&polled, 1, static_cast<int>(absl::ToInt64Milliseconds(kFormerDaemon)));
+  } while (ended < 0 && errno == EINTR);
+  return ended > 0 ? absl::OkStatus()
+                   : absl::FailedPreconditionError(
+                         absl::StrCat("the daemon before has not ended within ", absl::FormatDuration(kFormerDaemon),
+                                      ", and its GPUs may still write its jobs' memory; end it, and restart this one"));
+}
+
+// Whether what is to be handed over can be had back, by this driver.
+absl::Status CheckMayTakeUp(const JobMemory& memory, TakeUpLog* log) {
+  SHARDD_RETURN_IF_ERROR(log->PinFor(memory.place()));
+  CustodySlabs slabs;
+  memory.DescribeKept(&slabs);
+  const DeviceSlab& shards = *memory.shards()->on_devices();
+  KeptFds fds;
+  for (size_t i = 0; i < shards.pieces().size(); ++i) {
+    UniqueFd copy(fcntl(shards.pieces()[i].fd, F_DUPFD_CLOEXEC, 0));
+    fds.emplace(PieceName("shards", i), std::move(copy));
+  }
+  return TakeUpPieces("shards", slabs, memory.place(), &fds).status();
+}
 
 }  // namespace
 
 absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore::Init* init) const {
-  if (custody_ == nullptr || !OutlivesDaemon(*init->plan) || init->memory->place().memory != nullptr) {
-    return absl::OkStatus();
-  }
+  const SlabPlace& place = init->memory->place();
+  const bool on_gpus = place.memory != nullptr;
+  if (!Keeps(*init->plan, on_gpus)) return absl::OkStatus();
   const auto exists = std::make_shared<std::atomic<bool>>(false);
   const auto put = [custody = custody_, id = init->id, exists](const std::string& name, int fd) {
     const absl::Status status = custody->Put(id, name, fd);
@@ -32,6 +69,14 @@ absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore
   const bool is_new = init->take_up_log == nullptr;
   if (is_new) {
     SHARDD_ASSIGN_OR_RETURN(init->take_up_log, TakeUpLog::Create(TakeUpLogSizes(*init->plan)));
+    if (const absl::Status may = on_gpus ? CheckMayTakeUp(*init->memory, init->take_up_log.get()) : absl::OkStatus();
+        !may.ok()) {
+      LogWarning(absl::StrCat("job ", init->spec.name(),
+                              " ends with this daemon: its GPUs' memory cannot be taken up: ", may.message()));
+      init->take_up_log = nullptr;
+      init->memory->FreeOldValues();
+      return absl::OkStatus();
+    }
     SHARDD_RETURN_IF_ERROR(put(kCustodyJournalName, init->journal->fd()));
     SHARDD_RETURN_IF_ERROR(put(kCustodyLogName, init->take_up_log->fd()));
   }
@@ -51,6 +96,8 @@ absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore
   job.set_plan_digest(init->plan->digest);
   job.set_node(node);
   job.set_link_key(link_key);
+  init->memory->DescribeKept(job.mutable_slabs_on_gpus());
+  for (const DeviceMemory* gpu : place.users) job.add_gpu_uuids(gpu->device_uuid());
   SHARDD_ASSIGN_OR_RETURN(const std::unique_ptr<Slab> record, MakeCustodyRecord(kCustodyJobName, job));
   SHARDD_RETURN_IF_ERROR(put(kCustodyJobName, record->fd()));
   *exists = true;
@@ -65,7 +112,7 @@ void JobCustody::Drop(uint64_t job) const {
   if (custody_ != nullptr) custody_->Drop(job);
 }
 
-std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> JobCustody::TakeUp() const {
+std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> JobCustody::TakeUp(const TakeUpOn& on) const {
   std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> result;
   if (custody_ == nullptr) return result;
   std::map<uint64_t, JobMemory::Kept> jobs;
@@ -80,8 +127,19 @@ std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> JobCustody::TakeUp(
     const absl::Status put = record.ok() ? custody_->Put(0, kSaltName, (*record)->fd()) : record.status();
     if (!put.ok()) LogWarning(absl::StrCat("jobs with a secret end with this daemon: ", put.message()));
   }
+  const UniqueFd former = TakeKept(jobs[0], kDaemonName);
   jobs.erase(0);
-  for (auto& [id, kept] : jobs) result.emplace_back(id, ReadTakenUpJob(std::move(kept)));
+  const bool on_gpus = on.place(1).memory != nullptr;
+  const absl::Status may = on_gpus && !jobs.empty() ? AwaitEnd(former) : absl::OkStatus();
+  // From here on this one's GPUs write the jobs' memory.
+  const UniqueFd self(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+  if (const absl::Status put = self.valid() && may.ok() ? custody_->Put(0, kDaemonName, self.get()) : absl::OkStatus();
+      !put.ok()) {
+    LogWarning(absl::StrCat("the next daemon will not know when this one has ended: ", put.message()));
+  }
+  for (auto& [id, kept] : jobs) {
+    result.emplace_back(id, may.ok() ? ReadTakenUpJob(std::move(kept), on) : may);
+  }
   return result;
 }
 

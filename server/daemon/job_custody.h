@@ -24,7 +24,10 @@ class JobCustody {
   // `custody` null: nothing is kept, and nothing is there.
   explicit JobCustody(std::shared_ptr<Custody> custody) : custody_(std::move(custody)) {}
 
-  // UNAVAILABLE: the custodian does not answer, and the job is not to be.
+  // Jobs that will be kept.
+  bool Keeps(const ShardPlan& plan, bool on_gpus) const { return custody_ != nullptr && OutlivesDaemon(plan, on_gpus); }
+  // UNAVAILABLE: the custodian does not answer, and the job is not to be. A job on GPUs whose driver does not let
+  // another process have its memory ends with this daemon, and the log says so.
   absl::Status HandOver(int node, const std::string& link_key, JobCore::Init* init) const;
   // Looks whether the custodian is still the one that has everything, and hands it to another. Every second or so.
   void Review() const;
@@ -32,7 +35,7 @@ class JobCustody {
   void Drop(uint64_t job) const;
   // By id, in the order in which they were opened. Once. Errors: NOT_FOUND: nothing was committed. DATA_LOSS: it is
   // nothing that this daemon could go on with, and says why; the custodian still has it.
-  std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> TakeUp() const;
+  std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> TakeUp(const TakeUpOn& on) const;
 
  private:
   const std::shared_ptr<Custody> custody_;

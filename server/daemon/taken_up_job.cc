@@ -2,16 +2,27 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "common/process/process_stat.h"
 #include "common/status/status_macros.h"
 #include "server/device/cpu/cpu_ops.h"
+#include "server/device/ops/rest_of_update.h"
 #include "server/optimizer/optimizer.h"
+#include "server/storage/kept_pieces.h"
 #include "server/storage/record_place.h"
 
 namespace shardd {
@@ -73,10 +84,7 @@ absl::StatusOr<MappedSlabs> MapSlabs(const ShardPlan& plan, const JobMemory::Kep
   return mapped;
 }
 
-// Completes the update that the record describes, whatever of it was done: the daemon that made it was killed.
-// `written`: trainers had handed in beside it.
-absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& record, const SlabPointers& slabs,
-                          const TakeUpLog& log, bool written) {
+absl::StatusOr<DecidedStep> DecidedStepOf(const ShardPlan& plan, const v1::DecidedStepRecord& record) {
   DecidedStep step;
   step.groups.assign(record.groups().begin(), record.groups().end());
   step.clip_factor = record.clip_factor();
@@ -87,10 +95,18 @@ absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& re
   for (size_t param = 0; param < plan.params.size(); ++param) {
     step.present.push_back((record.present()[param / 8] >> (param % 8) & 1) != 0);
   }
+  return step;
+}
+
+// Completes the update that the record describes, whatever of it was done: the daemon that made it was killed.
+// `written`: trainers had handed in beside it.
+absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& record, const SlabPointers& slabs,
+                          const TakeUpLog& log, bool written) {
+  SHARDD_ASSIGN_OR_RETURN(const DecidedStep step, DecidedStepOf(plan, record));
   for (int rank = 0; rank < plan.world_size; ++rank) {
     UpdateLog& update = log.update(rank);
     if (!update.is_of(record.step())) update.Begin(record.step());
-    std::vector<DeviceOp> ops = UpdateOps(plan, slabs, step, rank, &update);
+    std::vector<DeviceOp> ops = UpdateOps(plan, slabs, step, rank, {&update});
     if (written) {
       for (DeviceOp& op : CommitOps(plan, slabs, rank)) ops.push_back(std::move(op));
     }
@@ -100,6 +116,91 @@ absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& re
     }
   }
   return absl::OkStatus();
+}
+
+// Each rank's operations by its device; returns when all have ended.
+absl::Status RunOnDevices(const std::vector<Device*>& devices, const char* label,
+                          std::vector<std::vector<DeviceOp>> by_rank) {
+  struct Running {
+    absl::Mutex mutex;
+    size_t left = 0;
+    absl::Status status;
+  } running;
+  running.left = by_rank.size();
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    devices[rank % devices.size()]->Submit(StreamId::kOptimizer,
+                                           {label, std::move(by_rank[rank]), [&running](const absl::Status& status) {
+                                              absl::MutexLock lock(&running.mutex);
+                                              running.status.Update(status);
+                                              --running.left;
+                                            }});
+  }
+  absl::MutexLock lock(&running.mutex);
+  running.mutex.Await(absl::Condition(
+      +[](size_t* left) { return *left == 0; }, &running.left));
+  return running.status;
+}
+
+// As CompleteStep, by the GPUs that the job is on.
+absl::Status CompleteStepOnGpus(const ShardPlan& plan, const v1::DecidedStepRecord& record, const JobMemory& memory,
+                                const TakeUpLog& log, const std::vector<Device*>& devices) {
+  SHARDD_ASSIGN_OR_RETURN(const DecidedStep step, DecidedStepOf(plan, record));
+  std::vector<std::vector<DeviceOp>> put_back, rest;
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    UpdateLog& update = log.update(rank);
+    if (!update.is_of(record.step())) update.Begin(record.step());
+    RestOfUpdate of_rank =
+        RestOf(UpdateOps(plan, memory.pointers(), step, rank, memory.LoggedBy(&update, rank)), record.step());
+    put_back.push_back(std::move(of_rank.put_back));
+    rest.push_back(std::move(of_rank.ops));
+  }
+  SHARDD_RETURN_IF_ERROR(RunOnDevices(devices, "put torn values back", std::move(put_back)));
+  for (int rank = 0; rank < plan.world_size; ++rank) log.update(rank).NotTorn();
+  return RunOnDevices(devices, "complete the step of the daemon before", std::move(rest));
+}
+
+// Who had sessions of the daemon before, and lives. Nothing: nobody knows of some of them.
+std::optional<std::vector<PastProcess>> FormerProcesses(const TakeUpLog& log, int ranks) {
+  std::vector<PastProcess> former;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::optional<TakeUpLog::Process> last = log.process(rank);
+    if (!last.has_value()) continue;
+    if (last->pid == 0) return std::nullopt;
+    UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, last->pid, 0)));
+    if (!process.valid() && errno == ESRCH) continue;
+    if (!process.valid()) return std::nullopt;
+    const std::optional<ProcessStat> now = ReadProcessStat(last->pid);
+    if (HasEnded(process, last->pid) || (now.has_value() && now->start_ticks != last->start_ticks)) continue;
+    if (!now.has_value()) return std::nullopt;
+    former.push_back({rank, last->pid, last->uid, std::move(process)});
+  }
+  return former;
+}
+
+// Memory of the job, as the daemon before has left it. `anew`: but for what is to be made of the snapshot.
+absl::StatusOr<std::unique_ptr<JobMemory>> TakeUpOnGpus(const ShardPlan& plan, const v1::CustodyJob& job,
+                                                        JobMemory::Kept kept, const SlabPlace& place, bool anew) {
+  SHARDD_RETURN_IF_ERROR(CheckAllKept(job.slabs_on_gpus(), kept));
+  if (anew) {
+    DropPieces("shards", job.slabs_on_gpus(), &kept);
+    // A daemon's moments are no trainer's.
+    const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+    if (in_trainers) DropPieces("optimizer", job.slabs_on_gpus(), &kept);
+  }
+  return JobMemory::TakeUp(plan, job.spec().name(), std::move(kept), place, job.slabs_on_gpus());
+}
+
+absl::Status CompleteSnapshotOnGpus(const ShardPlan& plan, const v1::CustodyJob& job, const JobMemory::Kept& kept,
+                                    const SlabPlace& place, const std::vector<Device*>& devices) {
+  SHARDD_ASSIGN_OR_RETURN(JobMemory::Kept copies, DuplicateKept(kept));
+  SHARDD_ASSIGN_OR_RETURN(const std::unique_ptr<JobMemory> memory,
+                          TakeUpOnGpus(plan, job, std::move(copies), place, /*anew=*/false));
+  const JobSlab* const snapshot = plan.memory.kept_bytes > 0 ? memory->kept() : memory->parameters();
+  std::vector<std::vector<DeviceOp>> by_rank;
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    by_rank.push_back(KeepOps(plan, memory->pointers(), snapshot->At(0), /*back=*/false, rank));
+  }
+  return RunOnDevices(devices, "complete the snapshot of the daemon before", std::move(by_rank));
 }
 
 absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot) {
@@ -114,8 +215,11 @@ absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, 
 
 }  // namespace
 
-bool OutlivesDaemon(const ShardPlan& plan) {
+bool OutlivesDaemon(const ShardPlan& plan, bool on_gpus) {
   const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  // Offload: several threads of the host update a rank's part, in no order that a log could follow. Over nodes: sums of
+  // NCCL are not begun anew with one daemon of several.
+  if (on_gpus && plan.nodes() > 1) return false;
   return !IsOffloaded(plan) && plan.config.pass_copies() == in_trainers &&
          !(in_trainers && plan.config.trainers_never_write());
 }
@@ -145,7 +249,25 @@ UniqueFd TakeKept(JobMemory::Kept& kept, const char* name) {
   return it == kept.end() ? UniqueFd() : std::move(kept.extract(it).mapped());
 }
 
-absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept) {
+namespace {
+
+// FAILED_PRECONDITION: the devices are not those that the job was on.
+absl::Status CheckSameGpus(const v1::CustodyJob& job, const SlabPlace& place) {
+  const auto names = [](const auto& uuids) {
+    return absl::StrJoin(
+        uuids, ", ", [](std::string* out, const auto& uuid) { absl::StrAppend(out, absl::BytesToHexString(uuid)); });
+  };
+  std::vector<std::string> got;
+  for (const DeviceMemory* memory : place.users) got.push_back(memory->device_uuid());
+  if (std::equal(got.begin(), got.end(), job.gpu_uuids().begin(), job.gpu_uuids().end())) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("its ranks are on other devices (got GPUs with UUIDs \"", names(got), "\", want \"",
+                   names(job.gpu_uuids()), "\"; none: the host); start the daemon with the --devices of before"));
+}
+
+}  // namespace
+
+absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& on) {
   TakenUpJob result;
   UniqueFd job = TakeKept(kept, kCustodyJobName);
   if (!job.valid()) return absl::NotFoundError("it was being opened");
@@ -156,7 +278,10 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept) {
   }
   SHARDD_ASSIGN_OR_RETURN(result.plan, PlanShards(result.job.spec(), result.job.node()));
   const ShardPlan& plan = result.plan;
-  if (plan.digest != result.job.plan_digest() || !OutlivesDaemon(plan)) {
+  const SlabPlace place = on.place(plan.world_size);
+  const bool on_gpus = place.memory != nullptr;
+  SHARDD_RETURN_IF_ERROR(CheckSameGpus(result.job, place));
+  if (plan.digest != result.job.plan_digest() || !OutlivesDaemon(plan, on_gpus)) {
     return absl::DataLossError("this version plans the job otherwise than the one that made it");
   }
   const TakeUpLog::Sizes sizes = TakeUpLogSizes(plan);
@@ -173,13 +298,29 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept) {
         "the daemon ended while values were being written, and nobody knows which of them are there");
   }
   const bool in_snapshot = left.counts != TakeUpLog::Counts::kShards && !completes;
-  SHARDD_ASSIGN_OR_RETURN(MappedSlabs mapped, MapSlabs(plan, kept, in_snapshot));
+  MappedSlabs mapped;
+  bool gradients_stay = false;
+  if (on_gpus) {
+    SHARDD_RETURN_IF_ERROR(result.log->PinFor(place));
+    if (left.counts == TakeUpLog::Counts::kSnapshotBeingTaken && in_snapshot) {
+      SHARDD_RETURN_IF_ERROR(CompleteSnapshotOnGpus(plan, result.job, kept, place, on.devices));
+      result.log->SnapshotTaken();
+    }
+    auto former = FormerProcesses(*result.log, plan.world_size);
+    SHARDD_ASSIGN_OR_RETURN(result.memory, TakeUpOnGpus(plan, result.job, std::move(kept), place,
+                                                        /*anew=*/in_snapshot && !former.has_value()));
+    gradients_stay = !former.has_value() && result.memory->gradients() != nullptr;
+    if (former.has_value()) result.former = *std::move(former);
+  } else {
+    SHARDD_ASSIGN_OR_RETURN(mapped, MapSlabs(plan, kept, in_snapshot));
+  }
   const SlabPointers slabs{mapped.At("shards"), mapped.At("parameters"), mapped.At("gradients"),
                            mapped.At("optimizer")};
   absl::StatusOr<v1::DecidedStepRecord> last = completes ? decided : absl::StatusOr<v1::DecidedStepRecord>();
   if (completes) {
     const bool written = left.touched || left.counts != TakeUpLog::Counts::kShards;
-    SHARDD_RETURN_IF_ERROR(CompleteStep(plan, *decided, slabs, *result.log, written));
+    SHARDD_RETURN_IF_ERROR(on_gpus ? CompleteStepOnGpus(plan, *decided, *result.memory, *result.log, on.devices)
+                                   : CompleteStep(plan, *decided, slabs, *result.log, written));
     ++header.step;
     ++header.version;
   } else if (left.facts_in_journal) {
@@ -202,6 +343,11 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept) {
   }
   result.committed.finished = left.finished;
   ++result.committed.epoch;  // all sessions are over
+  if (on_gpus) {
+    result.committed.gradients_stay = gradients_stay;
+    result.committed.in_snapshot = in_snapshot;
+    return result;
+  }
   // Of what is made anew the pages go first, so that both take no more than one.
   const auto make_anew = [&](const char* name) {
     if (const auto it = mapped.by_name.find(name); it != mapped.by_name.end()) it->second->Discard();
@@ -213,7 +359,13 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept) {
     }
     result.node.promised_in = left.promised->generation();
     result.committed.promised = *std::move(left.promised);
-  } else if (!RankSlots::LastProcesses(kept, plan.world_size).has_value()) {
+  }
+  // Those who may write them are known, or else whoever attaches first finds them renewed, behind a promise.
+  if (auto former = FormerProcesses(*result.log, plan.world_size); former.has_value()) {
+    result.former = *std::move(former);
+  } else if (result.committed.promised.has_value()) {
+    result.committed.gradients_stay = true;
+  } else {
     make_anew("gradients");
   }
   result.committed.in_snapshot = in_snapshot;
@@ -228,6 +380,10 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept) {
     if (plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER) make_anew("optimizer");
   }
   SHARDD_ASSIGN_OR_RETURN(result.memory, JobMemory::TakeUp(plan, result.job.spec().name(), std::move(kept)));
+  for (int rank = 0; result.memory->rank_slots() != nullptr && rank < plan.world_size; ++rank) {
+    const TakeUpLog::Process last = result.log->process(rank).value_or(TakeUpLog::Process());
+    result.memory->rank_slots()->SetProcess(rank, {last.pid, last.start_ticks});
+  }
   return result;
 }
 

@@ -68,11 +68,18 @@ struct NormOp {
   int64_t numel;
   Norm* result;
 };
-// Where an update writes what it is about to change, so that another process can complete it. Devices of the host do
-// so.
+// Where an update writes what it is about to change, so that another process can complete it
+// (common/tensor/update_log.h; ops/rest_of_update.h).
 struct Logged {
+  // Old values of one piece of an update by a GPU: memory of that GPU, kMaxElementBytes for each element of each array.
+  // The log, which lies in pinned memory then, has no room for them.
+  struct Place {
+    char* old = nullptr;  // null: the log itself
+    int64_t numel = 0;    // of a piece, at most
+  };
   UpdateLog* log = nullptr;  // null: nowhere
   int64_t first = 0;         // number of the operation's first element
+  Place place = {};
 };
 struct AdamWOp {
   AdamWParams params;

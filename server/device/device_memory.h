@@ -67,6 +67,12 @@ class DeviceMemory {
   virtual absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSpreadSlab(const std::string& name,
                                                                      const std::vector<Part>& parts,
                                                                      const std::vector<DeviceMemory*>& users) = 0;
+  // Maps memory that MakeSpreadSlab of another process has made of these parts and that has outlived it: the bytes are
+  // what they were. `fds`: of each part, in this order; the slab keeps them. INVALID_ARGUMENT: not one for each part.
+  virtual absl::StatusOr<std::unique_ptr<DeviceSlab>> TakeUpSlab(const std::string& name,
+                                                                 const std::vector<Part>& parts,
+                                                                 std::vector<UniqueFd> fds,
+                                                                 const std::vector<DeviceMemory*>& users) = 0;
   // Pins host memory [p, p + size_bytes), mapped for reading and writing, for `users`, this device included. Takes as
   // long as pinning the pages. If a user hangs, they stay pinned after the object ends. RESOURCE_EXHAUSTED: they cannot
   // be pinned (text: what to raise). UNIMPLEMENTED: the device has other addresses for it than the host.

@@ -115,8 +115,11 @@ JobCore::JobCore(Init init)
   parts_.EndEpoch();
   if (init.committed.version > 0) {
     committed_.TakeOver(init.committed);
-    if (init.committed.in_snapshot) snapshots_.TakeUp();
-    if (memory_->former_writers().has_value()) renewal_.TakeUp(*memory_->former_writers());
+    if (init.committed.gradients_stay) renewal_.TakeUp();
+    for (const PastProcess& process : init.former) renewal_.TakeUp(process);
+    // On the host shards are made anew where the snapshot counts.
+    if (memory_->place().memory == nullptr) init.former.clear();
+    if (init.committed.in_snapshot) snapshots_.TakeUp(std::move(init.former));
     if (init.committed.promised.has_value()) {
       commits_.TakeUp(*init.committed.promised);
       end_.Await({absl::AbortedError("the daemon before has ended, and its ranks' sessions with it")});

@@ -74,6 +74,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   session->last_command_time = MonotonicNow();
   leavers_.Came(rank);
   UniqueFd pidfd = std::move(session->pidfd);
+  committed_.SetProcess(rank, {session->peer.pid, session->peer.uid, session->start_ticks});
   absent_.Came(rank);
   sessions_.Add(std::move(session));
   trace_.SessionBegins(sessions_[rank].get());
@@ -136,6 +137,7 @@ void JobCore::EndDetached(int rank, bool finished) {
   Farewell(*session, std::move(event));
   events_.Add(rank, "detach", finished ? "finished" : "the job is kept");
   EndSession(rank);
+  committed_.ForgetProcess(rank);
   leavers_.Left(rank, finished);
   if (in_order) {
     return;  // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
@@ -174,8 +176,9 @@ void JobCore::SessionLost(int rank, const std::string& why, bool replaced) {
 // Where ranks update, they make a step where its pass begins: the epoch ends behind one of which the snapshot is.
 bool JobCore::EndBehindStep(absl::Status cause) {
   const bool in_trainers = plan()->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  const bool may_run_ahead = in_trainers && memory_->place().memory != nullptr;  // hosts, of their streams
   if (sessions_.attached() < world_size() || nodes_.over_nodes() || writes_.pass_copies() != in_trainers ||
-      (memory_->kept() != nullptr && !in_trainers)) {
+      may_run_ahead || (memory_->kept() != nullptr && !in_trainers)) {
     return false;
   }
   snapshots_.Outdate();

@@ -178,9 +178,8 @@ std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, 
 }
 
 std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs, const DecidedStep& step, int rank,
-                                UpdateLog* log) {
+                                Logged logged) {
   std::vector<DeviceOp> ops;
-  Logged logged{log, 0};
   const v1::OptimizerKind kind = plan.config.optimizer().kind();
   if (!IsAdam(kind) && kind != v1::OPTIMIZER_KIND_SGD) return ops;
   for (size_t f = 0; f < plan.flat_params.size(); ++f) {

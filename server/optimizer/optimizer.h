@@ -42,9 +42,9 @@ std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, 
 
 // Operations that update `rank`'s work segments: the shards, all replicas' copies of them, and the cast copy unless
 // passes begin with copies. Adjacent segments with equal treatment are merged.
-// `log`: where updates write what they are about to change; null: nowhere.
+// `logged`: where the rank's updates write what they are about to change.
 std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs, const DecidedStep& step, int rank,
-                                UpdateLog* log = nullptr);
+                                Logged logged = {});
 
 // Operations that copy shards, followed by the state that trainers keep, of every replica, into the snapshot `kept`, or
 // back, in `rank`'s work segments.

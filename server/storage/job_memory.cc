@@ -13,6 +13,7 @@
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
 #include "server/storage/device_room.h"
+#include "server/storage/kept_pieces.h"
 #include "server/storage/slab_pieces.h"
 
 namespace shardd {
@@ -118,26 +119,18 @@ void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
 
 absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& plan, const std::string& job,
                                                              int64_t reserved_bytes, const SlabPlace& place,
-                                                             bool extends) {
-  return Make(plan, job, reserved_bytes, place, extends, {});
+                                                             bool extends, bool outlives) {
+  return Make(plan, job, reserved_bytes, place, extends, outlives, {}, {});
 }
 
-absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::TakeUp(const ShardPlan& plan, const std::string& job, Kept kept) {
-  return Make(plan, job, /*reserved_bytes=*/0, {}, /*extends=*/false, std::move(kept));
-}
-
-absl::Status JobMemory::KeepBy(HandOver hand_over) {
-  for (const JobSlab* slab : {shards(), optimizer(), parameters(), gradients(), kept()}) {
-    if (slab != nullptr) SHARDD_RETURN_IF_ERROR(hand_over(slab->name(), slab->fd()));
-  }
-  if (rank_slots_ != nullptr) SHARDD_RETURN_IF_ERROR(rank_slots_->KeepBy(hand_over));
-  hand_over_ = std::move(hand_over);
-  return absl::OkStatus();
+absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::TakeUp(const ShardPlan& plan, const std::string& job, Kept kept,
+                                                             const SlabPlace& place, const CustodySlabs& slabs) {
+  return Make(plan, job, /*reserved_bytes=*/0, place, /*extends=*/false, /*outlives=*/true, std::move(kept), slabs);
 }
 
 absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan, const std::string& job,
                                                            int64_t reserved_bytes, const SlabPlace& place, bool extends,
-                                                           Kept kept) {
+                                                           bool outlives, Kept kept, const CustodySlabs& slabs) {
   const MemoryPlan& want = plan.memory;
   const bool on_host = place.memory == nullptr;
   const bool offloaded = !on_host && IsOffloaded(plan);
@@ -199,25 +192,38 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
   };
   if (on_host && want.gradient_slots_bytes > 0) {
     memory->rank_slots_ = std::make_shared<RankSlots>(plan.world_size, want.gradient_slots_bytes);
-    if (kept.contains("gradients")) memory->former_writers_ = {RankSlots::LastProcesses(kept, plan.world_size)};
     memory->rank_slots_->TakeUp(kept);
     memory->taken_up_bytes_ += memory->rank_slots_->allocated_bytes();
   }
   std::map<SpreadSlab, std::vector<DeviceMemory::Part>> parts;
   DeviceRoom room;
-  if (!extends) room.AddSlots(plan, place);
+  if (!extends && !takes_up) room.AddSlots(plan, place);  // whoever has them maps them until it comes again
   for (const Purpose& purpose : purposes) {
     if (purpose.size_bytes == 0 || !lies_on_gpus(purpose)) continue;
-    absl::StatusOr<std::vector<DeviceMemory::Part>> of = PartsOnDevices(plan, purpose.spread, place, max_pieces);
+    if (kept.contains(PieceName(purpose.name, 0))) {
+      auto of_before = TakeUpPieces(purpose.name, slabs, place, &kept);
+      if (!of_before.ok()) return named(of_before.status());
+      *purpose.slab = std::make_unique<JobSlab>(*std::move(of_before));
+      continue;
+    }
+    absl::StatusOr<std::vector<DeviceMemory::Part>> of = PartsOf(purpose.name, slabs, place);
+    if (absl::IsNotFound(of.status())) of = PartsOnDevices(plan, purpose.spread, place, max_pieces);
     if (!of.ok()) return named(of.status());
     room.Add(*of);
     parts.emplace(purpose.spread, *std::move(of));
+  }
+  if (!on_host && outlives) {
+    absl::StatusOr<OldValuesPlan> old_values = PlanOldValues(plan, place);
+    if (!old_values.ok()) return named(old_values.status());
+    memory->old_values_plan_ = *std::move(old_values);
+    if (!takes_up) room.Add(memory->old_values_plan_.parts);
   }
   if (absl::Status has_room = room.Check(); !has_room.ok()) return named(has_room);
   for (const Purpose& purpose : purposes) {
     if (purpose.size_bytes == 0) {
       continue;
     }
+    if (*purpose.slab != nullptr) continue;  // taken up
     if (lies_on_gpus(purpose)) {
       auto slab =
           place.memory->MakeSpreadSlab(absl::StrCat("slab \"", purpose.name, "\""), parts[purpose.spread], place.users);
@@ -246,6 +252,13 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
     if (!slab.ok()) return named(slab.status());
     *purpose.slab = *std::move(slab);
   }
+  if (memory->old_values_plan_.numel > 0) {
+    auto slab = takes_up ? TakeUpPieces(kOldValuesName, slabs, place, &kept)
+                         : place.memory->MakeSpreadSlab(absl::StrCat("slab \"", kOldValuesName, "\""),
+                                                        memory->old_values_plan_.parts, place.users);
+    if (!slab.ok()) return named(slab.status());
+    memory->old_values_ = std::make_unique<JobSlab>(*std::move(slab));
+  }
   int64_t end_bytes = 0;
   const DeviceSlab* const spread = memory->shards_ == nullptr ? nullptr : memory->shards_->on_devices();
   for (size_t i = 0; spread != nullptr && i < spread->pieces().size(); ++i) {
@@ -267,16 +280,17 @@ absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeGradientsAgain(const Sha
     if (hand_over_ != nullptr) SHARDD_RETURN_IF_ERROR(hand_over_(made->name(), made->fd()));
     return made;
   }
-  SHARDD_ASSIGN_OR_RETURN(const int pieces,
-                          PiecesPerSlab(CountOpenFiles(), 1, static_cast<int>(place_.users.size()), plan.world_size));
-  SHARDD_ASSIGN_OR_RETURN(const std::vector<DeviceMemory::Part> parts,
-                          PartsOnDevices(plan, SpreadSlab::kGradients, place_, pieces));
+  std::vector<DeviceMemory::Part> parts;  // as before: the custodian has a description of them
+  for (const DeviceSlab::Piece& piece : gradients_->on_devices()->pieces())
+    parts.push_back({piece.on, piece.size_bytes});
   DeviceRoom room;
   room.Add(parts);
   SHARDD_RETURN_IF_ERROR(room.Check());
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<DeviceSlab> slab,
                           place_.memory->MakeSpreadSlab("slab \"gradients\"", parts, place_.users));
-  return std::make_unique<JobSlab>(std::move(slab));
+  auto made = std::make_unique<JobSlab>(std::move(slab));
+  if (hand_over_ != nullptr) SHARDD_RETURN_IF_ERROR(HandOverSlab("gradients", *made));
+  return made;
 }
 
 absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeKept(const ShardPlan& plan) const {
@@ -300,7 +314,8 @@ std::vector<char*> JobMemory::StagingByRank(const ShardPlan& plan) const {
 
 int64_t JobMemory::allocated_bytes() const {
   int64_t total = 0;
-  for (const JobSlab* slab : {shards(), parameters(), gradients(), optimizer(), pool(), staging(), kept()}) {
+  for (const JobSlab* slab :
+       {shards(), parameters(), gradients(), optimizer(), pool(), staging(), kept(), old_values()}) {
     total += slab == nullptr ? 0 : slab->size_bytes();
   }
   return total - elsewhere_bytes_;
@@ -339,6 +354,9 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
   }
   if (plan.memory.kept_bytes > 0) {
     add("snapshot", plan.memory.kept_bytes, kept());
+  }
+  if (old_values_ != nullptr) {
+    add(kOldValuesName, static_cast<int64_t>(plan.world_size) * old_values_plan_.stride_bytes, old_values_.get());
   }
   v1::Purpose* journal = out->add_purposes();
   journal->set_purpose("journal");

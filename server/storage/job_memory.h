@@ -15,6 +15,7 @@
 #include "server/device/device_memory.h"
 #include "server/optimizer/optimizer.h"
 #include "server/storage/job_slab.h"
+#include "server/storage/kept_on_gpus.h"
 #include "server/storage/rank_slots.h"
 #include "shardd/v1/jobs.pb.h"
 
@@ -56,22 +57,28 @@ class JobMemory {
   // promised of the undo of a writeback against free memory and cgroup limit, then allocates and populates the
   // plan, but for the gradients of a large job, which come with the first ones (given_back_bytes). Blocks. `place`
   // outlives this. A device that is full is RESOURCE_EXHAUSTED too; sessions take their part of it when they are made,
-  // and have it where the job `extends` another.
+  // and have it where the job `extends` another. `outlives`: the daemon; a job on GPUs has memory for old values then.
   static absl::StatusOr<std::unique_ptr<JobMemory>> Create(const ShardPlan& plan, const std::string& job,
                                                            int64_t reserved_bytes = 0, const SlabPlace& place = {},
-                                                           bool extends = false);
-  // Memory of the host that outlives the daemon, by name.
-  using Kept = std::map<std::string, UniqueFd>;
-  // As Create, for a job that another daemon has left: of what is `kept` the memory is taken up, the rest is made.
-  static absl::StatusOr<std::unique_ptr<JobMemory>> TakeUp(const ShardPlan& plan, const std::string& job, Kept kept);
-  // Calls `hand_over` with all that a daemon needs that takes the job up, now and where gradients are made again.
-  // REQUIRES: all slabs are the host's. An error is the first one of its.
+                                                           bool extends = false, bool outlives = false);
+  // Memory that outlives the daemon, by name.
+  using Kept = KeptFds;
+  // As Create, for a job that another daemon has left: of what is `kept` the memory is taken up, the rest is made. What
+  // lies on GPUs is of `slabs`.
+  static absl::StatusOr<std::unique_ptr<JobMemory>> TakeUp(const ShardPlan& plan, const std::string& job, Kept kept,
+                                                           const SlabPlace& place = {}, const CustodySlabs& slabs = {});
+  // Calls `hand_over` with all that a daemon needs that takes the job up, now and where gradients are made again. An
+  // error is the first one of its.
   using HandOver = RankSlots::HandOver;
   absl::Status KeepBy(HandOver hand_over);
   // No daemon takes the job up.
   void EndCustody() const {
     if (rank_slots_ != nullptr) rank_slots_->EndCustody();
   }
+  // Of a job on GPUs that outlives the daemon: what lies there.
+  void DescribeKept(CustodySlabs* slabs) const;
+  // It does not outlive it.
+  void FreeOldValues() { old_values_ = nullptr; }
 
   SlabPointers pointers() const;
   // Absent where the plan has no bytes for it.
@@ -82,12 +89,6 @@ class JobMemory {
   const JobSlab* pool() const { return pool_.get(); }
   // Gradient slots of ranks whose clients map them apart, on the host; null: they are on devices, or there are none.
   const std::shared_ptr<RankSlots>& rank_slots() const { return rank_slots_; }
-  // Another daemon's ranks may write the gradient shards: the last process of each rank, or, absent, anybody.
-  struct FormerWriters {
-    std::optional<std::vector<RankSlots::Process>> by_rank;
-  };
-  // Absent: nobody may.
-  const std::optional<FormerWriters>& former_writers() const { return former_writers_; }
   // Where the device of each rank makes sums before they are copied to the host, or added to those of other nodes, by
   // rank; empty: there is none.
   std::vector<char*> StagingByRank(const ShardPlan& plan) const;
@@ -100,6 +101,9 @@ class JobMemory {
   const JobSlab* kept() const { return kept_.get(); }
   absl::StatusOr<std::unique_ptr<JobSlab>> MakeKept(const ShardPlan& plan) const;
   void SetKept(std::unique_ptr<JobSlab> kept) { kept_ = std::move(kept); }
+  const JobSlab* old_values() const { return old_values_.get(); }
+  // Where updates of the rank write what they are about to change; `log` null: nowhere.
+  Logged LoggedBy(UpdateLog* log, int rank) const;
   // Gradient shards in the place of those that there are, which a process may still write. On the host the pages of
   // these go first, so that both take no more than one; on GPUs there has to be room for both. Blocks; any thread,
   // while nothing reads or writes them. RESOURCE_EXHAUSTED: there is no room.
@@ -128,7 +132,10 @@ class JobMemory {
   explicit JobMemory(SlabPlace place) : place_(std::move(place)) {}
   static absl::StatusOr<std::unique_ptr<JobMemory>> Make(const ShardPlan& plan, const std::string& job,
                                                          int64_t reserved_bytes, const SlabPlace& place, bool extends,
-                                                         Kept kept);
+                                                         bool outlives, Kept kept, const CustodySlabs& slabs);
+  // What outlives the daemon of a job that does, by name.
+  std::vector<std::pair<const char*, const JobSlab*>> Surviving() const;
+  absl::Status HandOverSlab(const char* name, const JobSlab& slab) const;
   const SlabPlace place_;
   HandOver hand_over_;  // null: nothing outlives the daemon
   std::vector<int64_t> shards_boundaries_;
@@ -137,8 +144,8 @@ class JobMemory {
   int64_t taken_up_bytes_ = 0;
   int64_t elsewhere_gradients_bytes_ = 0;
   std::shared_ptr<RankSlots> rank_slots_;  // also of whoever attaches
-  std::optional<FormerWriters> former_writers_;
-  std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, staging_, kept_;
+  std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, staging_, kept_, old_values_;
+  OldValuesPlan old_values_plan_;
 };
 
 }  // namespace shardd

@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,7 +21,8 @@ namespace shardd {
 // at the daemon that takes the job up: pages that are made anew are most of what attaching again takes. Another process
 // gets others, because the one before may still write its own.
 //
-// Owns the slabs, and says whose each is in memory that outlives the daemon. Thread-safe; one call of For at a time.
+// Owns the slabs. The take-up log says whose each is for the next daemon: it has new ones too early for the process
+// before at worst, which nobody else has mapped. Thread-safe; one call of For at a time.
 class RankSlots {
  public:
   // A process, whatever its number has become since. `start_ticks` 0: not known, and never the same as another.
@@ -38,8 +38,8 @@ class RankSlots {
   // The rank's slots for a session of `process`: what it had, or new ones, of zeros. Those of another process go first.
   // Blocks, about 1 s per GiB. RESOURCE_EXHAUSTED: no memory.
   absl::StatusOr<std::shared_ptr<Slab>> For(int rank, const Process& process) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The rank is another process', which has its slots elsewhere.
-  void NoteOther(int rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The rank is a process that has its slots elsewhere.
+  void Drop(int rank) ABSL_LOCKS_EXCLUDED(mutex_);
   // Frees the slots of processes that have ended. REQUIRES: no rank has a session. Blocks.
   void FreeOfEnded() ABSL_LOCKS_EXCLUDED(mutex_);
   // Of all ranks, also between their sessions.
@@ -50,28 +50,22 @@ class RankSlots {
   absl::Status KeepBy(HandOver hand_over) ABSL_LOCKS_EXCLUDED(mutex_);
   // No daemon takes the job up.
   void EndCustody() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Takes out of `kept` what another daemon has left of all this. What is not whole is let go.
+  // Takes out of `kept` what another daemon has left of all this. What is not whole is let go, and whose the rest is
+  // says SetProcess.
   void TakeUp(std::map<std::string, UniqueFd>& kept) ABSL_LOCKS_EXCLUDED(mutex_);
-  // By rank, the last process that had a session at the daemon before; pid 0: nobody. Absent: it is not known of all.
-  static std::optional<std::vector<Process>> LastProcesses(const std::map<std::string, UniqueFd>& kept, int world_size);
+  // The last process that had a session of the rank.
+  void SetProcess(int rank, const Process& process) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // A record in memory that outlives the daemon.
-  struct Owner {
-    int64_t pid = 0;  // 0: nobody's; -1: of a process that has its slots elsewhere
-    uint64_t start_ticks = 0;
-  };
   struct OfRank {
     Process process;
     std::shared_ptr<Slab> slab;  // null: none yet
   };
-  void Note(int rank, const Owner& owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int64_t size_bytes_;
   mutable absl::Mutex mutex_;
   std::vector<OfRank> by_rank_ ABSL_GUARDED_BY(mutex_);
-  HandOver hand_over_ ABSL_GUARDED_BY(mutex_);            // null: nothing outlives the daemon
-  std::unique_ptr<Slab> owners_ ABSL_GUARDED_BY(mutex_);  // an Owner for each rank; null likewise
+  HandOver hand_over_ ABSL_GUARDED_BY(mutex_);  // null: nothing outlives the daemon
 };
 
 }  // namespace shardd

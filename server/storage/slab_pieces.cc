@@ -10,7 +10,7 @@
 namespace shardd {
 namespace {
 
-constexpr int64_t kFilesOfAPiece = 2;
+constexpr int64_t kFilesOfAPiece = 3;  // with the one that is kept for the custodian
 constexpr int64_t kFilesOfARank = 14;  // its session's descriptors and slots, its connections
 constexpr int64_t kSpareFiles = 32;    // whoever asks for status, logs, what is under way
 

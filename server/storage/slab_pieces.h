@@ -6,8 +6,9 @@
 
 namespace shardd {
 
-// Of how many pieces each of a job's `slabs` on `gpus` GPUs may be made: a piece is an allocation and a descriptor of
-// the daemon's, which are both counted as open files, so that half of what is left stays for other jobs. More pieces
+// Of how many pieces each of a job's `slabs` on `gpus` GPUs may be made: a piece is an allocation and two descriptors
+// of the daemon's (one goes to custodians), which are all counted as open files, so that half of what is left stays for
+// other jobs. More pieces
 // are nearer to the GPUs that work on them; fewer are right as well. Pure.
 // RESOURCE_EXHAUSTED: there are not enough for one piece on each GPU and the job's own sessions.
 absl::StatusOr<int> PiecesPerSlab(const OpenFiles& files, int slabs, int gpus, int world_size);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr char kTakeUpMagic[4] = {'S', 'H', 'T', 'U'};
 constexpr uint32_t kTakeUpFormat = 1;
-constexpr absl::string_view kTakeUpName = "take-up log";
+constexpr char kTakeUpName[] = "take-up log";
 
 struct RawTakeUpHeader {
   char magic[4];
@@ -72,6 +72,48 @@ absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const 
   log->promised_ = (last.flags & kPromised) != 0;
   log->finished_ = (last.flags & kFinished) != 0;
   return log;
+}
+
+struct TakeUpLog::RawProcess {
+  static constexpr uint32_t kNone = 0, kThis = 1, kUnknown = 2;
+  std::atomic<uint32_t> state;
+  int32_t pid;
+  uint32_t uid;
+  uint32_t zero;
+  uint64_t start_ticks;
+};
+
+TakeUpLog::RawProcess* TakeUpLog::RawProcessOf(int rank) const {
+  constexpr int64_t kProcessesAt = 2 * sizeof(RawTakeUpHeader);
+  constexpr int64_t kMost = (kUpdatesAt - kProcessesAt) / static_cast<int64_t>(sizeof(RawProcess));
+  return rank < kMost ? slab_->At<RawProcess>(kProcessesAt) + rank : nullptr;
+}
+
+void TakeUpLog::SetProcess(int rank, const Process& process) {
+  RawProcess* const raw = RawProcessOf(rank);
+  if (raw == nullptr) return;
+  raw->state = RawProcess::kUnknown;
+  raw->pid = process.pid;
+  raw->uid = process.uid;
+  raw->start_ticks = process.start_ticks;
+  if (process.pid > 0 && process.start_ticks > 0) raw->state = RawProcess::kThis;
+}
+
+void TakeUpLog::ForgetProcess(int rank) {
+  if (RawProcess* const raw = RawProcessOf(rank); raw != nullptr) raw->state = RawProcess::kNone;
+}
+
+std::optional<TakeUpLog::Process> TakeUpLog::process(int rank) const {
+  const RawProcess* const raw = RawProcessOf(rank);
+  const uint32_t state = raw == nullptr ? RawProcess::kUnknown : raw->state.load();
+  if (state == RawProcess::kNone) return std::nullopt;
+  return state == RawProcess::kThis ? Process{raw->pid, raw->uid, raw->start_ticks} : Process();
+}
+
+absl::Status TakeUpLog::PinFor(const SlabPlace& place) {
+  SHARDD_ASSIGN_OR_RETURN(pinned_,
+                          place.memory->RegisterHost(kTakeUpName, slab_->data(), slab_->size_bytes(), place.users));
+  return absl::OkStatus();
 }
 
 void TakeUpLog::SetVersion(uint64_t epoch, uint64_t version) {

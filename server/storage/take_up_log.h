@@ -6,7 +6,8 @@
 //   two headers (64 bytes each, written in turn; the valid one with the higher `sequence` counts):
 //     "SHTU" | u32 format 1 | u64 sequence | u64 epoch | i64 step | u64 version | u32 facts | u32 flags |
 //     u32 counts | u32 crc | 0...
-//   at 4096: an UpdateLog for each rank
+//   at 128, for each of the first ranks (24 bytes): u32 state (0: it has no process, 1: it has this one, 2: it has one
+//   that is not known) | i32 pid | u32 uid | 0... | u64 start time in clock ticks at 4096: an UpdateLog for each rank
 //   then two places for v1::CommittedRecord, and for a job over several nodes one for v1::PromisedStepRecord
 //
 // `facts` says where step counts and trainers' states are: 0: what follows from the journal's record of the committed
@@ -23,6 +24,7 @@
 #include "common/shm/slab.h"
 #include "common/shm/unique_fd.h"
 #include "common/tensor/update_log.h"
+#include "server/device/device_memory.h"
 #include "shardd/v1/journal.pb.h"
 
 namespace shardd {
@@ -45,9 +47,24 @@ class TakeUpLog {
   // DATA_LOSS: it is not what another daemon has made for a job of that plan.
   static absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUp(UniqueFd fd, const Sizes& sizes);
 
+  // For a job on GPUs, whose streams write the logs of updates. Errors as of RegisterHost.
+  absl::Status PinFor(const SlabPlace& place);
+
   int fd() const { return slab_->fd(); }
   int64_t size_bytes() const { return slab_->size_bytes(); }
   UpdateLog& update(int rank) const { return slab_->At<UpdateLog>(kUpdatesAt)[rank]; }
+
+  // Whoever had the rank's last session, and may write what it has mapped behind this daemon's end, until it asks to
+  // attach again.
+  struct Process {
+    int32_t pid = 0;  // 0: it is not known which, as in another PID namespace
+    uint32_t uid = 0;
+    uint64_t start_ticks = 0;
+  };
+  void SetProcess(int rank, const Process& process);
+  void ForgetProcess(int rank);  // it has let go of everything
+  // Nothing: the rank has none.
+  std::optional<Process> process(int rank) const;
 
   // Which memory a daemon that takes up the job goes on with.
   enum class Counts : uint32_t {
@@ -92,6 +109,9 @@ class TakeUpLog {
   absl::StatusOr<Left> Read() const;
 
  private:
+  struct RawProcess;
+  // Null: there are too many ranks, and it is not known of this one.
+  RawProcess* RawProcessOf(int rank) const;
   static constexpr int64_t kUpdatesAt = 4096;
   static constexpr uint32_t kPromisePlace = 3;
   static int64_t PlacesAt(int ranks) { return kUpdatesAt + ranks * static_cast<int64_t>(sizeof(UpdateLog)); }
@@ -105,6 +125,7 @@ class TakeUpLog {
   void Write();
 
   const std::unique_ptr<Slab> slab_;
+  std::unique_ptr<PinnedMemory> pinned_;  // goes before what it names
   const Sizes sizes_;
   Header header_;
   uint64_t sequence_ = 0;

@@ -1,20 +1,16 @@
 // The daemon is killed while ranks train, again and again, and its successor goes on with their jobs: no committed step
 // is lost, and what comes of it has the bits of an undisturbed run.
 
+#include "tests/e2e/daemon_death.h"
+
 #include <signal.h>
 
 #include <cstdlib>
-#include <map>
-#include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "tests/e2e/kept_cluster.h"
-#include "tests/testing/poll.h"
 
 namespace shardd::e2e {
 namespace {
@@ -30,37 +26,22 @@ int Kills() {
   return text == nullptr ? 25 : std::atoi(text);
 }
 
-class DaemonDeath : public KeptCluster {
- protected:
-  // By optimizers in the ranks, which look at the values by themselves.
-  static Args TrainingByRanks(int steps, const char* optimizer) {
-    return {{"steps", absl::StrCat(steps)},
-            {"recover", "1"},
-            {"trained", optimizer},
-            {"model", "pass"},
-            {"trainers_write", "1"},
-            {"blocks", "3"},
-            {"numel", "60013"},
-            {"keep_every", absl::StrCat(kKeepEvery)},
-            {"timeout_ms", "60000"}};
-  }
-  // Until the rank has ended, or the daemon has died so often.
-  void KillAgainAndAgain(Child& rank, int64_t most_steps_lost) {
-    ASSERT_TRUE(PollUntil([this] { return Committed() >= 2; }));
-    const char* const seed = std::getenv("SHARDD_DEATH_SEED");
-    std::mt19937 random(seed == nullptr ? 17 : static_cast<unsigned>(std::atoi(seed)));
-    int kills = 0;
-    for (; kills < Kills() && !rank.Ended(); ++kills) {
-      absl::SleepFor(absl::Microseconds(1000 + random() % 60000));
-      const int64_t before = Committed();
-      KillDaemon();
-      StartKept();
-      if (HasFatalFailure()) return;
-      EXPECT_GE(Committed(), before - most_steps_lost) << "kill " << kills;
-    }
-    EXPECT_GE(kills, Kills() / 2) << "the ranks were too fast";
-  }
-};
+Args Training(int steps, const char* optimizer = "adamw") {
+  return {{"steps", absl::StrCat(steps)}, {"recover", "1"}, {"optimizer", optimizer}};
+}
+
+// By optimizers in the ranks, which look at the values by themselves.
+Args TrainingByRanks(int steps, const char* optimizer) {
+  return {{"steps", absl::StrCat(steps)},
+          {"recover", "1"},
+          {"trained", optimizer},
+          {"model", "pass"},
+          {"trainers_write", "1"},
+          {"blocks", "3"},
+          {"numel", "60013"},
+          {"keep_every", absl::StrCat(kKeepEvery)},
+          {"timeout_ms", "60000"}};
+}
 
 class DaemonDeathWith : public DaemonDeath, public ::testing::WithParamInterface<const char*> {};
 
@@ -69,7 +50,7 @@ TEST_P(DaemonDeathWith, KillsAtAnyMomentLoseNothing) {
   StartCustodian();
   StartKept();
   std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], /*most_steps_lost=*/0);
+  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
   ExpectUndisturbed(args, ranks);
 }
 
@@ -79,7 +60,7 @@ TEST_P(DaemonDeathWith, KillsWhereRanksUpdateGoBackToTheSnapshot) {
   StartCustodian();
   StartKept();
   std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], /*most_steps_lost=*/kKeepEvery);
+  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/kKeepEvery);
   for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
   ExpectAllOk({Report(args, 0), Report(args, 1)});
 }
@@ -92,7 +73,7 @@ TEST_F(DaemonDeath, KillsWhereRanksHandInEditsLoseNothing) {
   StartCustodian();
   StartKept();
   std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], /*most_steps_lost=*/0);
+  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
   for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
   const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
   ExpectAllOk(reports);

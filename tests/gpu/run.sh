@@ -39,7 +39,7 @@ suite() {
   tally "${PIPESTATUS[0]}"
 }
 # run_jobs SECONDS ARGUMENTS...: jobs on GPUs, the daemon and its ranks as processes, four at a time. The GPUs are these.
-jobs_filter='OnGpus*:*OverGpus*:*SharingOneGpu*:ByStream*:*Offloaded*:OverManyGpus*:ManyPieces*:*ByCopies*:*TrainerSums*:*PassesOnGpus*'
+jobs_filter='OnGpus*:*OverGpus*:*SharingOneGpu*:ByStream*:*Offloaded*:OverManyGpus*:ManyPieces*:*ByCopies*:*TrainerSums*:*PassesOnGpus*:*CudaDeath*'
 run_jobs() {
   [[ -x $e2e ]] || { echo "jobs: skipped, there is no e2e_test"; ((++skipped)); return; }
   local pids=() i

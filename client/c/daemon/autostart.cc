@@ -189,7 +189,7 @@ absl::Status StartDaemon(const AutostartOptions& options, const std::string& fol
 absl::StatusOr<std::string> UserFolder() {
   std::string path = RuntimeFolder();
   struct stat info {};
-  if (path.empty() || path.size() + sizeof("/shardd-custody.sock") - 1 > kMaxSocketPath ||
+  if (path.empty() || path.size() + sizeof("/shardd-cuda-custody.sock") - 1 > kMaxSocketPath ||
       stat(path.substr(0, path.rfind('/')).c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != geteuid()) {
     path = TemporaryFolder();
   }

@@ -117,7 +117,8 @@ absl::StatusOr<Target> ResolveTarget(absl::string_view given, int local_world, b
       options.deadline = deadline;
       options.interrupt = &interrupt;
       SHARDD_ASSIGN_OR_RETURN(target.socket_path, FindOrStartDaemon(options));
-      target.own = absl::EndsWith(target.socket_path, "/shardd.sock");  // also where GPUs are not served after all
+      target.own = true;
+      target.on_gpus = !absl::EndsWith(target.socket_path, "/shardd.sock");  // also where GPUs are not served after all
     }
   }
   target.address = absl::StrCat("unix:", target.socket_path);
@@ -127,6 +128,7 @@ absl::StatusOr<Target> ResolveTarget(absl::string_view given, int local_world, b
 absl::Status StartAgain(const Target& target, int local_world, absl::Time deadline, const Interrupt& interrupt) {
   AutostartOptions options;
   options.devices = local_world;
+  options.gpus = target.on_gpus;
   options.deadline = deadline;
   options.interrupt = &interrupt;
   SHARDD_ASSIGN_OR_RETURN(const std::string path, FindOrStartDaemon(options));

@@ -22,7 +22,8 @@ struct Target {
   std::string address;      // "unix:/path"
   std::string socket_path;  // "/path"
   bool found_here = false;  // no address was given: the system's daemon, or one of this user's own
-  bool own = false;         // the latter, with CPUs: whoever finds it ended starts the next one
+  bool own = false;         // the latter: whoever finds it ended starts the next one
+  bool on_gpus = false;     // ... and it has those
 };
 
 // All of these take what may interrupt their waits; CANCELLED then.
@@ -33,8 +34,8 @@ struct Target {
 absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, bool device_memory,
                                      absl::Time deadline, const Interrupt& interrupt);
 
-// This user's own daemon again, which may have ended: started with `local_world` CPU devices if need be. Blocks as
-// ResolveTarget. REQUIRES: target.own.
+// This user's own daemon again, which may have ended: started with the GPUs, or with `local_world` CPU devices, if need
+// be. Blocks as ResolveTarget. REQUIRES: target.own.
 absl::Status StartAgain(const Target& target, int local_world, absl::Time deadline, const Interrupt& interrupt);
 
 // `address`, else SHARDD_ADDRESS, else the system's daemon, whether or not one listens there.

@@ -12,6 +12,7 @@
 #include "common/tensor/update_log.h"
 #include "common/tensor/update_scalars.h"
 #include "server/device/ops/check.h"
+#include "server/device/ops/rest_of_update.h"
 #include "server/device/ops/slice.h"
 
 namespace shardd {
@@ -33,23 +34,6 @@ bool IsAbsent(int file, int64_t offset_bytes, int64_t size_bytes) {
   const int64_t middle = (offset_bytes + size_bytes / 2) / kPageBytes * kPageBytes;
   const off_t present = lseek(file, middle, SEEK_DATA);
   return present > middle || (present < 0 && errno == ENXIO);
-}
-
-constexpr auto kStateBytes = static_cast<int64_t>(sizeof(float));
-
-// What an operation updates in place, in the order of a log.
-struct Updated {
-  UpdateLog::Array arrays[UpdateLog::kArrays];
-};
-Updated UpdatedArrays(const AdamWOp& op, int64_t begin, int64_t numel) {
-  return {{{At(op.p, op.param_dtype, begin), numel * DTypeSizeBytes(op.param_dtype)},
-           {op.m + begin, numel * kStateBytes},
-           {op.v + begin, numel * kStateBytes}}};
-}
-Updated UpdatedArrays(const SgdOp& op, int64_t begin, int64_t numel) {
-  return {{{At(op.p, op.param_dtype, begin), numel * DTypeSizeBytes(op.param_dtype)},
-           {At(op.buf, begin), numel * kStateBytes},
-           {}}};
 }
 
 struct Slice {
@@ -160,7 +144,7 @@ void CompleteCpuOp(const DeviceOp& op, int64_t step) {
     }
     if (first == update.numel) return;  // done
     if (log.done(step) == update.logged.first + first && log.is_torn(step)) {
-      log.PutBack(UpdatedArrays(update, first, std::min(log.block_numel(), update.numel - first)).arrays);
+      log.PutBack(UpdatedArraysOf(update, first, std::min(log.block_numel(), update.numel - first)).arrays);
     }
     RunCpuOp(op, first, update.numel - first);
   };

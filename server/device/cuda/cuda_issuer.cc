@@ -10,6 +10,7 @@
 #include "server/device/cuda/cuda_device.h"
 #include "server/device/cuda/op_cost.h"
 #include "server/device/ops/check.h"
+#include "server/device/ops/rest_of_update.h"
 #include "server/device/ops/slice.h"
 #include "server/observe/log.h"
 
@@ -79,8 +80,9 @@ bool CudaDevice::HasCreditLocked(const Stream& s, Credit before, Credit more) co
 
 int64_t CudaDevice::PieceLocked(const Entry& entry) const {
   const DeviceOp& op = entry.work.ops[entry.next_op];
-  const int64_t rest = OpExtent(op) - entry.next_element;
-  return SharedLocked() ? std::min(rest, CudaOpPiece(op, turn_ns_)) : rest;
+  int64_t piece = OpExtent(op) - entry.next_element;
+  if (const Logged* const logged = LoggedOf(op); logged != nullptr) piece = std::min(piece, logged->place.numel);
+  return SharedLocked() ? std::min(piece, CudaOpPiece(op, turn_ns_)) : piece;
 }
 
 bool CudaDevice::MayIssueLocked(const Stream& s, const Entry& entry, Credit before) const {

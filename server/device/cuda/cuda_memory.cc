@@ -1,6 +1,7 @@
 #include "server/device/cuda/cuda_memory.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -180,22 +181,54 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSlab(const std::stri
   return MakeSpreadSlab(name, {{this, (size_bytes + page_bytes - 1) / page_bytes * page_bytes}}, users);
 }
 
-absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSpreadSlab(const std::string& name,
-                                                                       const std::vector<Part>& parts,
-                                                                       const std::vector<DeviceMemory*>& users) {
-  for (const Part& part : parts) {  // before its driver is called
-    SHARDD_RETURN_IF_ERROR(static_cast<CudaMemory*>(part.on)->Usable());
-  }
-  std::vector<CudaSlab::Piece> created;
+absl::StatusOr<std::vector<cu::Ordinal>> CudaMemory::OrdinalsOf(const std::vector<Part>& parts,
+                                                                const std::vector<DeviceMemory*>& users) {
   std::vector<cu::Ordinal> ordinals;
-  const auto add = [&ordinals](cu::Ordinal ordinal) {
+  const auto add = [&ordinals](const DeviceMemory* memory) {
+    const cu::Ordinal ordinal = static_cast<const CudaMemory*>(memory)->device_;
     if (std::find(ordinals.begin(), ordinals.end(), ordinal) == ordinals.end()) ordinals.push_back(ordinal);
   };
   for (const Part& part : parts) {
-    created.push_back({static_cast<const CudaMemory*>(part.on)->device_, part.size_bytes});
-    add(created.back().device);
+    SHARDD_RETURN_IF_ERROR(static_cast<CudaMemory*>(part.on)->Usable());
+    add(part.on);
   }
-  for (const DeviceMemory* user : users) add(static_cast<const CudaMemory*>(user)->device_);
+  for (const DeviceMemory* user : users) add(user);
+  return ordinals;
+}
+
+absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::TakeUpSlab(const std::string& name,
+                                                                   const std::vector<Part>& parts,
+                                                                   std::vector<UniqueFd> fds,
+                                                                   const std::vector<DeviceMemory*>& users) {
+  if (parts.empty() || fds.size() != parts.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("take up ", name, ": want a descriptor for each part (got ",
+                                                   fds.size(), " for ", parts.size(), " parts)"));
+  }
+  SHARDD_ASSIGN_OR_RETURN(const std::vector<cu::Ordinal> ordinals, OrdinalsOf(parts, users));
+  std::vector<int64_t> piece_bytes;
+  std::vector<DeviceSlab::Piece> pieces;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    piece_bytes.push_back(parts[i].size_bytes);
+    pieces.push_back({parts[i].on, parts[i].size_bytes, fds[i].get()});
+  }
+  const auto next = [&fds, i = size_t{0}]() mutable -> absl::StatusOr<UniqueFd> {
+    UniqueFd copy(fcntl(fds[i++].get(), F_DUPFD_CLOEXEC, 0));
+    if (copy.valid()) return copy;
+    return absl::ResourceExhaustedError(absl::StrCat("duplicate the descriptor of a piece: ", strerror(errno)));
+  };
+  SHARDD_ASSIGN_OR_RETURN(CudaSlab slab, CudaSlab::ImportSpread(&driver_, ordinals.front(), piece_bytes, next,
+                                                                CudaSlab::Access::kReadWrite, name, ordinals));
+  return std::make_unique<Exported>(std::move(slab), std::move(fds), std::move(pieces));
+}
+
+absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSpreadSlab(const std::string& name,
+                                                                       const std::vector<Part>& parts,
+                                                                       const std::vector<DeviceMemory*>& users) {
+  SHARDD_ASSIGN_OR_RETURN(const std::vector<cu::Ordinal> ordinals, OrdinalsOf(parts, users));
+  std::vector<CudaSlab::Piece> created;
+  for (const Part& part : parts) {
+    created.push_back({static_cast<const CudaMemory*>(part.on)->device_, part.size_bytes});
+  }
   absl::StatusOr<CudaSlab> made = CudaSlab::CreateSpread(&driver_, created, name, ordinals);
   if (absl::IsResourceExhausted(made.status())) {
     return absl::ResourceExhaustedError(absl::StrCat(made.status().message(), RoomText(parts)));

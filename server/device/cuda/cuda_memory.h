@@ -41,6 +41,10 @@ class CudaMemory final : public DeviceMemory {
   absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSpreadSlab(const std::string& name, const std::vector<Part>& parts,
                                                              const std::vector<DeviceMemory*>& users) override
       ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::unique_ptr<DeviceSlab>> TakeUpSlab(const std::string& name, const std::vector<Part>& parts,
+                                                         std::vector<UniqueFd> fds,
+                                                         const std::vector<DeviceMemory*>& users) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::unique_ptr<PinnedMemory>> RegisterHost(const std::string& name, void* p, int64_t size_bytes,
                                                              const std::vector<DeviceMemory*>& users) override
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -64,6 +68,9 @@ class CudaMemory final : public DeviceMemory {
   absl::StatusOr<cu::Context> Context() ABSL_LOCKS_EXCLUDED(mutex_);
   class Registered;
   class Exported;
+  // The GPUs of parts and users, each once. DATA_LOSS: one of the parts' is lost.
+  static absl::StatusOr<std::vector<cu::Ordinal>> OrdinalsOf(const std::vector<Part>& parts,
+                                                             const std::vector<DeviceMemory*>& users);
   // "; cuda:0 has 12 of 34 bytes free, ..." for each device of these parts.
   static std::string RoomText(const std::vector<Part>& parts);
   absl::Status Prepare() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

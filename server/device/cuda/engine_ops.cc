@@ -8,6 +8,7 @@
 #include "server/device/cuda/engine.h"
 #include "server/device/cuda/engine_internal.h"
 #include "server/device/ops/check.h"
+#include "server/device/ops/rest_of_update.h"
 
 namespace shardd {
 namespace {
@@ -15,6 +16,8 @@ namespace {
 cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::DevicePtr>(p); }
 // A kernel, and what a communicator may add: events and host functions.
 constexpr int kCallsOfSum = 8;
+// Of an update that is logged, beside its kernel: copies of old values, and words.
+constexpr int kCallsOfLog = UpdateLog::kArrays + 3;
 
 cuda::KernelDType Number(DType dtype) { return static_cast<cuda::KernelDType>(dtype); }
 static_assert(cuda::kFloat32 == v1::DTYPE_FLOAT32 && cuda::kBFloat16 == v1::DTYPE_BFLOAT16 &&
@@ -88,22 +91,53 @@ struct CudaEngine::Calls {
     }
     return absl::OkStatus();
   }
+  absl::Status Store(void* word, int64_t value) const {
+    return engine.CheckCall(engine.driver_->StreamWriteValue64(stream(), Address(word), static_cast<uint64_t>(value),
+                                                               cu::kWriteValueDefault),
+                            "cuStreamWriteValue64", absl::StrCat("a word of the update's log on ", StreamName(id)));
+  }
+  // `launch` changes what `updated` says. Each call's effects are there before the next one's: the stream runs them in
+  // this order, and a word is stored behind a fence. The one place serves every piece, because the old values of a
+  // piece are copied when the piece before is done.
+  template <typename Op, typename Launched>
+  absl::Status WithLog(const Op& op, const Launched& launch) const {
+    if (op.logged.log == nullptr) return launch();
+    const UpdatedArrays updated = UpdatedArraysOf(op, 0, op.numel);
+    for (int i = 0; i < UpdateLog::kArrays; ++i) {
+      const UpdateLog::Array& array = updated.arrays[i];
+      if (array.data == nullptr) continue;
+      SHARDD_RETURN_IF_ERROR(Copy(array.data, OldValues(op.logged.place, i), array.size_bytes));
+    }
+    const UpdateLog::Words words = op.logged.log->words();
+    SHARDD_RETURN_IF_ERROR(Store(words.count, op.numel));
+    SHARDD_RETURN_IF_ERROR(Store(words.begun, op.logged.first));
+    SHARDD_RETURN_IF_ERROR(launch());
+    return Store(words.done, op.logged.first + op.numel);
+  }
   absl::Status operator()(const AdamWOp& op) const {
-    return Launch(engine.kernels_.adamw, cuda::kAdamWKernel,
-                  cuda::AdamWArgs{MakeAdamWScalars(op.params), Number(op.param_dtype), op.p, op.g, op.m, op.v,
-                                  op.cast_dst, Number(op.cast_dtype), op.numel});
+    return WithLog(op, [&] {
+      return Launch(engine.kernels_.adamw, cuda::kAdamWKernel,
+                    cuda::AdamWArgs{MakeAdamWScalars(op.params), Number(op.param_dtype), op.p, op.g, op.m, op.v,
+                                    op.cast_dst, Number(op.cast_dtype), op.numel});
+    });
   }
   absl::Status operator()(const SgdOp& op) const {
-    return Launch(
-        engine.kernels_.sgd, cuda::kSgdKernel,
-        cuda::SgdArgs{MakeSgdScalars(op.params), op.params.nesterov ? 1 : 0, op.params.first_step ? 1 : 0,
-                      Number(op.param_dtype), op.p, op.g, op.buf, op.cast_dst, Number(op.cast_dtype), op.numel});
+    return WithLog(op, [&] {
+      return Launch(
+          engine.kernels_.sgd, cuda::kSgdKernel,
+          cuda::SgdArgs{MakeSgdScalars(op.params), op.params.nesterov ? 1 : 0, op.params.first_step ? 1 : 0,
+                        Number(op.param_dtype), op.p, op.g, op.buf, op.cast_dst, Number(op.cast_dtype), op.numel});
+    });
   }
   absl::Status operator()(const SumOp& op) const { return op.communicator->Enqueue(op, stream()); }
 };
 
 absl::Status CudaEngine::Check(const DeviceOp& op) {
   SHARDD_RETURN_IF_ERROR(CheckOp(op));
+  if (const Logged* const logged = LoggedOf(op);
+      logged != nullptr && (logged->place.old == nullptr || logged->place.numel <= 0)) {
+    return absl::InternalError("update: it is to be logged, and there is no memory of the GPU for its old values");
+  }
   const ReduceOp* const reduce = std::get_if<ReduceOp>(&op);
   if (reduce != nullptr && reduce->sources.size() > static_cast<size_t>(cuda::kMaxReduceSources)) {
     return absl::InternalError(absl::StrCat("reduce: more sources than a kernel takes (got ", reduce->sources.size(),
@@ -119,7 +153,7 @@ absl::Status CudaEngine::Check(const DeviceOp& op) {
 int CudaEngine::CallsOf(const DeviceOp& op) const {
   if (const SumOp* const sum = std::get_if<SumOp>(&op); sum != nullptr) return kCallsOfSum;
   const NormOp* const norm = std::get_if<NormOp>(&op);
-  if (norm == nullptr) return 1;
+  if (norm == nullptr) return LoggedOf(op) == nullptr ? 1 : 1 + kCallsOfLog;
   return static_cast<int>(2 * ((norm->numel + kCudaNormPieceNumel - 1) / kCudaNormPieceNumel));
 }
 

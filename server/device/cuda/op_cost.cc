@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "server/device/cuda/engine_internal.h"
+#include "server/device/ops/rest_of_update.h"
 #include "server/device/ops/slice.h"
 
 namespace shardd {
@@ -23,7 +24,9 @@ int64_t BytesPerNs(const DeviceOp& op) {
 
 int64_t CudaOpCostNs(const DeviceOp& op, int64_t count) {
   if (std::holds_alternative<SumOp>(op)) return 0;
-  return kLaunchNs + count * OpBytesOfOne(op) / BytesPerNs(op);
+  const int64_t update_ns = count * OpBytesOfOne(op) / BytesPerNs(op);
+  // Old values are read and written once more, and each copy and word is a launch of its own.
+  return LoggedOf(op) == nullptr ? kLaunchNs + update_ns : 4 * kLaunchNs + 2 * update_ns;
 }
 
 int64_t CudaOpPiece(const DeviceOp& op, int64_t turn_ns) {

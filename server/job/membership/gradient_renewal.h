@@ -57,7 +57,8 @@ class GradientRenewal {
   const GradientWriters& writers() const { return writers_; }
 
   // The shards are of the daemon before, whose ranks may live on.
-  void TakeUp(const JobMemory::FormerWriters& former) { writers_.TakeUp(former); }
+  void TakeUp() { writers_.TakeUp(); }
+  void TakeUp(const PastProcess& former) { writers_.TakeUp(former); }
   // The epoch of the session ends, and its process may live on.
   void EpochEnded(const Session& session) { writers_.EpochEnded(session); }
   // Whether processes that the rank has had keep it from attaching. ABORTED: the client must attach again, when they

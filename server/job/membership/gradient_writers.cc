@@ -1,17 +1,12 @@
 #include "server/job/membership/gradient_writers.h"
 
 #include <fcntl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "common/process/process_stat.h"
-#include "server/job/membership/past_process.h"
 #include "server/loop/core_loop.h"
 
 namespace shardd {
@@ -27,17 +22,9 @@ std::string GradientWriters::TextOf(const std::list<Writer>& writers) {
   });
 }
 
-void GradientWriters::TakeUp(const JobMemory::FormerWriters& former) {
-  anybody_ = !former.by_rank.has_value();
-  for (size_t rank = 0; !anybody_ && rank < former.by_rank->size(); ++rank) {
-    const RankSlots::Process& process = (*former.by_rank)[rank];
-    if (process.pid == 0) continue;
-    UniqueFd opened(static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0)));
-    // Read behind the opening, so that the descriptor is of this very process.
-    const std::optional<ProcessStat> found = ReadProcessStat(process.pid);
-    if (!found.has_value() || found->start_ticks != process.start_ticks) continue;  // it has ended
-    writers_.push_back({static_cast<int>(rank), process.pid, found->uid, std::move(opened)});
-  }
+void GradientWriters::TakeUp(const PastProcess& former) {
+  UniqueFd process(fcntl(former.process.get(), F_DUPFD_CLOEXEC, 0));
+  writers_.push_back({former.rank, former.pid, former.uid, std::move(process)});
 }
 
 void GradientWriters::EpochEnded(const Session& session) {

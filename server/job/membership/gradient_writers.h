@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "common/shm/unique_fd.h"
 #include "server/job/membership/attach_answer.h"
+#include "server/job/membership/past_process.h"
 #include "server/session/session.h"
 #include "server/storage/job_memory.h"
 
@@ -35,8 +36,10 @@ class GradientWriters {
   // `memory` outlives this.
   explicit GradientWriters(const JobMemory* memory) : memory_(*memory) {}
 
-  // They are the daemon's before, and so are those who may write them. On CPUs.
-  void TakeUp(const JobMemory::FormerWriters& former);
+  // Nobody knows who may write them: they are the daemon's before.
+  void TakeUp() { anybody_ = true; }
+  // This one may.
+  void TakeUp(const PastProcess& former);
   // The epoch of the session ends, and its process may live on.
   void EpochEnded(const Session& session);
   // The left slab where no process that may write it lives any more, else null. What devices do with it may not have

@@ -11,6 +11,13 @@ namespace shardd {
 // A trainer's process, also when its session has ended: by its pidfd, and where there is none by its pid, which is 0 in
 // another PID namespace.
 
+struct PastProcess {
+  int rank = 0;
+  int32_t pid = 0;
+  uint32_t uid = 0;  // of its session
+  UniqueFd process;
+};
+
 // Whether it is known that it has ended: never guessed, a process of which nothing is known may live.
 bool HasEnded(const UniqueFd& process, int32_t pid);
 

@@ -198,8 +198,8 @@ void Commits::Update() {
   const bool written = use_.writes->hand_ins().any_since_version();
   DeviceOps ops(world_size());
   for (int rank = 0; rank < world_size(); ++rank) {
-    ops[rank] =
-        UpdateOps(*see_.plan, see_.memory->pointers(), decision_.step(), rank, use_.committed->BeginUpdate(rank));
+    ops[rank] = UpdateOps(*see_.plan, see_.memory->pointers(), decision_.step(), rank,
+                          see_.memory->LoggedBy(use_.committed->BeginUpdate(rank), rank));
     if (written) {
       for (DeviceOp& op : CommitOps(*see_.plan, see_.memory->pointers(), rank)) {
         ops[rank].push_back(std::move(op));

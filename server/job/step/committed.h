@@ -32,7 +32,8 @@ struct CommittedFacts {
   bool in_snapshot = false;  // the shards hold nothing yet: the memory's snapshot is of the step
   // Several nodes: the step behind it, by the daemon before.
   std::optional<v1::PromisedStepRecord> promised = std::nullopt;
-  bool finished = false;  // ... and its ranks have finished
+  bool finished = false;        // ... and its ranks have finished
+  bool gradients_stay = false;  // those of the daemon before, which nobody knows who may still write
 };
 
 // Loop-confined.
@@ -61,6 +62,13 @@ class Committed {
   bool next_daemon_goes_on() const { return log_ != nullptr && !custody_ended_ && version_ > 0; }
   // Where the rank's updates write what they are about to change; null: nowhere. The update of the next step begins.
   UpdateLog* BeginUpdate(int rank);
+  // The rank has a session of this process, or has let go of all that it had.
+  void SetProcess(int rank, const TakeUpLog::Process& process) {
+    if (log_ != nullptr) log_->SetProcess(rank, process);
+  }
+  void ForgetProcess(int rank) {
+    if (log_ != nullptr) log_->ForgetProcess(rank);
+  }
   // Shards are about to change otherwise than by a decided step. Until the next commit no other daemon takes the job
   // up, unless a snapshot counts.
   void Touch();

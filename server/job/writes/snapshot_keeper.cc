@@ -50,10 +50,11 @@ void SnapshotKeeper::TookIt() {
   if (see_.writes->pass_copies()) use_.committed->SnapshotTaken();
 }
 
-void SnapshotKeeper::TakeUp() {
+void SnapshotKeeper::TakeUp(std::vector<PastProcess> former) {
   TookIt();
   snapshot_.GoBack();
   former_writers_.Begin(MonotonicNow());
+  for (PastProcess& process : former) former_writers_.Add(process.rank, process.pid, std::move(process.process));
 }
 
 // For another daemon, were this one to die.

@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
 #include "server/job/job_events.h"
 #include "server/job/job_part.h"
+#include "server/job/membership/past_process.h"
 #include "server/job/membership/sessions.h"
 #include "server/job/step/asked_steps.h"
 #include "server/job/step/committed.h"
@@ -64,8 +66,8 @@ class SnapshotKeeper final : public JobPart {
   // step. REQUIRES: a version is being made.
   void TakeThen(bool due, bool trainers_stepped, std::function<void()> commit);
   // The shards that another daemon has left may be torn, and its snapshot is whole: goes back to that. REQUIRES: it is
-  // of the committed step, and no trainer has these shards.
-  void TakeUp();
+  // of the committed step, and no trainer has these shards but `former`.
+  void TakeUp(std::vector<PastProcess> former);
   // Trainers have stored into the shards what is about to be committed, or the shards have changed otherwise.
   void Age() { snapshot_.Age(); }
   void Outdate() { snapshot_.Outdate(); }

@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/cluster.h"
+#include "tests/e2e/gpus/purposes.h"
 #include "tests/testing/fake_cuda.h"
 
 namespace shardd::e2e {
@@ -32,16 +33,7 @@ class OnGpus : public Cluster {
     daemon_only.push_back("FAKE_CUDA_DELAY_SEED=7");
     StartDaemon({"--max_bytes_per_uid=0"}, "cuda:all", testing::FakeCudaEnvironment(gpus, daemon_only));
   }
-  std::map<std::string, v1::Purpose> Purposes() {
-    grpc::ClientContext context;
-    v1::JobRef ref;
-    ref.set_job("job");
-    v1::Memory memory;
-    EXPECT_TRUE(jobs().GetMemory(&context, ref, &memory).ok());
-    std::map<std::string, v1::Purpose> purposes;
-    for (const v1::Purpose& purpose : memory.purposes()) purposes[purpose.purpose()] = purpose;
-    return purposes;
-  }
+  std::map<std::string, v1::Purpose> Purposes() { return PurposesOf(jobs()); }
   TrainerReport Refusal(const Args& args) {
     const Args one = args.With({{"world", "2"}, {"steps", "1"}, {"timeout_ms", "20000"}});
     EXPECT_EQ(StartRank(0, one).Wait(), 0);

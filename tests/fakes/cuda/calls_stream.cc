@@ -38,7 +38,7 @@ cu::Result Driver::StreamQuery(cu::Stream stream) {
   const Call call = EnterStream("cuStreamQuery", stream);
   if (!call) return call.result;
   if (call.stream->Capturing()) return cu::kStreamCaptureUnsupported;
-  return call.stream->Idle() ? cu::kSuccess : cu::kNotReady;
+  return call.stream->Idle() ? Outcome(call) : cu::kNotReady;  // asked behind the work: it may have lost the GPU
 }
 cu::Result Driver::StreamSynchronize(cu::Stream stream) {
   const Call call = EnterStream("cuStreamSynchronize", stream);
@@ -59,7 +59,8 @@ cu::Result Driver::StreamWriteValue64(cu::Stream stream, cu::DevicePtr address, 
   if (!call.machine->memory_.Reaches(call.gpu, Pointer(address), 8, true)) {
     return Enqueue(call, [](Stream&) { return cu::kLaunchFailed; });
   }
-  return Enqueue(call, [late = call.machine->late_writes_.get(), address, value](Stream& on) {
+  return Enqueue(call, [&m = *call.machine, late = call.machine->late_writes_.get(), address, value](Stream& on) {
+    if (m.DiesIn("cuStreamWriteValue64")) Machine::Die();
     auto* const word = static_cast<uint64_t*>(MutablePointer(address));
     if (late == nullptr) {
       __atomic_store_n(word, value, __ATOMIC_SEQ_CST);

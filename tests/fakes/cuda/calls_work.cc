@@ -30,6 +30,10 @@ cu::Result Driver::MemcpyAsync(cu::DevicePtr dst, cu::DevicePtr src, size_t size
     const bool fine = (pageable_src || m.memory_.Reaches(on.gpu(), Pointer(src), size_bytes, false)) &&
                       (pageable_dst || m.memory_.Reaches(on.gpu(), Pointer(dst), size_bytes, true));
     if (!fine) return cu::kIllegalAddress;
+    if (m.DiesIn("cuMemcpyAsync")) {
+      std::memcpy(MutablePointer(dst), Pointer(src), size_bytes / 2);
+      Machine::Die();
+    }
     std::memcpy(MutablePointer(dst), Pointer(src), size_bytes);
     return cu::kSuccess;
   });
@@ -50,7 +54,9 @@ cu::Result Driver::MemsetD8Async(cu::DevicePtr dst, unsigned char value, size_t 
   }
   return Enqueue(call, [&m, dst, value, size_bytes](Stream& on) {
     if (!m.memory_.Reaches(on.gpu(), Pointer(dst), size_bytes, true)) return cu::kIllegalAddress;
-    std::memset(MutablePointer(dst), value, size_bytes);
+    const bool dies = m.DiesIn("cuMemsetD8Async");
+    std::memset(MutablePointer(dst), value, dies ? size_bytes / 2 : size_bytes);
+    if (dies) Machine::Die();
     return cu::kSuccess;
   });
 }
@@ -116,7 +122,10 @@ cu::Result Driver::LaunchKernel(cu::Kernel kernel, unsigned grid_x, unsigned gri
   // Parameters are copied before the call returns.
   const char* const bytes = static_cast<const char*>(params[0]);
   return Enqueue(call, [&m, found, args = std::vector<char>(bytes, bytes + found->args_bytes)](Stream& on) {
-    return found->function({args.data(), m.memory_, on.gpu()}) ? cu::kSuccess : cu::kIllegalAddress;
+    const bool dies = m.DiesIn(found->name);
+    const bool fine = found->function({args.data(), m.memory_, on.gpu(), dies});
+    if (dies) Machine::Die();
+    return fine ? cu::kSuccess : cu::kIllegalAddress;
   });
 }
 }  // namespace shardd::fake_cuda

@@ -84,7 +84,8 @@ bool RunAdamW(const Launch& launch) {
       (a.cast_dst != nullptr && !MayWrite(launch, a.cast_dst, a.numel, TypeOf(a.cast_dtype)))) {
     return false;
   }
-  AdamWUpdateWith(a.scalars, a.p, TypeOf(a.param_dtype), a.g, a.m, a.v, a.cast_dst, TypeOf(a.cast_dtype), a.numel);
+  AdamWUpdateWith(a.scalars, a.p, TypeOf(a.param_dtype), a.g, a.m, a.v, a.cast_dst, TypeOf(a.cast_dtype),
+                  launch.Reached(a.numel));
   return true;
 }
 
@@ -96,7 +97,7 @@ bool RunSgd(const Launch& launch) {
     return false;
   }
   SgdUpdateWith(a.scalars, a.nesterov != 0, a.first_step != 0, a.p, TypeOf(a.param_dtype), a.g, a.buf, a.cast_dst,
-                TypeOf(a.cast_dtype), a.numel);
+                TypeOf(a.cast_dtype), launch.Reached(a.numel));
   return true;
 }
 

@@ -1,5 +1,6 @@
 #include "tests/fakes/cuda/machine.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -112,6 +113,17 @@ void Machine::HangGpu(int gpu, bool hang) {
 void Machine::HangNextHostCopy(int gpu) {
   std::lock_guard lock(mutex_);
   gpus_[static_cast<size_t>(gpu)].hangs_host_copy = true;
+}
+
+bool Machine::DiesIn(const std::string& name) {
+  if (options_.dies_at == 0 || name != options_.dies_in) return false;
+  std::lock_guard lock(mutex_);
+  return ++came_to_ == options_.dies_at;
+}
+
+void Machine::Die() {
+  kill(getpid(), SIGKILL);
+  for (;;) pause();
 }
 
 void Machine::AwaitUnmapping() const {

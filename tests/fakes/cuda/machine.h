@@ -48,6 +48,8 @@ struct MachineOptions {
   bool posix_fd = true;
   bool rdma = true;
   bool memops = true;
+  std::string dies_in;  // a kernel, copy, memset or word of this name, the nth that streams run, kills the process
+  int dies_at = 0;      // halfway; 0: none
   int driver_version = 13000;
   int mps = 0;  // as the attribute; -1: the driver does not know it
   int compute_mode = cu::kComputeModeDefault;
@@ -59,6 +61,9 @@ struct Launch {
   const void* args;
   const Memory& memory;
   int gpu;
+  bool dies;  // halfway
+  // How many elements it comes to, of so many.
+  int64_t Reached(int64_t numel) const { return dies ? numel / 2 : numel; }
   // Whether the kernel may touch this; a kernel that may not returns false, and its GPU is lost.
   bool Reads(const void* p, size_t size_bytes) const { return memory.Reaches(gpu, p, size_bytes, false); }
   bool Writes(const void* p, size_t size_bytes) const { return memory.Reaches(gpu, p, size_bytes, true); }
@@ -94,6 +99,10 @@ class Machine {
   void HangGpu(int gpu, bool hang = true);
   // The stream of the next copy between host and GPU, which never ends; other streams go on.
   void HangNextHostCopy(int gpu);
+
+  // Of what a stream runs now: whether the process is to die in it. Counts; and that is the end of the process.
+  bool DiesIn(const std::string& name);
+  [[noreturn]] static void Die();
 
   // While the options' file is there; "FILE.seen" says that somebody waits.
   void AwaitUnmapping() const;
@@ -141,6 +150,7 @@ class Machine {
   std::map<std::string, int64_t> calls_;
   std::map<std::string, std::pair<int, cu::Result>> failures_;  // calls to go, and the error
   int64_t pageable_copies_ = 0;
+  int came_to_ = 0;  // of MachineOptions::dies_at
   size_t longest_queue_ = 0;
   std::vector<Gpu> gpus_;
   std::map<std::string, std::unique_ptr<Kernel>> kernels_;

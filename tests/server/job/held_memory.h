@@ -42,6 +42,11 @@ class HeldMemory final : public DeviceMemory {
                                                              const std::vector<DeviceMemory*>&) override {
     return std::make_unique<OnHost>(parts);
   }
+  absl::StatusOr<std::unique_ptr<DeviceSlab>> TakeUpSlab(const std::string&, const std::vector<Part>&,
+                                                         std::vector<UniqueFd>,
+                                                         const std::vector<DeviceMemory*>&) override {
+    return absl::UnimplementedError("not in this test");
+  }
   absl::StatusOr<std::unique_ptr<PinnedMemory>> RegisterHost(const std::string&, void*, int64_t,
                                                              const std::vector<DeviceMemory*>&) override {
     return absl::UnimplementedError("not in this test");

@@ -35,18 +35,18 @@ TEST(SlabPiecesTest, TakeHalfOfWhatIsLeft) {
       const absl::StatusOr<int> pieces = PiecesPerSlab(Files(open, limit), kSlabs, kGpus, kRanks);
       ASSERT_TRUE(pieces.ok()) << pieces.status();
       EXPECT_GE(*pieces, kGpus);
-      EXPECT_LE(2 * kSlabs * *pieces, std::max<int64_t>(2 * kSlabs * kGpus, (limit - open) / 2))
+      EXPECT_LE(3 * kSlabs * *pieces, std::max<int64_t>(3 * kSlabs * kGpus, (limit - open) / 2))
           << limit << " " << open;
     }
   }
 }
 
 TEST(SlabPiecesTest, AreRefusedWhereThereIsNotOneOnEachGpu) {
-  const int64_t least = 2 * kSlabs * kGpus + 14 * kRanks + 32;
+  const int64_t least = 3 * kSlabs * kGpus + 14 * kRanks + 32;
   EXPECT_EQ(*PiecesPerSlab(Files(1000, 1000 + least), kSlabs, kGpus, kRanks), kGpus);
   const absl::Status refused = PiecesPerSlab(Files(1000, 1000 + least - 1), kSlabs, kGpus, kRanks).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("(got 223 left of 1223, want at least 224)"));
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("(got 263 left of 1263, want at least 264)"));
   EXPECT_FALSE(PiecesPerSlab(Files(1000, 500), kSlabs, kGpus, kRanks).ok());
 }
 

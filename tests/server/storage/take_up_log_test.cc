@@ -128,6 +128,22 @@ TEST_F(TakeUpLogTest, WhoeverTakesUpMayKeepThePromiseThroughOneCommit) {
   EXPECT_FALSE(Next()->promised.has_value());
 }
 
+TEST_F(TakeUpLogTest, TheNextDaemonKnowsTheRanksProcesses) {
+  EXPECT_FALSE(log_->process(0).has_value());
+  log_->SetProcess(0, {17, 1000, 4711});
+  log_->SetProcess(1, {0, 1000, 4711});  // of another PID namespace
+  const auto next = TakeUpLog::TakeUp(UniqueFd(dup(log_->fd())), kSizes);
+  ASSERT_TRUE(next.ok()) << next.status();
+  ASSERT_TRUE((*next)->process(0).has_value());
+  EXPECT_EQ((*next)->process(0)->pid, 17);
+  EXPECT_EQ((*next)->process(0)->start_ticks, 4711u);
+  ASSERT_TRUE((*next)->process(1).has_value()) << "somebody may write";
+  EXPECT_EQ((*next)->process(1)->pid, 0);
+  log_->ForgetProcess(0);
+  EXPECT_FALSE((*next)->process(0).has_value());
+  EXPECT_TRUE(log_->process(100000).has_value()) << "nobody knows of so many";
+}
+
 TEST_F(TakeUpLogTest, RanksThatHaveFinishedStaySo) {
   ASSERT_TRUE(log_->Commit(Facts(1, ""), {1, 1, 1}).ok());
   EXPECT_FALSE(Next()->finished);

@@ -70,6 +70,14 @@ MachineOptions OptionsFromEnvironment() {
   if (const char* const file = std::getenv("FAKE_CUDA_HOLD_UNMAP_FILE"); file != nullptr) {
     options.unmap_hold_file = file;
   }
+  if (const char* const text = std::getenv("FAKE_CUDA_DIE"); text != nullptr) {
+    std::istringstream parts(text);
+    std::string nth;
+    if (!std::getline(parts, options.dies_in, ':') || !std::getline(parts, nth)) {
+      Refuse("FAKE_CUDA_DIE", text, "NAME:NTH, like shardd_adamw:5");
+    }
+    options.dies_at = static_cast<int>(Number("FAKE_CUDA_DIE", nth, INT_MAX));
+  }
   Read("FAKE_CUDA_POSIX_FD", 1, &options.posix_fd);
   Read("FAKE_CUDA_RDMA", 1, &options.rdma);
   Read("FAKE_CUDA_MEMOPS", 1, &options.memops);

@@ -1,0 +1,64 @@
+#include "server/device/ops/rest_of_update.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "server/device/ops/check.h"
+#include "server/device/ops/slice.h"
+
+namespace shardd {
+namespace {
+
+constexpr auto kStateBytes = static_cast<int64_t>(sizeof(float));
+
+}  // namespace
+
+UpdatedArrays UpdatedArraysOf(const AdamWOp& op, int64_t first, int64_t numel) {
+  return {{{At(op.p, op.param_dtype, first), numel * DTypeSizeBytes(op.param_dtype)},
+           {op.m + first, numel * kStateBytes},
+           {op.v + first, numel * kStateBytes}}};
+}
+
+UpdatedArrays UpdatedArraysOf(const SgdOp& op, int64_t first, int64_t numel) {
+  return {{{At(op.p, op.param_dtype, first), numel * DTypeSizeBytes(op.param_dtype)},
+           {At(op.buf, first), numel * kStateBytes},
+           {}}};
+}
+
+const Logged* LoggedOf(const DeviceOp& op) {
+  const AdamWOp* const adamw = std::get_if<AdamWOp>(&op);
+  const SgdOp* const sgd = std::get_if<SgdOp>(&op);
+  const Logged* const logged = adamw != nullptr ? &adamw->logged : sgd != nullptr ? &sgd->logged : nullptr;
+  return logged == nullptr || logged->log == nullptr ? nullptr : logged;
+}
+
+RestOfUpdate RestOf(const std::vector<DeviceOp>& ops, int64_t step) {
+  RestOfUpdate rest;
+  for (const DeviceOp& op : ops) {
+    const Logged* const logged = LoggedOf(op);
+    if (logged == nullptr) {
+      rest.ops.push_back(op);
+      continue;
+    }
+    const UpdateLog& log = *logged->log;
+    const int64_t numel = OpExtent(op);
+    const int64_t done = log.done(step);
+    const int64_t first = std::clamp<int64_t>(done - logged->first, 0, numel);
+    if (first == numel) continue;
+    if (log.is_torn(step) && done == logged->first + first) {
+      const int64_t torn = std::min(log.block_numel(), numel - first);
+      const AdamWOp* const adamw = std::get_if<AdamWOp>(&op);
+      const UpdatedArrays updated =
+          adamw != nullptr ? UpdatedArraysOf(*adamw, first, torn) : UpdatedArraysOf(std::get<SgdOp>(op), first, torn);
+      for (int i = 0; i < UpdateLog::kArrays; ++i) {
+        const UpdateLog::Array& array = updated.arrays[i];
+        if (array.data == nullptr) continue;
+        rest.put_back.push_back(CopyOp{OldValues(logged->place, i), array.data, array.size_bytes});
+      }
+    }
+    rest.ops.push_back(first == 0 ? op : SliceOf(op, first, numel - first));
+  }
+  return rest;
+}
+
+}  // namespace shardd

@@ -1,0 +1,159 @@
+// Memory of a job on GPUs is taken up by the next daemon from descriptors and a description alone.
+
+#include "server/storage/kept_on_gpus.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/tensor/update_log.h"
+#include "server/device/cuda/cuda_memory.h"
+#include "server/storage/job_memory.h"
+#include "tests/common/plan/spec_builder.h"
+#include "tests/fakes/cuda/machine.h"
+
+namespace shardd {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kPage = int64_t{2} << 20;
+
+class KeptOnGpus : public ::testing::Test {
+ protected:
+  KeptOnGpus() : machine_(Machine()), driver_(fake_cuda::Table()) {
+    (void)driver_->Init(0);
+    for (int gpu = 0; gpu < 2; ++gpu) gpus_.push_back(*CudaMemory::Create(driver_, gpu, absl::Seconds(10)));
+    place_ = {gpus_[0].get(), {gpus_[0].get(), gpus_[1].get()}};
+  }
+  static fake_cuda::MachineOptions Machine() {
+    fake_cuda::MachineOptions options;
+    options.gpus = 2;
+    return options;
+  }
+  static ShardPlan Plan(int64_t numel, v1::OptimizerKind kind = v1::OPTIMIZER_KIND_ADAMW) {
+    SpecBuilder builder(/*world_size=*/3);
+    builder.config().mutable_optimizer()->set_kind(kind);
+    builder.config().set_unshard_mode(v1::UNSHARD_MODE_POOLED);
+    builder.config().set_unsharded_pools(2);
+    builder.Param(0, "w", {numel});
+    return builder.Plan();
+  }
+  // What a custodian is given of the job.
+  KeptFds Keep(JobMemory& memory) {
+    auto kept = std::make_shared<KeptFds>();
+    EXPECT_TRUE(memory
+                    .KeepBy([kept](const std::string& name, int fd) {
+                      (*kept)[name] = UniqueFd(dup(fd));
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return std::move(*kept);
+  }
+
+  fake_cuda::Machine machine_;
+  const CudaDriver driver_;
+  std::vector<std::unique_ptr<CudaMemory>> gpus_;
+  SlabPlace place_;
+};
+
+TEST_F(KeptOnGpus, OldValuesOfEachRankLieOnItsGpu) {
+  const OldValuesPlan small = *PlanOldValues(Plan(3 * 1024), place_);
+  EXPECT_EQ(small.numel, 1024);
+  EXPECT_EQ(small.stride_bytes, kPage);
+  ASSERT_EQ(small.parts.size(), 3u);
+  EXPECT_EQ(small.parts[1].on, gpus_[1].get());
+  EXPECT_EQ(small.parts[2].on, gpus_[0].get());
+  // Parameter and two moments of a piece, whatever the model.
+  const OldValuesPlan large = *PlanOldValues(Plan(int64_t{40} << 20), place_);
+  EXPECT_EQ(large.numel, kLoggedPieceNumel);
+  EXPECT_EQ(large.stride_bytes, 3 * 4 * kLoggedPieceNumel);
+  EXPECT_EQ(PlanOldValues(Plan(1 << 20, v1::OPTIMIZER_KIND_SGD), place_)->stride_bytes, kPage);
+  EXPECT_EQ(PlanOldValues(Plan(1 << 20, v1::OPTIMIZER_KIND_NONE), place_)->numel, 0);
+  const SlabPlace one{gpus_[0].get(), {gpus_[0].get()}};
+  EXPECT_EQ(PlanOldValues(Plan(3 * 1024), one)->parts.size(), 1u);
+}
+
+TEST_F(KeptOnGpus, AnotherDaemonHasEveryByteAtTheSamePlaces) {
+  const ShardPlan plan = Plan(int64_t{3} << 20);
+  auto memory = JobMemory::Create(plan, "job", 0, place_, /*extends=*/false, /*outlives=*/true);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  CustodySlabs slabs;
+  (*memory)->DescribeKept(&slabs);
+  KeptFds kept = Keep(**memory);
+  EXPECT_EQ(kept.count("shards-0"), 1u);
+  EXPECT_EQ(kept.count("old values-2"), 1u);
+  EXPECT_EQ(kept.count("unsharded pool-1"), 1u);
+  const std::string bytes(5000, 'x');
+  const int64_t over_an_edge = (*memory)->shards_boundaries().front() - 2500;
+  ASSERT_TRUE((*memory)->shards()->Write(over_an_edge, bytes.data(), 5000).ok());
+  *memory = nullptr;
+  EXPECT_EQ(machine_.live().memory.mappings, 0u) << "none but the custodian has it";
+
+  auto next = JobMemory::TakeUp(plan, "job", std::move(kept), place_, slabs);
+  ASSERT_TRUE(next.ok()) << next.status();
+  std::string got(5000, ' ');
+  ASSERT_TRUE((*next)->shards()->Read(over_an_edge, got.data(), 5000).ok());
+  EXPECT_EQ(got, bytes);
+  UpdateLog log{};
+  const Logged logged = (*next)->LoggedBy(&log, 2);
+  EXPECT_EQ(logged.place.old, (*next)->old_values()->At(2 * 6 * kPage)) << "three arrays of 1 Mi elements are 12 MiB";
+  EXPECT_EQ(logged.place.numel, int64_t{1} << 20);
+  EXPECT_EQ((*next)->LoggedBy(nullptr, 2).place.old, nullptr);
+}
+
+// Gradients that are made again have the pieces that the description tells of.
+TEST_F(KeptOnGpus, GradientsThatAreMadeAgainTakeThePlaceOfThoseBefore) {
+  const ShardPlan plan = Plan(int64_t{3} << 20);
+  auto memory = JobMemory::Create(plan, "job", 0, place_, /*extends=*/false, /*outlives=*/true);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  CustodySlabs slabs;
+  (*memory)->DescribeKept(&slabs);
+  std::map<std::string, int> handed;
+  KeptFds kept;
+  ASSERT_TRUE((*memory)
+                  ->KeepBy([&](const std::string& name, int fd) {
+                    ++handed[name];
+                    kept[name] = UniqueFd(dup(fd));
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  auto again = (*memory)->MakeGradientsAgain(plan);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(handed["shards-0"], 1);
+  EXPECT_EQ(handed["gradients-0"], 2);
+  ASSERT_TRUE((*again)->Write(0, "new", 3).ok());
+  auto taken = TakeUpPieces("gradients", slabs, place_, &kept);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  std::string got(3, ' ');
+  ASSERT_TRUE(gpus_[0]->Read(got.data(), (*taken)->data(), 3).ok());
+  EXPECT_EQ(got, "new");
+}
+
+TEST_F(KeptOnGpus, WhatIsNotThereIsNamed) {
+  const ShardPlan plan = Plan(int64_t{3} << 20);
+  auto memory = JobMemory::Create(plan, "job", 0, place_, /*extends=*/false, /*outlives=*/true);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  CustodySlabs slabs;
+  (*memory)->DescribeKept(&slabs);
+  KeptFds kept = Keep(**memory);
+  EXPECT_EQ(TakeUpPieces("snapshot", slabs, place_, &kept).status().code(), absl::StatusCode::kNotFound);
+  const SlabPlace one{gpus_[0].get(), {gpus_[0].get()}};
+  const absl::Status elsewhere = TakeUpPieces("shards", slabs, one, &kept).status();
+  EXPECT_EQ(elsewhere.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(elsewhere.message()), HasSubstr("lies on a GPU that this daemon does not have"));
+  kept = Keep(**memory);
+  kept.erase("shards-1");
+  const absl::Status lost = TakeUpPieces("shards", slabs, place_, &kept).status();
+  EXPECT_EQ(lost.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(lost.message()), HasSubstr("piece 1 of its \"shards\" is not there"));
+}
+
+}  // namespace
+}  // namespace shardd
