@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -18,14 +17,12 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "absl/flags/reflection.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
+#include "common/process/flags_help.h"
 #include "common/shm/fd_channel.h"
 #include "common/shm/slab.h"
 #include "common/status/status_macros.h"
@@ -35,6 +32,9 @@
 #include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/device/device.h"
+#include "server/handover/handover.h"
+#include "server/handover/successor.h"
+#include "server/handover/take_over.h"
 #include "server/observe/log.h"
 #include "server/observe/notify.h"
 #include "server/peer/peer_network.h"
@@ -84,6 +84,9 @@ ABSL_FLAG(
     "and the next one goes on with them; empty: jobs end with the daemon, but for an embedded one's, which starts its "
     "own");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or if no job is opened for a minute");
+ABSL_FLAG(bool, take_over, false,
+          "take the place of the daemon that listens on --listen, if one does, when this one is ready: jobs that a "
+          "custodian keeps go on here");
 ABSL_FLAG(int, finish_step_ms, 20'000, "how long SIGTERM waits for the running step of jobs that outlive this daemon");
 ABSL_FLAG(int, max_jobs_per_uid, 64, "jobs that one user may have at a time");
 ABSL_FLAG(
@@ -244,17 +247,37 @@ absl::StatusOr<int64_t> QuotaPerUser(const Devices& made) {
   return ParseByteQuota("--max_bytes_per_uid", text, memory_bytes);
 }
 
-absl::Status Run() {
+// Until the daemon is to end: the signal that says so. SIGUSR2 starts another one, which is to take its place.
+int AwaitStop(const sigset_t& signals, Successor* successor, Handover* handover) {
+  constexpr timespec kPoll = {0, 100'000'000};
+  for (;;) {
+    const int signal = sigtimedwait(&signals, nullptr, &kPoll);
+    absl::Status status = successor->Review();
+    if (signal == SIGUSR2) {
+      status.Update(successor->Start());
+      if (status.ok()) handover->SetState(absl::StrCat("starting: pid ", successor->pid()));
+    }
+    if (!status.ok()) {
+      LogError(status.message());
+      handover->SetState(absl::StrCat("failed: ", status.message()));
+    }
+    if (signal == SIGTERM || signal == SIGINT) return signal;
+  }
+}
+
+absl::Status Run(const std::vector<std::string>& arguments) {
   SHARDD_ASSIGN_OR_RETURN(const std::string path, ParseUnixAddress(absl::GetFlag(FLAGS_listen)));
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGUSR2);
   SHARDD_ASSIGN_OR_RETURN(Devices made, MakeDevicesWithout(signals));
   for (const std::string& warning : made.warnings) LogWarning(warning);
   const size_t device_count = made.devices.size();
   const bool on_gpus = made.driver != nullptr;
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any other thread starts
+  Successor successor(arguments);
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<NcclCommunicators> communicators, MakeCommunicators(made));
 
   CoreOptions options;
@@ -278,6 +301,8 @@ absl::Status Run() {
   if (communicators != nullptr) {
     options.communicators = [communicators](int ranks) { return communicators->For(ranks); };
   }
+  if (absl::GetFlag(FLAGS_take_over)) SHARDD_RETURN_IF_ERROR(TakeOver(path));
+  SHARDD_ASSIGN_OR_RETURN(options.custody, ConnectCustody(path));
   // Outlives the core, which is never destroyed.
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<PeerNetwork> made_network, MakePeerNetwork(&options.peer_address));
   if (PeerNetwork* const network = made_network.release(); network != nullptr) {
@@ -285,16 +310,17 @@ absl::Status Run() {
       return network->Join(std::move(join), events);
     };
   }
-  SHARDD_ASSIGN_OR_RETURN(options.custody, ConnectCustody(path));
   options.on_idle = [] { kill(getpid(), SIGTERM); };
   // Never destroyed: the process ends after the shutdown, and a hung GPU would block the release of the driver's
   // resources.
   Core* const core = new Core(options, std::move(made.devices));
   core->TakeUp();
+  Handover handover(core, options.custody, options.embedded, options.on_idle);
   PeerRegistry peers;
   std::vector<GrpcServer::NamedService> services;
   services.push_back({v1::TrainerService::service_full_name(), std::make_unique<TrainerService>(core, &peers)});
-  services.push_back({v1::JobsService::service_full_name(), std::make_unique<JobsService>(core, &peers, geteuid())});
+  services.push_back(
+      {v1::JobsService::service_full_name(), std::make_unique<JobsService>(core, &peers, geteuid(), &handover)});
   GrpcServerOptions serving;
   serving.reflection = absl::GetFlag(FLAGS_reflection);
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server, GrpcServer::Create(std::move(services), serving));
@@ -318,68 +344,40 @@ absl::Status Run() {
   LogInfo(absl::StrCat("shardd ", kVersion, " listens on ", path, " with ", device_count, " device(s)"));
   Notify(absl::StrCat("READY=1\nSTATUS=listens on ", path, " with ", device_count, " device(s)"));
 
-  int signal = 0;
-  sigwait(&signals, &signal);
+  const int signal = AwaitStop(signals, &successor, &handover);
   LogInfo(absl::StrCat("signal ", signal, ": shutting down"));
-  Notify("STOPPING=1");
+  if (!handover.asked()) Notify("STOPPING=1");
   // A second signal must be able to end a shutdown that hangs.
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   listener->Stop();
   core->Shutdown();  // ends all sessions, so that their streams can finish
+  handover.Complete();
   (void)AwaitSessionStreams(kLastWords);
   server->Shutdown(kShutdownGrace);
+  if (!handover.asked()) {
+    successor.Terminate();
+    return absl::OkStatus();
+  }
+  SHARDD_RETURN_IF_ERROR(successor.AwaitListening(path));  // else the service manager starts another one
+  if (successor.pid() != 0) Notify(absl::StrCat("MAINPID=", successor.pid()));
   return absl::OkStatus();
 }
 
 constexpr absl::string_view kUsage = "shardd: fully sharded data parallel training as a service; one daemon per node";
-
-// `text` in lines of at most 100 characters, each after `indent`.
-std::string Wrapped(absl::string_view text, absl::string_view indent) {
-  std::vector<std::string> lines(1, std::string(indent));
-  for (const absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
-    if (lines.back().size() > indent.size() && lines.back().size() + 1 + word.size() > 100) {
-      lines.emplace_back(indent);
-    }
-    absl::StrAppend(&lines.back(), lines.back().size() > indent.size() ? " " : "", word);
-  }
-  return absl::StrJoin(lines, "\n");
-}
-
-// The help for the flags of this file. absl's own --help looks for them in files named like the program, finds none in
-// main.cc, and ends with status 1.
-std::string HelpText() {
-  std::map<std::string, const absl::CommandLineFlag*> flags;  // by name
-  for (const auto& [name, flag] : absl::GetAllFlags()) {
-    if (absl::EndsWith(flag->Filename(), "server/main.cc")) flags.emplace(name, flag);
-  }
-  std::string text =
-      absl::StrCat(kUsage, "\n\nusage: shardd [--flag=value...]\n\nflags (--helpfull: also absl's and gRPC's):\n");
-  for (const auto& [name, flag] : flags) {
-    absl::StrAppend(&text, "  --", name, "=", flag->DefaultValue().empty() ? "\"\"" : flag->DefaultValue(), "\n",
-                    Wrapped(flag->Help(), "      "), "\n");
-  }
-  absl::StrAppend(&text, "  --version\n      print the version\n  --flagfile=\n      read flags from this file\n");
-  return text;
-}
-
-bool AsksForHelp(int argc, char** argv) {
-  return std::any_of(argv + 1, argv + argc, [](absl::string_view argument) {
-    return argument == "--help" || argument == "-help" || argument == "-h" || argument == "--help=true";
-  });
-}
 
 }  // namespace
 }  // namespace shardd
 
 int main(int argc, char** argv) {
   if (shardd::AsksForHelp(argc, argv)) {
-    std::fputs(shardd::HelpText().c_str(), stdout);
+    std::fputs(shardd::FlagsHelp(shardd::kUsage, "server/main.cc").c_str(), stdout);
     return std::fflush(stdout) == 0 ? 0 : 1;
   }
   absl::SetProgramUsageMessage(shardd::kUsage);
   absl::FlagsUsageConfig config;
   config.version_string = [] { return absl::StrCat("shardd ", shardd::kVersion, "\n"); };
   absl::SetFlagsUsageConfig(config);
+  const std::vector<std::string> arguments(argv, argv + argc);
   absl::ParseCommandLine(argc, argv);
   if (const std::string level = absl::GetFlag(FLAGS_log_level); !level.empty() && !shardd::SetLogLevel(level)) {
     shardd::LogError(absl::StrCat("--log_level: unknown level (got \"", level, "\")"));
@@ -391,7 +389,7 @@ int main(int argc, char** argv) {
     files.rlim_cur = files.rlim_max;
     setrlimit(RLIMIT_NOFILE, &files);
   }
-  const absl::Status status = shardd::Run();
+  const absl::Status status = shardd::Run(arguments);
   if (!status.ok()) {
     shardd::LogError(status.ToString());
   }

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "client/ctl/address.h"
 #include "client/ctl/call_secret.h"
+#include "client/ctl/handover.h"
 #include "client/ctl/trace.h"
 #include "client/ctl/views.h"
 #include "common/process/environment.h"
@@ -90,6 +91,8 @@ class Executor {
         return Close();
       case Command::kTrace:
         return Trace();
+      case Command::kHandover:
+        return HandOver(address_, options_);
       case Command::kHelp:
       case Command::kVersion:
         break;

@@ -37,6 +37,7 @@ constexpr CommandRow kCommands[] = {
     {"events", Command::kEvents, TakesJob::kOptional, "newest events, of all jobs where none is named (--limit)"},
     {"trace", Command::kTrace, TakesJob::kOptional,
      "what ranks and daemon do over the next steps, for ui.perfetto.dev"},
+    {"handover", Command::kHandover, TakesJob::kNo, "a new daemon takes this one's place while jobs train"},
     {"close", Command::kClose, TakesJob::kRequired, "end a job and free its memory at once"},
     {"version", Command::kVersion, TakesJob::kNo, "version of this program"},
     {"help", Command::kHelp, TakesJob::kNo, "this text, or that of the command that follows"},
@@ -99,8 +100,10 @@ void AddCommonOptions(CLI::App* app, Options* options) {
                 "the answer as protobuf JSON (64-bit numbers are strings); with --watch one line each")
       ->disable_flag_override();
   AddSeconds(app, "--watch", &options->watch, "repeat until interrupted");
-  AddSeconds(app, "--timeout", &options->timeout,
-             "of one request (default 10); trace: for the steps to be there (default 60)");
+  AddSeconds(
+      app, "--timeout", &options->timeout,
+      "of one request (default 10); trace: for the steps to be there (default 60); handover: for\nthe next daemon "
+      "(default 180)");
 }
 
 void AddOwnOptions(CLI::App* app, Command command, Options* options) {
@@ -159,6 +162,9 @@ std::string Contradiction(const Options& options) {
   const bool trace = options.command == Command::kTrace;
   if (options.watch > absl::ZeroDuration() && options.command == Command::kClose) {
     return "--watch would close again and again";
+  }
+  if (options.watch > absl::ZeroDuration() && options.command == Command::kHandover) {
+    return "--watch would hand over again and again";
   }
   if (options.watch > absl::ZeroDuration() && trace) {
     return "--watch would write the same file again and again";
@@ -220,7 +226,9 @@ absl::StatusOr<Options> ParseOptions(std::vector<std::string> arguments) {
                                           : absl::StrCat(command, ": ", wrong, "; see shardctl ", command, " --help"));
   }
   if (options.timeout == absl::ZeroDuration()) {
-    options.timeout = options.command == Command::kTrace ? absl::Seconds(60) : absl::Seconds(10);
+    options.timeout = options.command == Command::kTrace      ? absl::Seconds(60)
+                      : options.command == Command::kHandover ? absl::Seconds(180)
+                                                              : absl::Seconds(10);
   }
   return options;
 }

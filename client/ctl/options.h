@@ -35,6 +35,7 @@ enum class Command {
   kEvents,
   kClose,
   kTrace,
+  kHandover,
 };
 
 struct Options {
@@ -50,7 +51,7 @@ struct Options {
   int limit = 0;                      // events; 0: the daemon's default
   std::string output = "trace.json";  // trace: "-" is standard output
   int steps = 0;                      // trace; 0: the daemon's default
-  // Zero: 10 s for one request, 60 s for a trace.
+  // Zero: 10 s for one request, 60 s for a trace, 180 s for a handover.
   absl::Duration timeout = absl::ZeroDuration();
   absl::Duration watch = absl::ZeroDuration();  // zero: once
 };

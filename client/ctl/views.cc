@@ -144,6 +144,7 @@ std::string Show(const v1::Daemon& daemon, const std::string& address, const Vie
   out.Add("slabs", FormatMiB(daemon.slab_bytes()));
   out.Add("huge pages", OrDash(daemon.huge_pages()));
   out.Add("isolation", OrDash(daemon.isolation()));
+  out.Add("handover", OrDash(daemon.handover()));
   out.Add("embedded", daemon.embedded() ? "yes: ends after its last job" : "no");
   for (const std::string& warning : daemon.warnings()) {
     out.Add("warning", Cell(warning, Tone::kWarning));

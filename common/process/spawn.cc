@@ -23,7 +23,7 @@ struct Report {
 };
 
 // Only async-signal-safe calls from here on: the process that was copied had threads, which may have held any lock.
-[[noreturn]] void RunDetached(char* const* argv, int null_fd, int output, int report_fd) {
+[[noreturn]] void RunDetached(char* const* argv, const char* folder, int null_fd, int output, int report_fd) {
   setsid();
   const pid_t pid = _Fork();
   if (pid != 0) {
@@ -57,7 +57,7 @@ struct Report {
   sigset_t none;
   sigemptyset(&none);
   (void)sigprocmask(SIG_SETMASK, &none, nullptr);
-  (void)!chdir("/");
+  (void)!chdir(folder);
   execve(argv[0], argv, environ);
   report.error = errno;
   (void)!write(3, &report, sizeof(report));
@@ -81,7 +81,7 @@ bool ReadReport(int fd, Report* report) {
 
 }  // namespace
 
-absl::StatusOr<DetachedProcess> SpawnDetached(const std::vector<std::string>& argv, int output) {
+absl::StatusOr<DetachedProcess> SpawnDetached(const std::vector<std::string>& argv, int output, const char* folder) {
   std::vector<char*> arguments;
   for (const std::string& argument : argv) {
     arguments.push_back(const_cast<char*>(argument.c_str()));
@@ -102,7 +102,7 @@ absl::StatusOr<DetachedProcess> SpawnDetached(const std::vector<std::string>& ar
   pthread_sigmask(SIG_SETMASK, &all, &before);
   const pid_t child = _Fork();
   if (child == 0) {
-    RunDetached(arguments.data(), null_fd.get(), output, report_write.get());
+    RunDetached(arguments.data(), folder, null_fd.get(), output, report_write.get());
   }
   const int fork_error = errno;
   pthread_sigmask(SIG_SETMASK, &before, nullptr);

@@ -17,11 +17,13 @@ struct DetachedProcess {
   UniqueFd pidfd;  // invalid: it had already ended
 };
 
-// Runs argv[0] (a path) in a session and process group of its own, working folder /, no descriptors but standard input
+// Runs argv[0] (a path) in a session and process group of its own, working folder `folder`, no descriptors but standard
+// input
 // (/dev/null), output and error (`output`), default signal dispositions, nothing blocked. It is a child of init, so the
 // caller never sees its end as a child's. Returns after its exec; NOT_FOUND naming the error where that fails.
 // Runs no pthread_atfork handlers; safe in a process with threads.
-absl::StatusOr<DetachedProcess> SpawnDetached(const std::vector<std::string>& argv, int output);
+absl::StatusOr<DetachedProcess> SpawnDetached(const std::vector<std::string>& argv, int output,
+                                              const char* folder = "/");
 
 // SIGTERM, by pidfd.
 void TerminateDetached(const DetachedProcess& process);

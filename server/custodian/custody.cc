@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -90,6 +91,7 @@ absl::Status Custody::ConnectLocked() {
   const auto named = [this](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat("custodian \"", path_, "\": ", status.message()));
   };
+  if (released_) return named(absl::UnavailableError("this daemon has handed over"));
   absl::StatusOr<UniqueFd> dialled = Dial();
   const bool starts = absl::IsUnavailable(dialled.status()) && !program_.empty() && !program_fails_;
   if (starts) {
@@ -166,8 +168,24 @@ absl::Status Custody::Put(uint64_t job, absl::string_view name, int fd) {
   return status.ok() || socket_.valid() ? status : PutAllLocked();
 }
 
+void Custody::Release() {
+  absl::MutexLock lock(&mutex_);
+  // The next one would wait for the end of this process, which waits for the next one.
+  if (const UniqueFd readable(eventfd(1, EFD_CLOEXEC)); socket_.valid() && readable.valid()) {
+    CustodyMessage put;
+    put.op = CustodyOp::kPut;
+    put.SetName(kCustodyDaemonName);
+    if (const absl::Status status = CallLocked(put, readable.get()); !status.ok()) {
+      LogWarning(absl::StrCat("the next daemon waits for the end of this one: ", status.message()));
+    }
+  }
+  released_ = true;
+  socket_.reset();
+}
+
 void Custody::Drop(uint64_t job) {
   absl::MutexLock lock(&mutex_);
+  if (released_) return;
   held_.erase(held_.lower_bound({job, ""}), held_.lower_bound({job + 1, ""}));
   CustodyMessage drop;
   drop.op = CustodyOp::kDrop;
@@ -177,6 +195,7 @@ void Custody::Drop(uint64_t job) {
 
 void Custody::Review() {
   absl::MutexLock lock(&mutex_);
+  if (released_) return;
   pollfd polled{socket_.get(), POLLIN, 0};
   if (socket_.valid() && poll(&polled, 1, 0) == 0) return;
   socket_.reset();

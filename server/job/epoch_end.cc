@@ -18,10 +18,8 @@ void EpochEnd::Await(Pending end) {
 }
 
 void EpochEnd::StepCommitted() {
-  if (behind_step_.has_value()) {
-    const auto [cause, at_step] = *std::exchange(behind_step_, std::nullopt);
-    at_step();
-    Await({cause, {}, /*behind_commit=*/true});
+  if (behind_step_.has_value() && behind_step_->second()) {
+    Await({std::exchange(behind_step_, std::nullopt)->first, {}, /*behind_commit=*/true});
   }
 }
 

@@ -41,8 +41,8 @@ class EpochEnd final : public JobPart {
   bool pending() const { return pending_.has_value(); }
   // The epoch is to end as soon as it may.
   void Await(Pending end);
-  // ... as soon as a step is committed. `at_step` is called then, before ranks hear of the version.
-  void AwaitStep(absl::Status cause, std::function<void()> at_step) {
+  // ... as soon as a step is committed for which `at_step` returns true. It is called before ranks hear of the version.
+  void AwaitStep(absl::Status cause, std::function<bool()> at_step) {
     behind_step_ = {std::move(cause), std::move(at_step)};
   }
   void StepCommitted() override;
@@ -58,7 +58,7 @@ class EpochEnd final : public JobPart {
   const Commits* const commits_;
   const JobNodes* const nodes_;
   std::optional<Pending> pending_;
-  std::optional<std::pair<absl::Status, std::function<void()>>> behind_step_;
+  std::optional<std::pair<absl::Status, std::function<bool()>>> behind_step_;
   bool closed_ = false;
 };
 

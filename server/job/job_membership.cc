@@ -172,18 +172,22 @@ void JobCore::SessionLost(int rank, const std::string& why, bool replaced) {
   }  // else a commit under way comes first
 }
 
-// Over nodes the others' ranks may be in the next step already. Ranks that hand in edits make them behind the step, and
-// where ranks update, an abort goes back to a snapshot: there the middle of a step costs less.
+// Over nodes the others' ranks may be in the next step already. Ranks that hand in edits make them behind the step.
+// Where ranks update, they make a step where its pass begins: the epoch ends behind one of which the snapshot is.
 bool JobCore::EndBehindStep(absl::Status cause) {
-  if (sessions_.attached() < world_size() || nodes_.over_nodes() || writes_.pass_copies() ||
-      memory_->kept() != nullptr || plan()->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER) {
+  const bool in_trainers = plan()->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  if (sessions_.attached() < world_size() || nodes_.over_nodes() || writes_.pass_copies() != in_trainers ||
+      (memory_->kept() != nullptr && !in_trainers)) {
     return false;
   }
-  end_.AwaitStep(std::move(cause), [this] {
+  snapshots_.Outdate();
+  end_.AwaitStep(std::move(cause), [this, in_trainers] {
+    if (in_trainers && !snapshots_.snapshot().taken_with_commit()) return false;
     // Nobody begins the next step in this epoch: who waits for the step is told by its stream.
     for (const auto& session : sessions_) {
       if (session != nullptr) session->Poison(committed_.epoch() + 1);
     }
+    return true;
   });
   return true;
 }
@@ -195,7 +199,8 @@ void JobCore::EndIfIdle(const absl::Status& cause, absl::Duration quiet) {
   const bool idle = std::all_of(sessions_.begin(), sessions_.end(), [&](const auto& session) {
     return session == nullptr || now - session->last_command_time >= quiet;
   });
-  if (idle && !view_.IsMidStep() && sessions_.attached() > 0) {
+  // Where ranks update, a step is made before anything is sent of it.
+  if (idle && !view_.IsMidStep() && sessions_.attached() > 0 && !writes_.pass_copies()) {
     EndEpoch({cause, {}, /*behind_commit=*/true});
   }
 }

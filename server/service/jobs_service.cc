@@ -98,8 +98,12 @@ grpc::ServerUnaryReactor* JobsService::Serve(grpc::CallbackServerContext* contex
 grpc::ServerUnaryReactor* JobsService::GetDaemon(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
                                                  grpc::ByteBuffer* response) {
   return Serve<v1::GetDaemonRequest, v1::Daemon>(
-      context, "get daemon", *bytes, response,
-      [this](const Caller& caller, const auto&, auto done) { source_->GetDaemon(caller, std::move(done)); });
+      context, "get daemon", *bytes, response, [this](const Caller& caller, const auto&, auto done) {
+        source_->GetDaemon(caller, [this, done = std::move(done)](absl::StatusOr<v1::Daemon> daemon) {
+          if (daemon.ok()) daemon->set_handover(handover_->state());
+          done(std::move(daemon));
+        });
+      });
 }
 
 grpc::ServerUnaryReactor* JobsService::ListJobs(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
@@ -166,6 +170,14 @@ grpc::ServerUnaryReactor* JobsService::CloseJobByName(grpc::CallbackServerContex
                                                        [this](const Caller& caller, const auto& ref, auto done) {
                                                          source_->CloseJobByName(caller, ref, std::move(done));
                                                        });
+}
+
+grpc::ServerUnaryReactor* JobsService::HandOver(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
+                                                grpc::ByteBuffer* response) {
+  return Serve<v1::HandOverRequest, v1::HandOverResponse>(context, "hand over", *bytes, response,
+                                                          [this](const Caller& caller, const auto& request, auto done) {
+                                                            handover_->Ask(caller, request, std::move(done));
+                                                          });
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* JobsService::TraceJob(grpc::CallbackServerContext* context,

@@ -5,6 +5,7 @@
 
 #include "grpcpp/grpcpp.h"
 #include "server/daemon/jobs_source.h"
+#include "server/handover/handover.h"
 #include "server/service/fd_reply.h"
 #include "server/service/peer_registry.h"
 #include "shardd/v1/jobs.grpc.pb.h"
@@ -12,12 +13,12 @@
 namespace shardd {
 
 // Every method gets its request as bytes (message.h).
-using RawJobsService = v1::JobsService::WithRawCallbackMethod_GetDaemon<
-    v1::JobsService::WithRawCallbackMethod_ListJobs<v1::JobsService::WithRawCallbackMethod_ListRanks<
-        v1::JobsService::WithRawCallbackMethod_ListGroups<v1::JobsService::WithRawCallbackMethod_ListParameters<
-            v1::JobsService::WithRawCallbackMethod_ListStreams<v1::JobsService::WithRawCallbackMethod_GetMemory<
-                v1::JobsService::WithRawCallbackMethod_ListEvents<v1::JobsService::WithRawCallbackMethod_CloseJobByName<
-                    v1::JobsService::WithRawCallbackMethod_TraceJob<v1::JobsService::Service>>>>>>>>>>;
+using RawJobsService = v1::JobsService::WithRawCallbackMethod_GetDaemon<v1::JobsService::WithRawCallbackMethod_ListJobs<
+    v1::JobsService::WithRawCallbackMethod_ListRanks<v1::JobsService::WithRawCallbackMethod_ListGroups<
+        v1::JobsService::WithRawCallbackMethod_ListParameters<v1::JobsService::WithRawCallbackMethod_ListStreams<
+            v1::JobsService::WithRawCallbackMethod_GetMemory<v1::JobsService::WithRawCallbackMethod_ListEvents<
+                v1::JobsService::WithRawCallbackMethod_CloseJobByName<v1::JobsService::WithRawCallbackMethod_TraceJob<
+                    v1::JobsService::WithRawCallbackMethod_HandOver<v1::JobsService::Service>>>>>>>>>>>;
 
 // The operator's rpcs over gRPC: identifies the caller, checks the request, asks the source, encodes. Its only state is
 // the number of calls and traces under way. Thread-safe; no call blocks a gRPC thread.
@@ -32,10 +33,10 @@ class JobsService final : public RawJobsService {
   static constexpr size_t kMaxCallsPerUid = 64;
   static constexpr size_t kMaxCalls = 256;
 
-  // Both must outlive the server. `admin_uid` (the daemon's own) and root see all jobs, from the daemon's own
+  // All must outlive the server. `admin_uid` (the daemon's own) and root see all jobs, from the daemon's own
   // namespaces.
-  JobsService(JobsSource* source, const PeerRegistry* peers, uint32_t admin_uid)
-      : source_(source), peers_(peers), admin_uid_(admin_uid) {}
+  JobsService(JobsSource* source, const PeerRegistry* peers, uint32_t admin_uid, Handover* handover)
+      : source_(source), peers_(peers), admin_uid_(admin_uid), handover_(handover) {}
 
   grpc::ServerUnaryReactor* GetDaemon(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                       grpc::ByteBuffer* response) override;
@@ -57,6 +58,8 @@ class JobsService final : public RawJobsService {
                                            grpc::ByteBuffer* response) override;
   grpc::ServerWriteReactor<grpc::ByteBuffer>* TraceJob(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override;
+  grpc::ServerUnaryReactor* HandOver(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
 
  private:
   absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context) const;
@@ -68,6 +71,7 @@ class JobsService final : public RawJobsService {
   JobsSource* const source_;
   const PeerRegistry* const peers_;
   const uint32_t admin_uid_;
+  Handover* const handover_;
   const std::shared_ptr<PendingCount> calls_ = std::make_shared<PendingCount>();
   const std::shared_ptr<PendingCount> traces_ = std::make_shared<PendingCount>();
 };

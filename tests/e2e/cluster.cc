@@ -57,8 +57,8 @@ void Cluster::EndRanks() {
 }
 
 void Cluster::StartDaemon(const std::vector<std::string>& flags, const std::string& devices,
-                          const std::vector<std::string>& environment) {
-  daemon_ = std::make_unique<testing::DaemonProcess>(folder_.path(), devices, flags, environment);
+                          const std::vector<std::string>& environment, const std::string& program) {
+  daemon_ = std::make_unique<testing::DaemonProcess>(folder_.path(), devices, flags, environment, program);
   ASSERT_TRUE(daemon_->listened());
   jobs_ = v1::JobsService::NewStub(grpc::CreateChannel(daemon_->address(), grpc::InsecureChannelCredentials()));
   ASSERT_EQ(DaemonStatus().pid(), daemon_->pid());

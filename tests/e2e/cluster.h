@@ -40,9 +40,9 @@ class Cluster : public ::testing::Test {
  protected:
   ~Cluster() override;
 
-  // Starts a daemon and waits until it answers. `flags` come last.
+  // Starts a daemon and waits until it answers. As DaemonProcess.
   void StartDaemon(const std::vector<std::string>& flags = {}, const std::string& devices = "cpu:2",
-                   const std::vector<std::string>& environment = {});
+                   const std::vector<std::string>& environment = {}, const std::string& program = "");
   // "NAME=value" for every rank that is started from now on.
   void RanksFind(std::vector<std::string> environment) { rank_environment_ = std::move(environment); }
   // Another one beside it would need another socket: one at a time.

@@ -144,8 +144,8 @@ void FakeJobsSource::CloseJobByName(const Caller& caller, const v1::JobRef& job,
 
 void ServiceTest::Start(const ListenerOptions& options) {
   std::vector<GrpcServer::NamedService> services;
-  services.push_back(
-      {v1::JobsService::service_full_name(), std::make_unique<JobsService>(&source_, &registry_, ::geteuid())});
+  services.push_back({v1::JobsService::service_full_name(),
+                      std::make_unique<JobsService>(&source_, &registry_, ::geteuid(), &handover_)});
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Create(std::move(services));
   ASSERT_TRUE(server.ok()) << server.status();
   server_ = *std::move(server);

@@ -114,6 +114,7 @@ class ServiceTest : public ::testing::Test {
   TempDir dir_;
   FakeJobsSource source_;
   PeerRegistry registry_;
+  Handover handover_{&source_, /*custody=*/nullptr, /*embedded=*/false, [] {}};
   Listener::Handler handler_ = [](FdRequest, PeerCredentials, FdReply reply) {
     reply(absl::UnimplementedError("no handler"));
   };

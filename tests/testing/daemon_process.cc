@@ -21,9 +21,10 @@ bool Accepts(const std::string& path) {
   return connected;
 }
 
-std::vector<std::string> Command(const DaemonProcess& daemon, const std::string& devices,
+std::vector<std::string> Command(const std::string& program, const DaemonProcess& daemon, const std::string& devices,
                                  const std::vector<std::string>& flags) {
-  std::vector<std::string> command = {ProgramPath("shardd"), "--listen=" + daemon.address(), "--devices=" + devices};
+  std::vector<std::string> command = {program.empty() ? ProgramPath("shardd") : program, "--listen=" + daemon.address(),
+                                      "--devices=" + devices};
   command.insert(command.end(), flags.begin(), flags.end());
   return command;
 }
@@ -31,9 +32,11 @@ std::vector<std::string> Command(const DaemonProcess& daemon, const std::string&
 }  // namespace
 
 DaemonProcess::DaemonProcess(const std::string& folder, const std::string& devices,
-                             const std::vector<std::string>& flags, const std::vector<std::string>& environment)
+                             const std::vector<std::string>& flags, const std::vector<std::string>& environment,
+                             const std::string& program)
     : folder_(folder),
-      process_(Spawn(Command(*this, devices, flags), {.environment = environment, .log = log(), .own_group = true})) {
+      process_(Spawn(Command(program, *this, devices, flags),
+                     {.environment = environment, .log = log(), .own_group = true})) {
   PollUntil([this] { return (listened_ = Accepts(socket_path())) || process_.Ended(); });
 }
 

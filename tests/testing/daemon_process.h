@@ -12,9 +12,10 @@ namespace shardd::testing {
 class DaemonProcess {
  public:
   // Waits until it accepts connections, has ended, or kLimit has passed. `folder` outlives this.
-  // `flags` come last; `environment` is "NAME=value", in place of this process's where both have one.
+  // `flags` come last; `environment` is "NAME=value", in place of this process's where both have one. `program`: a copy
+  // of the daemon; empty: this build's.
   DaemonProcess(const std::string& folder, const std::string& devices, const std::vector<std::string>& flags = {},
-                const std::vector<std::string>& environment = {});
+                const std::vector<std::string>& environment = {}, const std::string& program = "");
   // When the constructor returned; else log() says why not.
   bool listened() const { return listened_; }
   std::string address() const { return "unix:" + socket_path(); }

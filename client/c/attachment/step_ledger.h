@@ -29,8 +29,8 @@ class StepLedger {
   // Returns the number of the running step, to which the next request belongs.
   int64_t running_step() const { return last_sent_step() + (pass_begins_ && entering_stepped_ ? 2 : 1); }
 
-  // Returns the step that was sent last, committed or not.
-  int64_t sent_step() const { return last_sent_step(); }
+  // Returns the step that was sent last, committed or not, also with a pass that has not begun.
+  int64_t sent_step() const { return last_sent_step() + (entering_pass_ && entering_stepped_ ? 1 : 0); }
 
   // Records that a step was sent, and returns its number. Its version is the expected one from now on.
   int64_t StepSent(std::string trainer_state);

@@ -58,6 +58,7 @@ class Snapshot {
   void BeginTakingWithCommit() { whole_ = false; }
   // The copy has what the commit under way is about to make the version: CommitTaken, once it has, returns true.
   void TakenWithCommit() { with_commit_ = true; }
+  bool taken_with_commit() const { return with_commit_; }
   bool CommitTaken() { return std::exchange(with_commit_, false); }
   // The copy is whole: of `step`, and with the states that trainers gave with it.
   void Taken(int64_t step, const std::vector<std::string>& trainer_states);

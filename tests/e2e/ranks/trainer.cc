@@ -39,6 +39,7 @@ int Trainer::Run() {
     }
     report_.AddNote("aborted " + std::to_string(job_->info().committed_step) + " " + std::to_string(NowMs()) + " " +
                     status.message());
+    if (job_->info().lost_nothing == 0) report_.AddNote("lost a step");
     moments_.Reach("aborted", job_->info().committed_step);
     status = job_->Reattach();
     if (!status.ok()) {

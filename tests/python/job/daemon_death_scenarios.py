@@ -12,15 +12,15 @@ from models import Case, build, loss_of, shard
 from rank_main import report
 
 
-def train_plainly(count: int, ends: list[int]) -> dict[str, Any]:
-    """A loop that knows of no abort. ``ends``: steps in which the daemon stops, each once."""
+def train_plainly(count: int, stock: str, ends: list[int]) -> dict[str, Any]:
+    """A loop that knows of no abort. ``stock``: as of ``train``. ``ends``: steps in which the daemon stops, each once."""
     from shardd.torch import fully_shard
     from shardd.torch.optim import AdamW
 
     rank = int(os.environ["RANK"])
     model = build(Case())
     shard(model, Case(), fully_shard)
-    optimizer = AdamW(model.parameters(), lr=1e-2)
+    optimizer = (getattr(torch.optim, stock) if stock else AdamW)(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
     losses: list[float] = []
     for step in range(count):

@@ -146,7 +146,8 @@ def test_training_goes_on_at_the_next_daemon_with_the_same_bits(edits: bool, sto
             torch.testing.assert_close(got["parameters"][name], value, rtol=0, atol=0)
 
 
-def test_a_plain_loop_hears_nothing_of_daemons_that_stop_for_others() -> None:
+@pytest.mark.parametrize("stock", ["", "AdamW", "SGD"])  # SGD has no state: the copy that passes read is the snapshot
+def test_a_plain_loop_hears_nothing_of_daemons_that_stop_for_others(stock: str) -> None:
     count, ends = 24, [3, 4, 9, 14, 20]
     with (
         _daemon(embedded=False) as daemon,
@@ -154,7 +155,7 @@ def test_a_plain_loop_hears_nothing_of_daemons_that_stop_for_others() -> None:
         Cluster(2, folder, daemon.environment) as cluster,
     ):
         for rank in range(2):
-            cluster.start(daemon_death_scenarios.train_plainly, rank, (count, ends))
+            cluster.start(daemon_death_scenarios.train_plainly, rank, (count, stock, ends))
         for step in ends:
             try:
                 cluster.wait_for_event(0, 120, event="midway", step=step)
@@ -165,7 +166,7 @@ def test_a_plain_loop_hears_nothing_of_daemons_that_stop_for_others() -> None:
         codes = cluster.wait(180)
         assert not any(codes.values()), "\n".join([daemon.log(), *(cluster.log(rank) for rank in range(2))])
         disturbed = [cluster.result(rank) for rank in range(2)]
-    for got, want in zip(disturbed, run_ranks(daemon_death_scenarios.train_plainly, 2, count, []), strict=True):
+    for got, want in zip(disturbed, run_ranks(daemon_death_scenarios.train_plainly, 2, count, stock, []), strict=True):
         assert got["losses"] == want["losses"]
         for name, value in want["parameters"].items():
             torch.testing.assert_close(got["parameters"][name], value, rtol=0, atol=0)

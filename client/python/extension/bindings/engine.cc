@@ -131,6 +131,8 @@ void BindEngine(py::module_& m) {
              return out;
            })
       .def("reset_iteration", Keeping(&Engine::ResetIteration))
+      .def("set_followed",
+           [](Engine& engine, py::object followed) { engine.program().SetFollowed(std::move(followed)); })
       .def("set_complete_partial",
            [](Engine& engine, py::object complete) { engine.program().SetCompletePartial(std::move(complete)); })
       .def_property_readonly("alive", &Engine::alive)

@@ -86,6 +86,10 @@ void Engine::Reattach() {
   forward_since_step_ = false;
   passes_.Forget();
   full_params_ = false;
+  MapAgain();
+}
+
+void Engine::MapAgain() {
   used_gradients_.MarkWanted();
   for (Unit* unit : units_) {
     unit->ForgetMemory();
@@ -100,12 +104,27 @@ void Engine::FollowDaemon() {
     return;
   }
   Reattach();
+  CheckGoesOn(info);
+}
+
+bool Engine::FollowInPass() {
+  const shardd_job_info info = attached_->unordered().info();
+  if (info.lost_nothing == 0) {
+    return false;
+  }
+  MapAgain();
+  CheckGoesOn(info);
+  program_.Followed();
+  return true;
+}
+
+void Engine::CheckGoesOn(const shardd_job_info& before) const {
   const shardd_job_info next = attached_->unordered().info();
-  if (next.committed_step != info.committed_step || next.version == 0) {
+  if (next.committed_step != before.committed_step || next.version == 0) {
     Check(Status(Code::kDataLoss, "attach to the next daemon: it does not go on with the job (got step " +
                                       std::to_string(next.committed_step) + ", version " +
                                       std::to_string(next.version) + "; want step " +
-                                      std::to_string(info.committed_step) + ")"));
+                                      std::to_string(before.committed_step) + ")"));
   }
 }
 

@@ -87,6 +87,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Where a forward begins: attaches again if the daemon has stopped for another one behind this rank's last step, of
   // which the program hears nothing then.
   void FollowDaemon();
+  // The same where a pass is entered with a step of the program's own optimizer. True: it has, and the step is
+  // committed.
+  bool FollowInPass();
   // What the program trains is not what the job was made for: a parameter has been unfrozen that it has no gradient
   // memory for, or AskExtension was called.
   bool WantsExtension() const;
@@ -136,6 +139,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool IsRoot(const Unit* unit) const { return !units_.empty() && units_.front() == unit; }
 
  private:
+  // A new session, at whatever daemon is there, and its memory.
+  void MapAgain();
+  // Raises DATA_LOSS where the next daemon does not go on at the step that `before` tells of.
+  void CheckGoesOn(const shardd_job_info& before) const;
   void FinalCallback(uint64_t generation);
   void EndUnits(bool partial);
   bool AnyUnsharded() const;

@@ -36,6 +36,12 @@ void Program::Replaced(py::handle before, py::handle now) const {
   }
 }
 
+void Program::Followed() const {
+  if (!followed_.is_none()) {
+    followed_();
+  }
+}
+
 py::object Program::CompleteForward(py::object output) const {
   return complete_partial_.is_none() ? std::move(output) : complete_partial_(std::move(output));
 }
@@ -46,6 +52,6 @@ void Program::CompleteBackward() const {
   }
 }
 
-void Program::Forget() { root_ = replaced_ = complete_partial_ = py::object(); }
+void Program::Forget() { root_ = replaced_ = followed_ = complete_partial_ = py::object(); }
 
 }  // namespace shardd::python

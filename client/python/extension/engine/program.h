@@ -16,6 +16,8 @@ class Program {
   void SetRoot(pybind11::object root) { root_ = std::move(root); }
   // `replaced(before, now)` is called when `now` has taken a parameter's place.
   void SetReplaced(pybind11::object replaced) { replaced_ = std::move(replaced); }
+  // `followed()` is called when the job goes on at another daemon, in other memory.
+  void SetFollowed(pybind11::object followed) { followed_ = std::move(followed); }
   // `complete(output)` is called with the root's output, and gives what takes its place; after a backward with `...`.
   void SetCompletePartial(pybind11::object complete) { complete_partial_ = std::move(complete); }
 
@@ -24,6 +26,7 @@ class Program {
   // let go the GIL need not be held.
   std::shared_ptr<PyObject> KeepModel() const;
   void Replaced(pybind11::handle before, pybind11::handle now) const;
+  void Followed() const;
   pybind11::object CompleteForward(pybind11::object output) const;
   void CompleteBackward() const;
   // Lets all of it go.
@@ -32,6 +35,7 @@ class Program {
  private:
   pybind11::object root_ = pybind11::none();
   pybind11::object replaced_ = pybind11::none();  // none: nothing to call
+  pybind11::object followed_ = pybind11::none();  // none: nothing to call
   pybind11::object complete_partial_ = pybind11::none();
 };
 

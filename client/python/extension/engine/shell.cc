@@ -79,10 +79,13 @@ Status EngineShell::SubmitGradients(int32_t group, const uint8_t* present, const
 bool EngineShell::InsidePass() { return engine_.job().inside_pass(); }
 
 Status EngineShell::EnterPass(bool stepped, const std::string& state) {
-  Status status;
-  {
+  const auto enter = [this](bool commits, const std::string& rank_state) {
     const NoGil no_gil;
-    status = engine_.job().EnterPass(stepped, state);
+    return engine_.job().EnterPass(commits, rank_state);
+  };
+  Status status = enter(stepped, state);
+  if (!status.ok() && stepped && engine_.FollowInPass()) {
+    status = enter(/*commits=*/false, "");
   }
   if (status.ok() && engine_.passes().copies()) {
     engine_.attached().AwaitPassCopies();

@@ -176,6 +176,11 @@ class TorchJob:
         elif self.optimizer is not None and self.optimizer() is not None:
             self.read_update_counts()
 
+    def follow(self) -> None:
+        """Takes up what the program keeps for the job after its engine has gone on at another daemon, behind a step."""
+        if self.trainers_write:
+            self.restore_optimizers()
+
     # Values written by the program after registration.
 
     def open_write(self, who: object) -> None:

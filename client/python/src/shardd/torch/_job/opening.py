@@ -7,11 +7,9 @@ import json
 import logging
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from shardd import errors
 from shardd.torch._job import committed_jobs, spec
@@ -150,6 +148,17 @@ def _settle_grace(description: Description, ranks: JobRanks) -> bool:
     return alone
 
 
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that calls ``method``, and keeps nothing alive for it: without its object it returns its last argument."""
+    bound = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        alive = bound()
+        return alive(*args) if alive is not None else args[-1] if args else None
+
+    return call
+
+
 @dataclass
 class _Opening:
     """Opens a job as it is described, in one attempt or several. ``memory`` is of the job whose place it takes, in this process."""
@@ -222,22 +231,10 @@ class _Opening:
         engine = job.engine
         assert engine is not None
         job.places.update(bind(engine, self.description))
-        replaced = weakref.WeakMethod(job.take_object)
-
-        def take_object(before: torch.Tensor, now: torch.Tensor) -> None:
-            method = replaced()
-            if method is not None:
-                method(before, now)
-
-        engine.set_replaced(take_object)
+        engine.set_replaced(_weakly(job.take_object))
+        engine.set_followed(_weakly(job.follow))
         if any(len(state._modules) > 1 for state in self.description.states):
-            complete = weakref.WeakMethod(self.root._complete_partial)
-
-            def complete_partial(output: Any) -> Any:
-                method = complete()
-                return output if method is None else method(output)
-
-            engine.set_complete_partial(complete_partial)
+            engine.set_complete_partial(_weakly(self.root._complete_partial))
 
     def _size_optimizer(self, job: TorchJob, exists: bool) -> None:
         """Sets how many param groups and states the job has; one that exists may have more than this program describes."""

@@ -1,0 +1,43 @@
+#include "server/handover/take_over.h"
+
+#include <chrono>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/status/grpc_status.h"
+#include "common/version.h"
+#include "grpcpp/grpcpp.h"
+#include "server/observe/log.h"
+#include "shardd/v1/jobs.grpc.pb.h"
+
+namespace shardd {
+namespace {
+
+constexpr absl::Duration kConnect = absl::Seconds(2);
+// The daemon waits for its jobs' running steps (--finish_step_ms).
+constexpr absl::Duration kHandOver = absl::Minutes(5);
+
+}  // namespace
+
+absl::Status TakeOver(const std::string& path) {
+  const auto channel = grpc::CreateChannel("unix:" + path, grpc::InsecureChannelCredentials());
+  if (!channel->WaitForConnected(absl::ToChronoTime(absl::Now() + kConnect))) {
+    LogInfo(absl::StrCat("take over: no daemon listens on ", path, "; this one starts as the first"));
+    return absl::OkStatus();
+  }
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kHandOver));
+  v1::HandOverRequest request;
+  request.set_version(kVersion);
+  v1::HandOverResponse response;
+  const absl::Status status = FromGrpcStatus(v1::JobsService::NewStub(channel)->HandOver(&context, request, &response));
+  if (!status.ok()) {
+    return absl::Status(status.code(), absl::StrCat("take over from the daemon on ", path, ": ", status.message()));
+  }
+  LogInfo(absl::StrCat("takes over from the daemon on ", path, " (pid ", response.pid(), ")"));
+  return absl::OkStatus();
+}
+
+}  // namespace shardd
