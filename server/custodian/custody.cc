@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -169,6 +170,15 @@ absl::Status Custody::Put(uint64_t job, absl::string_view name, int fd) {
 
 void Custody::Release() {
   absl::MutexLock lock(&mutex_);
+  // The next one would wait for the end of this process, which waits for the next one.
+  if (const UniqueFd readable(eventfd(1, EFD_CLOEXEC)); socket_.valid() && readable.valid()) {
+    CustodyMessage put;
+    put.op = CustodyOp::kPut;
+    put.SetName(kCustodyDaemonName);
+    if (const absl::Status status = CallLocked(put, readable.get()); !status.ok()) {
+      LogWarning(absl::StrCat("the next daemon waits for the end of this one: ", status.message()));
+    }
+  }
   released_ = true;
   socket_.reset();
 }

@@ -21,6 +21,8 @@ namespace shardd {
 
 // What a job's description is kept as. It is handed over behind everything else of the job: without it there is none.
 inline constexpr char kCustodyJobName[] = "job";
+// What is readable when the daemon writes jobs' memory no more: a pidfd of it. Of job 0.
+inline constexpr char kCustodyDaemonName[] = "daemon";
 
 // The daemon's side of custody. Owns the connection, and a descriptor of all that was handed over, so that a custodian
 // that was started anew gets it again. Thread-safe; every call may block, for a few seconds at most: not for the loop.
@@ -46,7 +48,8 @@ class Custody {
   void Drop(uint64_t job) ABSL_LOCKS_EXCLUDED(mutex_);
   // Hands everything over again where the custodian is another one. To be called every second or so.
   void Review() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Another daemon may own what is kept. From here on every Put is UNAVAILABLE, and Drop and Review do nothing.
+  // Another daemon may own what is kept, and does not wait for this one's end. From here on every Put is UNAVAILABLE,
+  // and Drop and Review do nothing.
   void Release() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -22,7 +22,6 @@ namespace shardd {
 namespace {
 
 constexpr char kSaltName[] = "secret salt";
-constexpr char kDaemonName[] = "daemon";                     // a pidfd of it
 constexpr absl::Duration kFormerDaemon = absl::Seconds(10);  // to be gone, with what its GPUs do
 
 // Whether the daemon has ended whose pidfd this is. Its context of a GPU, and what runs there, goes before it does.
@@ -127,13 +126,14 @@ std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> JobCustody::TakeUp(
     const absl::Status put = record.ok() ? custody_->Put(0, kSaltName, (*record)->fd()) : record.status();
     if (!put.ok()) LogWarning(absl::StrCat("jobs with a secret end with this daemon: ", put.message()));
   }
-  const UniqueFd former = TakeKept(jobs[0], kDaemonName);
+  const UniqueFd former = TakeKept(jobs[0], kCustodyDaemonName);
   jobs.erase(0);
   const bool on_gpus = on.place(1).memory != nullptr;
   const absl::Status may = on_gpus && !jobs.empty() ? AwaitEnd(former) : absl::OkStatus();
   // From here on this one's GPUs write the jobs' memory.
   const UniqueFd self(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
-  if (const absl::Status put = self.valid() && may.ok() ? custody_->Put(0, kDaemonName, self.get()) : absl::OkStatus();
+  if (const absl::Status put =
+          self.valid() && may.ok() ? custody_->Put(0, kCustodyDaemonName, self.get()) : absl::OkStatus();
       !put.ok()) {
     LogWarning(absl::StrCat("the next daemon will not know when this one has ended: ", put.message()));
   }

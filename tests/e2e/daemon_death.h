@@ -1,74 +1,20 @@
 #ifndef SHARDD_TESTS_E2E_DAEMON_DEATH_H_
 #define SHARDD_TESTS_E2E_DAEMON_DEATH_H_
 
-// A daemon with a custodian that is killed while ranks train, and its successors.
-
-#include <signal.h>
-#include <unistd.h>
+// A daemon that is killed while ranks train, and its successors.
 
 #include <cstdint>
 #include <cstdlib>
-#include <fstream>
-#include <memory>
 #include <random>
-#include <string>
-#include <vector>
 
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "tests/e2e/cluster.h"
+#include "tests/e2e/kept_cluster.h"
 #include "tests/testing/poll.h"
-#include "tests/testing/programs.h"
 
 namespace shardd::e2e {
 
-class DaemonDeath : public Cluster {
+class DaemonDeath : public KeptCluster {
  protected:
-  void StartCustodian() {
-    custodian_ = std::make_unique<testing::Child>(testing::Spawn(
-        {testing::ProgramPath("shardd-custodian"), "--listen=unix:" + CustodyPath()}, {.log = File("custodian.log")}));
-    ASSERT_TRUE(testing::PollUntil([this] { return access(CustodyPath().c_str(), F_OK) == 0; }));
-  }
-  std::string CustodyPath() const { return File("custody.sock"); }
-  // Each daemon from now on has these.
-  void KeptOn(std::string devices, std::vector<std::string> environment) {
-    devices_ = std::move(devices);
-    environment_ = std::move(environment);
-  }
-  void StartKept() { StartDaemon({"--custodian=unix:" + CustodyPath()}, devices_, environment_); }
-  void KillDaemon(int signal_number = SIGKILL) {
-    ASSERT_EQ(kill(daemon_pid(), signal_number), 0);
-    WaitForDaemon();
-  }
-  std::vector<testing::Child> StartRanks(const Args& args) {
-    std::vector<testing::Child> ranks;
-    for (int rank = 0; rank < args.Int("world", 2); ++rank) ranks.push_back(StartRank(rank, args));
-    return ranks;
-  }
-  std::vector<TrainerReport> Reports(const Args& args) {
-    std::vector<TrainerReport> reports;
-    for (int rank = 0; rank < args.Int("world", 2); ++rank) reports.push_back(Report(args, rank));
-    return reports;
-  }
-  // What came of it is what comes of a run that nobody disturbs.
-  void ExpectUndisturbed(const Args& args, std::vector<testing::Child>& ranks) {
-    for (testing::Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
-    const std::vector<TrainerReport> reports = Reports(args);
-    ExpectAllOk(reports);
-    ExpectSame(reports, RunRanks(args.With({{"name", "undisturbed"}})));
-  }
-  // Which memory of that name a process maps: an inode; "": none.
-  static std::string MappedBy(const testing::Child& process, const std::string& name) {
-    std::ifstream maps(absl::StrCat("/proc/", process.pid(), "/maps"));
-    for (std::string line; std::getline(maps, line);) {
-      const std::vector<std::string> fields = absl::StrSplit(line, absl::MaxSplits(' ', 5));
-      if (fields.size() == 6 && absl::StrContains(fields[5], name)) return fields[4];
-    }
-    return "";
-  }
-  int64_t Committed() { return Job().committed_step(); }
   // Until the rank has ended, or the daemon has died so often.
   void KillAgainAndAgain(testing::Child& rank, int most, int64_t most_steps_lost) {
     ASSERT_TRUE(testing::PollUntil([this] { return Committed() >= 2; }));
@@ -85,10 +31,6 @@ class DaemonDeath : public Cluster {
     }
     EXPECT_GE(kills, most / 2) << "the ranks were too fast";
   }
-
-  std::unique_ptr<testing::Child> custodian_;
-  std::string devices_ = "cpu:2";
-  std::vector<std::string> environment_;
 };
 
 }  // namespace shardd::e2e

@@ -26,10 +26,6 @@ int Kills() {
   return text == nullptr ? 25 : std::atoi(text);
 }
 
-Args Training(int steps, const char* optimizer = "adamw") {
-  return {{"steps", absl::StrCat(steps)}, {"recover", "1"}, {"optimizer", optimizer}};
-}
-
 // By optimizers in the ranks, which look at the values by themselves.
 Args TrainingByRanks(int steps, const char* optimizer) {
   return {{"steps", absl::StrCat(steps)},

@@ -15,7 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status/grpc_status.h"
-#include "tests/e2e/daemon_death.h"
+#include "tests/e2e/kept_cluster.h"
+#include "tests/testing/fake_cuda.h"
 #include "tests/testing/poll.h"
 #include "tests/testing/programs.h"
 
@@ -31,7 +32,7 @@ int Handovers() {
   return text == nullptr ? 10 : std::atoi(text);
 }
 
-class Handover : public DaemonDeath {
+class Handover : public KeptCluster {
  protected:
   // Successors are nobody's children.
   ~Handover() override {
@@ -39,9 +40,6 @@ class Handover : public DaemonDeath {
       kill(static_cast<pid_t>(pid), SIGTERM);
       EXPECT_TRUE(PollUntil([pid] { return kill(static_cast<pid_t>(pid), 0) != 0; }));
     }
-  }
-  static Args Training(int steps, const char* optimizer = "adamw") {
-    return {{"steps", absl::StrCat(steps)}, {"recover", "1"}, {"optimizer", optimizer}};
   }
   // The code of `shardctl handover`; what it prints is in Said().
   int HandOver(const std::vector<std::string>& flags = {}) {
@@ -76,7 +74,8 @@ TEST_P(HandoverWith, LosesNoStepAtAnyMoment) {
     ASSERT_EQ(HandOver(), 0) << "handover " << handovers << ": " << Said();
     EXPECT_NE(DaemonStatus().pid(), pid);
     const int64_t after = Committed();  // of a job that has ended there is none
-    EXPECT_TRUE(after >= before || ranks[0].Ended()) << "handover " << handovers << ": " << after << " after " << before;
+    EXPECT_TRUE(after >= before || ranks[0].Ended())
+        << "handover " << handovers << ": " << after << " after " << before;
   }
   EXPECT_GE(handovers, Handovers() / 2) << "the ranks were too fast";
   ExpectUndisturbed(args, ranks);
@@ -86,12 +85,33 @@ TEST_P(HandoverWith, LosesNoStepAtAnyMoment) {
 INSTANTIATE_TEST_SUITE_P(Optimizers, HandoverWith, ::testing::Values("adamw", "sgd"),
                          [](const auto& info) { return std::string(info.param); });
 
+// The next one takes memory of GPUs when the one before has ended, or has said that it writes no more.
+TEST_F(Handover, OfAJobOnGpusLosesNoStep) {
+  SHARDD_NEEDS_GPUS(1);
+  RanksFind(testing::FakeCudaEnvironment(1));
+  KeptOn("cuda:all", testing::FakeCudaEnvironment(1, {"FAKE_CUDA_DELAY_SEED=7"}));
+  StartCustodian();
+  StartKept();
+  const Args args = Training(150).With({{"device_memory", "1"}});
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
+  for (int handover = 0; handover < 3; ++handover) {
+    const int64_t before = Committed();
+    const int64_t pid = DaemonStatus().pid();
+    ASSERT_EQ(HandOver(), 0) << Said();
+    EXPECT_NE(DaemonStatus().pid(), pid);
+    EXPECT_GE(Committed(), before);
+  }
+  ExpectUndisturbed(args, ranks);
+  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(Report(args, rank).Note("lost a step"), "") << "rank " << rank;
+}
+
 TEST_F(Handover, OneThatCannotStartLeavesTheDaemonAsItWas) {
   StartCustodian();
   // A copy that can be replaced: what lies there at the handover is not a daemon.
   const std::string program = File("shardd");
   std::filesystem::copy_file(testing::ProgramPath("shardd"), program);
-  StartDaemon({"--custodian=unix:" + CustodyPath()}, "cpu:2", {}, program);
+  StartDaemon({"--custodian=unix:" + Custody()}, "cpu:2", {}, program);
   const Args args = Training(400);
   std::vector<Child> ranks = StartRanks(args);
   ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));

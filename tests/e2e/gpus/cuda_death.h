@@ -44,7 +44,7 @@ class CudaDeath : public DaemonDeath {
     std::vector<std::string> environment = environment_;
     environment.push_back(absl::StrCat("FAKE_CUDA_DIE=", what, ":", nth));
     return std::make_unique<testing::DaemonProcess>(
-        daemon_folder_, "cuda:all", std::vector<std::string>{"--custodian=unix:" + CustodyPath()}, environment);
+        daemon_folder_, "cuda:all", std::vector<std::string>{"--custodian=unix:" + Custody()}, environment);
   }
   int CustodianDescriptors() const {
     int count = 0;
