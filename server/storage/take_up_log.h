@@ -7,7 +7,8 @@
 //     "SHTU" | u32 format 1 | u64 sequence | u64 epoch | i64 step | u64 version | u32 facts | u32 flags |
 //     u32 counts | u32 crc | 0...
 //   at 128, for each of the first ranks (24 bytes): u32 state (0: it has no process, 1: it has this one, 2: it has one
-//   that is not known) | i32 pid | u32 uid | 0... | u64 start time in clock ticks at 4096: an UpdateLog for each rank
+//   that is not known) | i32 pid | u32 uid | 0... | u64 start time in clock ticks
+//   at 4096: an UpdateLog for each rank
 //   then two places for v1::CommittedRecord, and for a job over several nodes one for v1::PromisedStepRecord
 //
 // `facts` says where step counts and trainers' states are: 0: what follows from the journal's record of the committed
