@@ -29,7 +29,7 @@ using testing::PollUntil;
 // A long run: SHARDD_HANDOVERS=100.
 int Handovers() {
   const char* const text = std::getenv("SHARDD_HANDOVERS");
-  return text == nullptr ? 10 : std::atoi(text);
+  return text == nullptr ? 6 : std::atoi(text);
 }
 
 class Handover : public KeptCluster {
@@ -60,7 +60,7 @@ class Handover : public KeptCluster {
 class HandoverWith : public Handover, public ::testing::WithParamInterface<const char*> {};
 
 TEST_P(HandoverWith, LosesNoStepAtAnyMoment) {
-  const Args args = Training(600 * Handovers(), GetParam());
+  const Args args = Training(400 * Handovers(), GetParam());
   StartCustodian();
   StartKept();
   std::vector<Child> ranks = StartRanks(args);
