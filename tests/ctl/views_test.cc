@@ -227,6 +227,7 @@ TEST(ViewsTest, DaemonSaysHowOldItIsAndWhatItHolds) {
     slab_bytes: 1048576
     huge_pages: "none: shmem_enabled is never"
     isolation: "own uid"
+    handover: "possible"
   )pb");
   EXPECT_EQ(Show(daemon, "/run/shardd/shardd.sock", kView),
             "daemon      shardd 0.1.0, protocol 1\n"
@@ -238,6 +239,7 @@ TEST(ViewsTest, DaemonSaysHowOldItIsAndWhatItHolds) {
             "slabs       1.0 MiB\n"
             "huge pages  none: shmem_enabled is never\n"
             "isolation   own uid\n"
+            "handover    possible\n"
             "embedded    no\n");
 }
 

@@ -70,23 +70,37 @@ TEST_F(RankSlotsTest, AreTheSameAtTheDaemonThatTakesThemUp) {
   slots.TakeUp(kept_);
   EXPECT_TRUE(kept_.empty());
   EXPECT_EQ(slots.allocated_bytes(), kBytes);
+  slots.SetProcess(1, kFirst);
   EXPECT_EQ(*For(slots, 1, kFirst)->At<int>(0), 42);
   EXPECT_EQ(*For(slots, 1, {101, 7})->At<int>(0), 0);
 }
 
-TEST_F(RankSlotsTest, ThatNobodyIsNotedForAreNotTakenUp) {
+TEST_F(RankSlotsTest, ThatNobodyKnowsWhoseTheyAreAreNobodysAtTheNextDaemon) {
   {
     RankSlots slots(1, kBytes);
     ASSERT_TRUE(slots.KeepBy(KeepHere()).ok());
     *For(slots, 0, kFirst)->At<int>(0) = 42;
-    refused_ = absl::UnavailableError("the daemon is killed here");
-    EXPECT_FALSE(slots.For(0, {101, 7}).ok());
   }
   RankSlots slots(1, kBytes);
   slots.TakeUp(kept_);
-  EXPECT_EQ(slots.allocated_bytes(), 0);
-  refused_ = absl::OkStatus();
   EXPECT_EQ(*For(slots, 0, kFirst)->At<int>(0), 0);
+}
+
+TEST_F(RankSlotsTest, ThatCannotBeHandedOverAreNotGivenToAnybody) {
+  RankSlots slots(1, kBytes);
+  ASSERT_TRUE(slots.KeepBy(KeepHere()).ok());
+  refused_ = absl::UnavailableError("there is no custodian");
+  EXPECT_FALSE(slots.For(0, kFirst).ok());
+  EXPECT_EQ(slots.allocated_bytes(), 0);
+}
+
+TEST_F(RankSlotsTest, AreDroppedForAProcessThatHasItsOwn) {
+  RankSlots slots(1, kBytes);
+  const auto before = For(slots, 0, kFirst);
+  *before->At<int>(0) = 42;
+  slots.Drop(0);
+  EXPECT_EQ(slots.allocated_bytes(), 0);
+  EXPECT_EQ(*before->At<int>(0), 0);
 }
 
 TEST_F(RankSlotsTest, OfAJobThatHasEndedLeaveNoMemory) {
