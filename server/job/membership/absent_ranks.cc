@@ -30,7 +30,8 @@ void AbsentRanks::Answered(int rank, const absl::Status& status, uint64_t ticks,
 bool AbsentRanks::WaitsInVain(uint64_t start_ticks, absl::Time now) const {
   return std::any_of(refusals_.begin(), refusals_.end(), [&](const auto& entry) {
     const Refusal& refusal = entry.second;
-    return now - refusal.time < kOneAttempt && start_ticks <= refusal.ticks;
+    // A process of the same tick (10 ms) counts as started later: one that waits has taken longer to come so far.
+    return now - refusal.time < kOneAttempt && start_ticks < refusal.ticks;
   });
 }
 

@@ -43,7 +43,7 @@ class AbsentRanksTest : public FactsTest {
 };
 
 TEST_F(AbsentRanksTest, WhoWaitsForARefusedRankWaitsInVain) {
-  AttachLive(0, /*start_ticks=*/kThen);
+  AttachLive(0, /*start_ticks=*/kThen - 1);
   EXPECT_FALSE(absent_.SomeWaitInVain(now_));
   Refuse(1, "another plan");
   EXPECT_TRUE(absent_.SomeWaitInVain(now_));
@@ -52,13 +52,13 @@ TEST_F(AbsentRanksTest, WhoWaitsForARefusedRankWaitsInVain) {
 }
 
 TEST_F(AbsentRanksTest, ProcessesOfAnotherAttemptDoNotWaitInVain) {
-  AttachLive(0, /*start_ticks=*/kThen + 1);
+  AttachLive(0, /*start_ticks=*/kThen);
   Refuse(1, "another plan");
   EXPECT_FALSE(absent_.SomeWaitInVain(now_));
 }
 
 TEST_F(AbsentRanksTest, NobodyWaitsInVainForLongerThanAnAttempt) {
-  AttachLive(0, /*start_ticks=*/kThen);
+  AttachLive(0, /*start_ticks=*/kThen - 1);
   Refuse(1, "another plan");
   EXPECT_FALSE(absent_.SomeWaitInVain(now_ + AbsentRanks::kOneAttempt));
 }
