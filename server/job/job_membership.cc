@@ -138,6 +138,10 @@ void JobCore::EndDetached(int rank, bool finished) {
   events_.Add(rank, "detach", finished ? "finished" : "the job is kept");
   EndSession(rank);
   committed_.ForgetProcess(rank);
+  // Behind the session, and before one that comes again: on the same thread.
+  devices_.memory_worker()->Post([slots = memory_->rank_slots(), rank] {
+    if (slots != nullptr) slots->Drop(rank);
+  });
   leavers_.Left(rank, finished);
   if (in_order) {
     return;  // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
