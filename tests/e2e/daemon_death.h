@@ -4,11 +4,11 @@
 // A daemon that is killed while ranks train, and its successors.
 
 #include <cstdint>
-#include <cstdlib>
 #include <random>
 
 #include "absl/time/clock.h"
 #include "tests/e2e/kept_cluster.h"
+#include "tests/testing/long_run.h"
 #include "tests/testing/poll.h"
 
 namespace shardd::e2e {
@@ -18,8 +18,7 @@ class DaemonDeath : public KeptCluster {
   // Until the rank has ended, or the daemon has died so often.
   void KillAgainAndAgain(testing::Child& rank, int most, int64_t most_steps_lost) {
     ASSERT_TRUE(testing::PollUntil([this] { return Committed() >= 2; }));
-    const char* const seed = std::getenv("SHARDD_DEATH_SEED");
-    std::mt19937 random(seed == nullptr ? 17 : static_cast<unsigned>(std::atoi(seed)));
+    std::mt19937 random(static_cast<unsigned>(testing::LongRun("SHARDD_DEATH_SEED", 17)));
     int kills = 0;
     for (; kills < most && !rank.Ended(); ++kills) {
       absl::SleepFor(absl::Microseconds(1000 + random() % 60000));

@@ -5,12 +5,12 @@
 
 #include <signal.h>
 
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "tests/testing/long_run.h"
 
 namespace shardd::e2e {
 namespace {
@@ -21,10 +21,7 @@ using testing::PollUntil;
 constexpr int kKeepEvery = 3;  // of ranks that update
 
 // For each of four kinds of job. A long run: SHARDD_DEATHS=250, and SHARDD_DEATH_SEED.
-int Kills() {
-  const char* const text = std::getenv("SHARDD_DEATHS");
-  return text == nullptr ? 25 : std::atoi(text);
-}
+int Kills() { return testing::LongRun("SHARDD_DEATHS", 25); }
 
 // By optimizers in the ranks, which look at the values by themselves.
 Args TrainingByRanks(int steps, const char* optimizer) {

@@ -3,7 +3,6 @@
 
 #include <signal.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -17,6 +16,7 @@
 #include "common/status/grpc_status.h"
 #include "tests/e2e/kept_cluster.h"
 #include "tests/testing/fake_cuda.h"
+#include "tests/testing/long_run.h"
 #include "tests/testing/poll.h"
 #include "tests/testing/programs.h"
 
@@ -27,10 +27,7 @@ using testing::Child;
 using testing::PollUntil;
 
 // A long run: SHARDD_HANDOVERS=100.
-int Handovers() {
-  const char* const text = std::getenv("SHARDD_HANDOVERS");
-  return text == nullptr ? 6 : std::atoi(text);
-}
+int Handovers() { return testing::LongRun("SHARDD_HANDOVERS", 6); }
 
 class Handover : public KeptCluster {
  protected:

@@ -2,13 +2,13 @@
 // and its successor goes on with their jobs: no committed step is lost, and what comes of it has the bits of an
 // undisturbed run.
 
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/gpus/cuda_death.h"
+#include "tests/testing/long_run.h"
 
 namespace shardd::e2e {
 namespace {
@@ -17,10 +17,7 @@ using testing::Child;
 using testing::PollUntil;
 
 // For each case. A long run: SHARDD_DEATHS=250, and SHARDD_DEATH_SEED.
-int Kills() {
-  const char* const text = std::getenv("SHARDD_DEATHS");
-  return text == nullptr ? 12 : std::atoi(text);
-}
+int Kills() { return testing::LongRun("SHARDD_DEATHS", 12); }
 
 struct Case {
   std::string name;

@@ -4,13 +4,13 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <random>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/e2e/nodes/nodes.h"
+#include "tests/testing/long_run.h"
 #include "tests/testing/poll.h"
 
 namespace shardd::e2e {
@@ -20,10 +20,7 @@ using testing::Child;
 using testing::PollUntil;
 
 // For each kind of job. A long run: SHARDD_DEATHS=250, and SHARDD_DEATH_SEED.
-int Kills() {
-  const char* const text = std::getenv("SHARDD_DEATHS");
-  return text == nullptr ? 20 : std::atoi(text);
-}
+int Kills() { return testing::LongRun("SHARDD_DEATHS", 20); }
 
 class NodesDeath : public Nodes, public ::testing::WithParamInterface<const char*> {
  protected:
@@ -67,8 +64,7 @@ TEST_P(NodesDeath, KillsAtAnyMomentLoseNothing) {
   const Args args = Training(50 * Kills());
   std::vector<Child> ranks = StartRanks(args);
   ASSERT_TRUE(AllTrained(2));
-  const char* const seed = std::getenv("SHARDD_DEATH_SEED");
-  std::mt19937 random(seed == nullptr ? 23 : static_cast<unsigned>(std::atoi(seed)));
+  std::mt19937 random(static_cast<unsigned>(testing::LongRun("SHARDD_DEATH_SEED", 23)));
   int kills = 0;
   for (; kills < Kills() && !ranks[0].Ended(); ++kills) {
     absl::SleepFor(absl::Microseconds(1000 + random() % 60000));

@@ -64,17 +64,28 @@ class JobCustodyTest : public ::testing::Test {
   testing::Child custodian_;
 };
 
+class OneGpu {
+ public:
+  OneGpu() : driver_(fake_cuda::Table()) {
+    (void)driver_->Init(0);
+    memory_ = *CudaMemory::Create(driver_, 0, absl::Seconds(10));
+  }
+  SlabPlace place() const { return {memory_.get(), {memory_.get()}}; }
+
+ private:
+  fake_cuda::Machine machine_;
+  const CudaDriver driver_;
+  std::unique_ptr<CudaMemory> memory_;
+};
+
 TEST_F(JobCustodyTest, OnGpusTheEndOfTheDaemonBeforeIsAwaited) {
   testing::Child former([] {
     absl::SleepFor(absl::Milliseconds(700));
     return 0;
   });
   Leave(former.pid());
-  fake_cuda::Machine machine;
-  const CudaDriver driver(fake_cuda::Table());
-  (void)driver->Init(0);
-  const std::unique_ptr<CudaMemory> memory = *CudaMemory::Create(driver, 0, absl::Seconds(10));
-  const absl::Duration took = TakeUp({memory.get(), {memory.get()}});
+  OneGpu gpu;
+  const absl::Duration took = TakeUp(gpu.place());
   EXPECT_GE(took, absl::Milliseconds(300));
   EXPECT_TRUE(former.Ended());
 }
@@ -95,12 +106,8 @@ TEST_F(JobCustodyTest, ADaemonThatDoesNotEndIsNamedAndItsJobsAreNotTouched) {
     return 0;
   });
   Leave(former.pid());
-  fake_cuda::Machine machine;
-  const CudaDriver driver(fake_cuda::Table());
-  (void)driver->Init(0);
-  const std::unique_ptr<CudaMemory> memory = *CudaMemory::Create(driver, 0, absl::Seconds(10));
-  const SlabPlace place{memory.get(), {memory.get()}};
-  const auto taken = JobCustody(Connect()).TakeUp({{}, [&place](int) { return place; }});
+  OneGpu gpu;
+  const auto taken = JobCustody(Connect()).TakeUp({{}, [&gpu](int) { return gpu.place(); }});
   ASSERT_EQ(taken.size(), 1u);
   EXPECT_EQ(taken[0].second.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(taken[0].second.status().message()),
