@@ -57,7 +57,7 @@ def units():
     with tempfile.TemporaryDirectory() as folder:
         names = []
         for unit in [*(DEPLOY / "systemd").glob("*.service"), *(DEPLOY / "systemd").glob("*.mount")]:
-            text = re.sub(r"^(ExecStart=)/\S+", r"\1/bin/true", unit.read_text(), flags=re.M)
+            text = re.sub(r"^(Exec(?:Start|Reload)=)/\S+", r"\1/bin/true", unit.read_text(), flags=re.M)
             names.append(f"{folder}/{unit.name}")
             pathlib.Path(names[-1]).write_text(text)
         status, text = run(
@@ -200,7 +200,9 @@ def commands():
     lines.append(("shardd-custodian.service", shlex.split(start)))
     image = (DEPLOY / "docker" / "Dockerfile").read_text()
     lines.append(("Dockerfile", ["shardd", *json.loads(re.search(r"^CMD (\[.*)", image, flags=re.M).group(1))]))
-    asks = [("Dockerfile", json.loads(re.search(r"^HEALTHCHECK .*CMD (\[.*)", image, flags=re.M).group(1)))]
+    reload = re.search(r"^ExecReload=(.*)", unit, flags=re.M).group(1)
+    asks = [("shardd.service", shlex.split(reload))]
+    asks += [("Dockerfile", json.loads(re.search(r"^HEALTHCHECK .*CMD (\[.*)", image, flags=re.M).group(1)))]
     for name, pod in pods():
         for container in containers(pod):
             lines += [(name, line)] if (line := program(container)) else []
