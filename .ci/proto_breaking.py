@@ -5,10 +5,11 @@ Prints one line for each breaking change and ends with status 1. The present pro
 because --record compares each listing with the one before it. Additions break nothing. A field or an enum value may go if
 its number and its name become `reserved`. Usage:
   .ci/proto_breaking.py                    # the check
-  .ci/proto_breaking.py --record VERSION   # writes the listing of a version, with the present protos and kProtocolVersion
+  .ci/proto_breaking.py --record VERSION   # writes the listing of a version, with the present protos and kProtocolVersions
 
-A recorded break needs a higher kProtocolVersion (common/version.h), because client and daemon must have the same. The listing of
-a version that CHANGELOG.md calls "(not released)" may be recorded anew; that of a released version is never written again.
+A break is recorded only where no version is spoken any more that was spoken with the listing before: the oldest of
+kProtocolVersions (common/versions/build_versions.cc) is above that listing's newest, its `protocol`. The listing of a version
+that CHANGELOG.md calls "(not released)" may be recorded anew; that of a released version is never written again.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from google.protobuf import descriptor_pb2
 from proto_docs import read
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+VERSIONS = "common/versions/build_versions.cc"
 HEADER = """\
 # The protos of shardd {version}: every element by its full name. `.ci/proto_breaking.py --record {version}` writes this file.
 # While CHANGELOG.md calls the version "(not released)", the file may be recorded anew. After the release it never changes.
@@ -126,7 +128,7 @@ def write(listing):
 
 
 def parse(text):
-    """(kProtocolVersion, listing) of what `record` has written."""
+    """(newest of kProtocolVersions, listing) of what `record` has written."""
     listing, protocol = {}, 0
     for line in text.splitlines():
         if line.startswith("#"):
@@ -244,6 +246,12 @@ def versions(changelog):
     return {v: "(not released)" not in rest for v, rest in re.findall(r"^## (\d+(?:\.\d+)*)(.*)$", changelog, re.M)}
 
 
+def spoken(source):
+    """(oldest, newest) of kProtocolVersions."""
+    found = re.search(r"kProtocolVersions = \{(\d+), (\d+)\};", source)
+    return int(found[1]), int(found[2])
+
+
 def recorded(folder):
     return sorted((path.stem for path in folder.glob("*.txt")), key=order)
 
@@ -262,8 +270,8 @@ def check(got, folder, released):
     return findings + compare(want, got)
 
 
-def record(version, got, protocol, folder, released):
-    """Writes the listing of `version`, and returns nothing; or says why it may not."""
+def record(version, got, protocols, folder, released):
+    """Writes the listing of `version`, and returns nothing; or says why it may not. `protocols`: oldest and newest."""
     path, known = folder / f"{version}.txt", recorded(folder)
     if version not in released:
         return [f"record {version}: CHANGELOG.md has no such version"]
@@ -274,14 +282,14 @@ def record(version, got, protocol, folder, released):
     if known:
         before, want = parse((folder / f"{known[-1]}.txt").read_text())
         broken = compare(want, got)
-        if broken and protocol <= before:
+        if broken and protocols[0] <= before:
             return [
                 *broken,
-                f"record {version}: these break {known[-1]} (got kProtocolVersion {protocol}, want more than {before}); "
-                "raise it in common/version.h",
+                f"record {version}: these break {known[-1]}, which is still spoken (got oldest of kProtocolVersions "
+                f"{protocols[0]}, want more than {before}); keep what it knows, or raise that in {VERSIONS}",
             ]
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{HEADER.format(version=version)}protocol {protocol}\n{write(got)}")
+    path.write_text(f"{HEADER.format(version=version)}protocol {protocols[1]}\n{write(got)}")
     return []
 
 
@@ -294,8 +302,7 @@ def main():
     got = list_protos(flags.root / "proto")
     released = versions((flags.root / "CHANGELOG.md").read_text())
     if flags.record:
-        number = re.search(r"kProtocolVersion = (\d+);", (flags.root / "common" / "version.h").read_text())
-        findings = record(flags.record, got, int(number[1]), folder, released)
+        findings = record(flags.record, got, spoken((flags.root / VERSIONS).read_text()), folder, released)
     else:
         findings = check(got, folder, released)
     for finding in findings:

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/version.h"
+#include "common/versions/versions.h"
 
 namespace shardd::ctl {
 namespace {
@@ -182,7 +183,7 @@ std::string Contradiction(const Options& options) {
 
 absl::StatusOr<Options> ParseOptions(std::vector<std::string> arguments) {
   Options options;
-  options.text = absl::StrCat("shardctl ", kVersion, " (protocol ", kProtocolVersion, ")\n");
+  options.text = absl::StrCat("shardctl ", kVersion, " (protocol ", kProtocolVersions.Text(), ")\n");
   CLI::App app("shardctl: what the shardd of this node holds and does", "shardctl");
   Describe(&app, &options);
   std::string wrong;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "client/ctl/format.h"
 #include "client/ctl/table.h"
+#include "common/versions/versions.h"
 
 namespace shardd::ctl {
 namespace {
@@ -127,7 +128,9 @@ Cell NodesCell(const v1::Job& job) {
 
 std::string Show(const v1::Daemon& daemon, const std::string& address, const View& view) {
   KeyValues out;
-  out.Add("daemon", absl::StrCat("shardd ", daemon.version(), ", protocol ", daemon.protocol_version()));
+  const VersionRange protocols = {daemon.oldest_protocol_version(), daemon.protocol_version()};
+  out.Add("daemon", absl::StrCat("shardd ", daemon.version(), ", protocol ",
+                                 protocols.oldest == 0 ? absl::StrCat(protocols.newest) : protocols.Text()));
   out.Add("address", address);
   out.Add("pid", absl::StrCat(daemon.pid()));
   if (!daemon.peer_address().empty()) {

@@ -5,7 +5,8 @@
 // and sends one request; the daemon answers once and closes. The first byte tells gRPC ('P' of "PRI * HTTP/2") from
 // this protocol ('S').
 //
-//   request (40 bytes):  "SHFD" | u32 protocol version | u64 session id | 16 bytes token | u32 first descriptor
+//   request (40 bytes):  "SHFD" | u32 protocol version, the session's | u64 session id | 16 bytes token | u32 first
+//   descriptor
 //                        | u32 descriptors, 0: kSessionFdCount
 //                        + optionally one descriptor: the client's own pidfd
 //   answer:              "SHFD" | i32 status code | u32 text length | u32 descriptors | text; SCM_RIGHTS with them
@@ -24,6 +25,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/shm/unique_fd.h"
+#include "common/versions/versions.h"
 
 namespace shardd {
 
@@ -73,7 +75,8 @@ struct FdRequest {
 absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_path, uint64_t session_id,
                                                       absl::string_view token, absl::Duration timeout,
                                                       const std::function<bool()>& interrupted = nullptr,
-                                                      FdRange range = {});
+                                                      FdRange range = {},
+                                                      int protocol_version = kProtocolVersions.newest);
 
 // Daemon: reads a request from an accepted socket; never blocks. UNAVAILABLE: nothing has arrived; call again when
 // readable. A request travels in one sendmsg, so anything else (short, long, end of stream, another protocol) is

@@ -15,7 +15,6 @@
 #include "common/shm/fd_channel_internal.h"
 #include "common/shm/slab_internal.h"
 #include "common/status/status_macros.h"
-#include "common/version.h"
 
 namespace shardd {
 namespace {
@@ -88,10 +87,10 @@ absl::StatusOr<UniqueFd> Connect(const std::string& path, const Limit& limit) {
 }
 
 absl::Status SendRequest(const std::string& path, int socket, uint64_t session_id, absl::string_view token,
-                         FdRange range) {
+                         FdRange range, int protocol_version) {
   shm_internal::RequestWire wire{};
   std::memcpy(wire.magic, shm_internal::kFdMagic, sizeof(wire.magic));
-  wire.protocol_version = kProtocolVersion;
+  wire.protocol_version = static_cast<uint32_t>(protocol_version);
   wire.session_id = session_id;
   std::memcpy(wire.token, token.data(), sizeof(wire.token));
   wire.first_descriptor = range.first;
@@ -150,7 +149,8 @@ absl::Status ReceiveExactly(const std::string& path, int socket, char* bytes, si
 
 absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_path, uint64_t session_id,
                                                       absl::string_view token, absl::Duration timeout,
-                                                      const std::function<bool()>& interrupted, FdRange range) {
+                                                      const std::function<bool()>& interrupted, FdRange range,
+                                                      int protocol_version) {
   if (token.size() != static_cast<size_t>(kTokenBytes)) {
     return absl::InvalidArgumentError(absl::StrCat(kFetch, " \"", socket_path, "\": token has a wrong size (got ",
                                                    token.size(), " bytes, want ", kTokenBytes, ")"));
@@ -161,7 +161,7 @@ absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_
   }
   const Limit limit = {absl::Now() + timeout, interrupted};
   SHARDD_ASSIGN_OR_RETURN(const UniqueFd socket, Connect(socket_path, limit));
-  SHARDD_RETURN_IF_ERROR(SendRequest(socket_path, socket.get(), session_id, token, range));
+  SHARDD_RETURN_IF_ERROR(SendRequest(socket_path, socket.get(), session_id, token, range, protocol_version));
 
   std::vector<UniqueFd> fds;
   shm_internal::ReplyWire wire{};

@@ -2,9 +2,10 @@
 #define SHARDD_COMMON_SHM_PAGE_H_
 
 // The words that client and daemon share: plain structs of atomics at fixed offsets, zero at the start and never moved.
-// Each word has one writer, except ClientPage::pass. Words are 128 bytes apart (adjacent-line prefetch). Both objects
-// are new with each session, and a session belongs to one epoch, so no writer of an old epoch can touch a word of a new
-// one.
+// A word may be added without another protocol version in the rest of a line, if zero means what was before; whatever
+// moves a word, or the end of either page, is of another version (common/versions/versions.h). Each word has one
+// writer, except ClientPage::pass. Words are 128 bytes apart (adjacent-line prefetch). Both objects are new with each
+// session, and a session belongs to one epoch, so no writer of an old epoch can touch a word of a new one.
 
 #include <atomic>
 #include <cstdint>
@@ -51,7 +52,9 @@ static_assert(sizeof(ClientPage) <= 4096);
 struct DaemonPage {
   static constexpr uint64_t kMagic = 0x7368617264644c31;
   uint64_t magic;
-  uint64_t reserved[15];
+  // Of the session, and so of the layout of its two objects. 0: 13, whose daemons do not say it.
+  uint64_t protocol_version;
+  uint64_t reserved[14];
   alignas(128) TimelineWord epoch;  // epoch << 40; an epoch later than the session's: the session is over
   // In the line of the epoch, which every call reads. Not 0: the client writes the trace ring; the daemon has read
   // `trace_taken` of its records.

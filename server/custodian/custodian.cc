@@ -83,23 +83,36 @@ bool Custodian::Serve(Connection& connection) {
   if (!request.ok()) return absl::IsDeadlineExceeded(request.status());
   absl::Status status = Do(connection, *request, std::move(fd));
   CustodyMessage answer;
+  answer.version = request->version;
+  answer.newest = request->op == CustodyOp::kOwn && status.ok() ? connection.version : 0;
   answer.op = request->op == CustodyOp::kList && status.ok() ? CustodyOp::kEnd : CustodyOp::kAnswer;
   answer.code = static_cast<int32_t>(status.code());
   answer.SetText(status.message());
   return SendCustody(connection.socket.get(), answer, -1, kSend).ok();
 }
 
-absl::Status Custodian::Do(Connection& connection, const CustodyMessage& request, UniqueFd fd) {
-  if (request.op == CustodyOp::kOwn) {
-    if (owner_ != nullptr && owner_ != &connection) {
-      return absl::FailedPreconditionError(absl::StrCat("pid ", owner_->pid, " owns what is kept here"));
-    }
-    owner_ = &connection;
-    unowned_since_ = absl::InfiniteFuture();
-    ends_ = absl::InfinitePast();
-    return absl::OkStatus();
+absl::Status Custodian::Own(Connection& connection, const CustodyMessage& request) {
+  const absl::StatusOr<int> version =
+      CommonVersion("version of custody", {"this custodian", kCustodyVersions},
+                    {"the daemon", SaidRange(request.version, static_cast<int>(request.newest))});
+  if (!version.ok()) return absl::UnimplementedError(version.status().message());  // not to be tried again
+  if (owner_ != nullptr && owner_ != &connection) {
+    return absl::FailedPreconditionError(absl::StrCat("pid ", owner_->pid, " owns what is kept here"));
   }
+  connection.version = *version;
+  owner_ = &connection;
+  unowned_since_ = absl::InfiniteFuture();
+  ends_ = absl::InfinitePast();
+  return absl::OkStatus();
+}
+
+absl::Status Custodian::Do(Connection& connection, const CustodyMessage& request, UniqueFd fd) {
+  if (request.op == CustodyOp::kOwn) return Own(connection, request);
   if (owner_ != &connection) return absl::FailedPreconditionError("the sender is not the owner");
+  if (request.version != connection.version) {
+    return absl::InvalidArgumentError(absl::StrCat("a request of another version of custody (got ", request.version,
+                                                   ", want ", connection.version, ", as agreed)"));
+  }
   switch (request.op) {
     case CustodyOp::kPut: {
       if (!fd.valid() || !IsCustodyName(request.name)) {
@@ -125,6 +138,7 @@ absl::Status Custodian::Do(Connection& connection, const CustodyMessage& request
 absl::Status Custodian::List(const Connection& connection) {
   for (const auto& [key, fd] : objects_) {
     CustodyMessage object;
+    object.version = static_cast<uint16_t>(connection.version);
     object.op = CustodyOp::kObject;
     object.job = key.first;
     object.SetName(key.second);

@@ -42,6 +42,7 @@ class Custodian {
   struct Connection {
     UniqueFd socket;
     pid_t pid = 0;
+    int version = 0;  // of its messages, since kOwn
   };
 
   Custodian(Options options, std::unique_ptr<SocketPath> socket)
@@ -49,6 +50,7 @@ class Custodian {
   void Accept();
   // False: the connection is over.
   bool Serve(Connection& connection);
+  absl::Status Own(Connection& connection, const CustodyMessage& request);
   absl::Status Do(Connection& connection, const CustodyMessage& request, UniqueFd fd);
   absl::Status List(const Connection& connection);
   void Close(const Connection& connection);

@@ -103,9 +103,7 @@ absl::Status Custody::ConnectLocked() {
   }
   if (!dialled.ok()) return named(dialled.status());
   socket_ = *std::move(dialled);
-  CustodyMessage own;
-  own.op = CustodyOp::kOwn;
-  const absl::Status status = CallLocked(own, -1);
+  const absl::Status status = OwnLocked();
   if (status.ok()) return status;
   socket_.reset();
   // It listens, and answers nothing.
@@ -113,15 +111,37 @@ absl::Status Custody::ConnectLocked() {
   return named(status);
 }
 
-absl::Status Custody::CallLocked(const CustodyMessage& request, int fd) {
+// In the oldest version, which a custodian from before there were ranges knows.
+absl::Status Custody::OwnLocked() {
+  version_ = kCustodyVersions.oldest;
+  CustodyMessage own;
+  own.op = CustodyOp::kOwn;
+  own.newest = static_cast<uint32_t>(kCustodyVersions.newest);
+  SHARDD_RETURN_IF_ERROR(CallLocked(own, -1));
+  if (kCustodyVersions.Has(version_)) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat("it goes on in a version of custody that was not offered (got ",
+                                               version_, ", want ", kCustodyVersions.Text(),
+                                               "); start the custodian of this version"));
+}
+
+absl::Status Custody::CheckVersionLocked(const CustodyMessage& answer) const {
+  if (answer.version == version_) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat("an answer of another version of custody (got ", answer.version,
+                                               ", want ", version_, "); start the custodian of this version"));
+}
+
+absl::Status Custody::CallLocked(CustodyMessage request, int fd) {
+  request.version = static_cast<uint16_t>(version_);
   absl::Status status = SendCustody(socket_.get(), request, fd, kAnswer);
   if (status.ok()) {
     UniqueFd none;
     const absl::StatusOr<CustodyMessage> answer = ReceiveCustody(socket_.get(), &none, kAnswer);
-    if (answer.ok() && answer->op == CustodyOp::kAnswer) {
+    status = answer.ok() ? CheckVersionLocked(*answer) : answer.status();
+    if (status.ok() && answer->op == CustodyOp::kAnswer) {
+      if (request.op == CustodyOp::kOwn && answer->newest != 0) version_ = static_cast<int>(answer->newest);
       return absl::Status(static_cast<absl::StatusCode>(answer->code), answer->text);
     }
-    status = answer.ok() ? absl::InternalError("an answer to another request") : answer.status();
+    if (status.ok()) status = absl::InternalError("an answer to another request");
   }
   socket_.reset();  // what comes later would be taken for the answer to something else
   return status;
@@ -129,11 +149,13 @@ absl::Status Custody::CallLocked(const CustodyMessage& request, int fd) {
 
 absl::Status Custody::ListLocked() {
   CustodyMessage list;
+  list.version = static_cast<uint16_t>(version_);
   list.op = CustodyOp::kList;
   SHARDD_RETURN_IF_ERROR(SendCustody(socket_.get(), list, -1, kAnswer));
   for (;;) {
     UniqueFd fd;
     SHARDD_ASSIGN_OR_RETURN(const CustodyMessage object, ReceiveCustody(socket_.get(), &fd, kAnswer));
+    SHARDD_RETURN_IF_ERROR(CheckVersionLocked(object));
     if (object.op == CustodyOp::kEnd) return absl::OkStatus();
     if (object.op != CustodyOp::kObject || !fd.valid()) {
       return absl::Status(object.code == 0 ? absl::StatusCode::kInternal : static_cast<absl::StatusCode>(object.code),

@@ -60,8 +60,11 @@ class Custody {
   absl::Status ConnectLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ListLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status PutAllLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // One request and its answer; the connection is over where either is missing.
-  absl::Status CallLocked(const CustodyMessage& request, int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // One request and its answer; the connection is over where either is missing. Both are of the version that kOwn has
+  // agreed on.
+  absl::Status CallLocked(CustodyMessage request, int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status OwnLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckVersionLocked(const CustodyMessage& answer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string path_;
   const std::string program_;
@@ -70,6 +73,7 @@ class Custody {
   bool released_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Mutex mutex_;
   UniqueFd socket_ ABSL_GUARDED_BY(mutex_);
+  int version_ ABSL_GUARDED_BY(mutex_) = 0;  // of messages on the socket
   Objects taken_ ABSL_GUARDED_BY(mutex_);
   Objects held_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> undropped_ ABSL_GUARDED_BY(mutex_);  // jobs of whose end no custodian has heard

@@ -78,10 +78,9 @@ absl::StatusOr<CustodyMessage> ReceiveCustody(int socket, UniqueFd* fd, absl::Du
   const CustodyMessage want;
   const bool is_ours = received == sizeof(result) && std::memcmp(result.magic, want.magic, sizeof(want.magic)) == 0 &&
                        (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0 && fds.size() <= 1;
-  if (!is_ours || result.version != kCustodyVersion) {
+  if (!is_ours) {
     return absl::InvalidArgumentError(
-        is_ours ? absl::StrCat("another version of custody (got ", result.version, ", want ", kCustodyVersion, ")")
-                : absl::StrCat("no message of custody (got ", received, " bytes, want ", sizeof(result), ")"));
+        absl::StrCat("no message of custody (got ", received, " bytes, want ", sizeof(result), ")"));
   }
   result.name[sizeof(result.name) - 1] = result.text[sizeof(result.text) - 1] = 0;
   if (!fds.empty()) *fd = std::move(fds.front());

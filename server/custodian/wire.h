@@ -2,8 +2,9 @@
 #define SHARDD_SERVER_CUSTODIAN_WIRE_H_
 
 // The bytes between daemon and custodian, in native byte order because both are on one machine. A request has one
-// answer, but for kList, which has one for each object and then kEnd. Whoever adds to it raises kCustodyVersion; both
-// sides refuse what they do not know.
+// answer, but for kList, which has one for each object and then kEnd. A custodian runs on while daemons are upgraded,
+// so both say a range of versions (kCustodyVersions) with kOwn, and speak the newest one that both know. The size of a
+// message, the fields up to `newest`, kOwn and its answer are the same in all versions.
 
 #include <cstdint>
 #include <string>
@@ -13,13 +14,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/shm/unique_fd.h"
+#include "common/versions/versions.h"
 
 namespace shardd {
 
-inline constexpr uint16_t kCustodyVersion = 1;
-
 enum class CustodyOp : uint16_t {
-  kOwn = 1,   // the sender is the owner from here on; FAILED_PRECONDITION, with its pid: somebody else is
+  kOwn = 1,   // the sender is the owner from here on. FAILED_PRECONDITION, with its pid: somebody else is.
+              // UNIMPLEMENTED: no version in common
   kPut = 2,   // holds the descriptor as (job, name), in the place of what was there
   kDrop = 3,  // lets go of all that there is of the job
   kList = 4,  // all objects
@@ -31,10 +32,12 @@ enum class CustodyOp : uint16_t {
 // A whole message. Every byte is written.
 struct CustodyMessage {
   char magic[4] = {'S', 'H', 'C', 'U'};
-  uint16_t version = kCustodyVersion;
+  uint16_t version = static_cast<uint16_t>(kCustodyVersions.oldest);  // of this message
   CustodyOp op = CustodyOp::kAnswer;
   int32_t code = 0;  // of an answer: absl::StatusCode
-  uint32_t zero = 0;
+  // Of kOwn: the newest version that the daemon speaks, where `version` is the oldest. Of its answer: the version of
+  // all messages from here on. 0: `version`.
+  uint32_t newest = 0;
   uint64_t job = 0;     // 0: the daemon's own
   char name[48] = {};   // NUL-terminated
   char text[184] = {};  // of an answer that is an error; NUL-terminated
@@ -49,8 +52,8 @@ bool IsCustodyName(absl::string_view name);
 
 // Sends the message with `fd` (-1: none). UNAVAILABLE: the other side is gone. DEADLINE_EXCEEDED: it does not read.
 absl::Status SendCustody(int socket, const CustodyMessage& message, int fd, absl::Duration limit);
-// UNAVAILABLE: the other side is gone. INVALID_ARGUMENT: it is no message of this version; what came with it is closed.
-// DEADLINE_EXCEEDED: nothing has come.
+// UNAVAILABLE: the other side is gone. INVALID_ARGUMENT: it is no message; what came with it is closed. The caller
+// checks its version. DEADLINE_EXCEEDED: nothing has come.
 absl::StatusOr<CustodyMessage> ReceiveCustody(int socket, UniqueFd* fd, absl::Duration limit);
 
 }  // namespace shardd

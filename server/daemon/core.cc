@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
-#include "common/version.h"
 #include "server/observe/log.h"
 
 namespace shardd {
@@ -299,15 +298,16 @@ void Core::FetchFds(FdRequest request, PeerCredentials peer,
   loop_.Post([this, shared, peer, done = std::move(done)] {
     JobCore* job = nullptr;
     Session* session = FindSession(shared->session_id, &job);
-    if (shared->protocol_version != kProtocolVersion) {
-      done(absl::FailedPreconditionError(absl::StrCat("fd channel: protocol version differs (got ",
-                                                      shared->protocol_version, ", want ", kProtocolVersion, ")")),
-           {});
-      return;
-    }
     if (session == nullptr || session->token() != shared->token || session->peer.uid != peer.uid) {
       done(absl::PermissionDeniedError(
                absl::StrCat("fd channel: session ", shared->session_id, ": no such session, or wrong token")),
+           {});
+      return;
+    }
+    if (static_cast<int>(shared->protocol_version) != session->protocol_version()) {
+      done(absl::FailedPreconditionError(absl::StrCat("fd channel: session ", shared->session_id,
+                                                      ": another protocol version (got ", shared->protocol_version,
+                                                      ", want ", session->protocol_version(), ", as it was attached)")),
            {});
       return;
     }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/process/process_stat.h"
 #include "common/status/status_macros.h"
+#include "common/versions/versions.h"
 #include "server/daemon/core.h"
 #include "server/job/membership/past_process.h"
 #include "server/loop/post_within.h"
@@ -121,6 +122,12 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
   if (stopping_) {
     return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
   }
+  const int protocol = request.protocol_version() == 0 ? kUnsaidProtocolVersion : request.protocol_version();
+  if (!kProtocolVersions.Has(protocol)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, ": a protocol version that this daemon does not speak (got ", protocol, ", want ",
+                     kProtocolVersions.Text(), "); open the job, whose answer says which"));
+  }
   struct Found {
     std::shared_ptr<const ShardPlan> plan;
     uint64_t epoch = 0;
@@ -186,7 +193,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
     }
     SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Session> session,
                             Session::Create(found.plan, found.session_id, rank, found.epoch,
-                                            PlaceOf(rank, found.plan->world_size), std::move(slots)));
+                                            PlaceOf(rank, found.plan->world_size), std::move(slots), protocol));
     session->peer = peer;
     session->expected_version = request.expected_version();
     session->start_ticks = start_ticks;

@@ -8,7 +8,7 @@
 #include "common/plan/extend.h"
 #include "common/process/process_stat.h"
 #include "common/status/status_macros.h"
-#include "common/version.h"
+#include "common/versions/versions.h"
 #include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/loop/post_within.h"
@@ -135,10 +135,11 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   const std::string& name = request.spec().name();
   const Tenant caller{peer.uid, secret.digest()};
   const std::string what = absl::StrCat("open job \"", absl::CHexEscape(name.substr(0, 128)), "\"");
-  if (request.protocol_version() != kProtocolVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(what, ": client and daemon are of different versions (got protocol ", request.protocol_version(),
-                     ", want ", kProtocolVersion, "); install the same version of both"));
+  const absl::StatusOr<int> protocol =
+      CommonVersion("protocol version", {"this daemon", kProtocolVersions},
+                    {"the client", SaidRange(request.protocol_version(), request.newest_protocol_version())});
+  if (!protocol.ok()) {
+    return absl::Status(protocol.status().code(), absl::StrCat(what, ": ", protocol.status().message()));
   }
   if (stopping_) {
     return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
@@ -190,6 +191,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
     uint64_t new_id = 0;
   };
   auto fill = [&](const JobCore& job, v1::OpenJobResponse* response) {
+    response->set_protocol_version(*protocol);
     response->set_job_id(job.identity().id);
     response->set_plan_digest(job.plan()->digest);
     response->set_epoch(job.committed().epoch());

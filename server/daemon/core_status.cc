@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/version.h"
+#include "common/versions/versions.h"
 #include "server/daemon/core.h"
 
 namespace shardd {
@@ -14,7 +15,8 @@ void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
   loop_.Post([this, done = std::move(done)] {
     v1::Daemon daemon;
     daemon.set_version(kVersion);
-    daemon.set_protocol_version(kProtocolVersion);
+    daemon.set_protocol_version(kProtocolVersions.newest);
+    daemon.set_oldest_protocol_version(kProtocolVersions.oldest);
     daemon.set_pid(getpid());
     daemon.set_start_time_unix_ms(absl::ToUnixMillis(start_time_));
     for (const auto& device : devices_) {

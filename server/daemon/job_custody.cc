@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "common/versions/versions.h"
 #include "server/observe/log.h"
 #include "server/storage/kept_on_gpus.h"
 
@@ -85,7 +86,7 @@ absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore
     return absl::OkStatus();
   }
   v1::CustodyJob job;
-  job.set_format(kCustodyFormat);
+  job.set_format(static_cast<uint32_t>(kCustodyFormats.newest));
   job.set_job_id(init->id);
   job.set_owner_uid(init->owner.uid);
   if (init->owner.secret.has_value()) {
@@ -117,10 +118,16 @@ std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> JobCustody::TakeUp(
   std::map<uint64_t, JobMemory::Kept> jobs;
   for (auto& [key, fd] : custody_->TakeUp()) jobs[key.first][key.second] = std::move(fd);
   v1::CustodyDaemon own;
+  const auto format = [&] { return own.format() == 0 ? 1 : static_cast<int>(own.format()); };
   if (UniqueFd salt = TakeKept(jobs[0], kSaltName);
       salt.valid() && ReadCustodyRecord(kSaltName, std::move(salt), &own).ok()) {
-    UseSecretSalt(own.secret_salt());
+    if (absl::Status reads = CheckFormat("the daemon's own record", format(), kCustodyFormats); reads.ok()) {
+      UseSecretSalt(own.secret_salt());
+    } else {  // it stays for the daemon that reads it
+      LogError(absl::StrCat("jobs with a secret of the daemon before admit nobody here: ", reads.message()));
+    }
   } else {
+    own.set_format(static_cast<uint32_t>(kCustodyFormats.newest));
     own.set_secret_salt(SecretSalt());
     const absl::StatusOr<std::unique_ptr<Slab>> record = MakeCustodyRecord(kSaltName, own);
     const absl::Status put = record.ok() ? custody_->Put(0, kSaltName, (*record)->fd()) : record.status();

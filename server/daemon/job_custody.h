@@ -33,8 +33,8 @@ class JobCustody {
   void Review() const;
   // The job has ended.
   void Drop(uint64_t job) const;
-  // By id, in the order in which they were opened. Once. Errors: NOT_FOUND: nothing was committed. DATA_LOSS: it is
-  // nothing that this daemon could go on with, and says why; the custodian still has it.
+  // By id, in the order in which they were opened. Once. Errors: as ReadTakenUpJob; but for NOT_FOUND the custodian
+  // still has the job.
   std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> TakeUp(const TakeUpOn& on) const;
 
  private:

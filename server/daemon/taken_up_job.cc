@@ -19,6 +19,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/process/process_stat.h"
 #include "common/status/status_macros.h"
+#include "common/versions/versions.h"
 #include "server/device/cpu/cpu_ops.h"
 #include "server/device/ops/rest_of_update.h"
 #include "server/optimizer/optimizer.h"
@@ -272,17 +273,15 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
   UniqueFd job = TakeKept(kept, kCustodyJobName);
   if (!job.valid()) return absl::NotFoundError("it was being opened");
   SHARDD_RETURN_IF_ERROR(ReadCustodyRecord(kCustodyJobName, std::move(job), &result.job));
-  if (result.job.format() != kCustodyFormat) {
-    return absl::DataLossError(
-        absl::StrCat("it is of another version (got format ", result.job.format(), ", want ", kCustodyFormat, ")"));
-  }
+  SHARDD_RETURN_IF_ERROR(CheckFormat("record of the job", static_cast<int>(result.job.format()), kCustodyFormats));
   SHARDD_ASSIGN_OR_RETURN(result.plan, PlanShards(result.job.spec(), result.job.node()));
   const ShardPlan& plan = result.plan;
   const SlabPlace place = on.place(plan.world_size);
   const bool on_gpus = place.memory != nullptr;
   SHARDD_RETURN_IF_ERROR(CheckSameGpus(result.job, place));
   if (plan.digest != result.job.plan_digest() || !OutlivesDaemon(plan, on_gpus)) {
-    return absl::DataLossError("this version plans the job otherwise than the one that made it");
+    return absl::FailedPreconditionError(
+        "this version of shardd plans the job otherwise than the one that made it; start that version");
   }
   const TakeUpLog::Sizes sizes = TakeUpLogSizes(plan);
   SHARDD_ASSIGN_OR_RETURN(result.journal, Journal::TakeUp(TakeKept(kept, kCustodyJournalName), sizes.place_bytes));

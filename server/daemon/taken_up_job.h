@@ -37,7 +37,6 @@
 
 namespace shardd {
 
-inline constexpr uint32_t kCustodyFormat = 1;
 // Names of what a job has with the custodian beside its slabs, and its description (kCustodyJobName).
 inline constexpr char kCustodyJournalName[] = "journal";
 inline constexpr char kCustodyLogName[] = "take-up log";
@@ -73,6 +72,7 @@ struct TakeUpOn {
 
 // Completes a step that was decided, and a snapshot that was being taken. Blocks. NOT_FOUND: nothing was committed, or
 // the job was not there for anybody. DATA_LOSS: it is nothing that this daemon could go on with, and says why.
+// FAILED_PRECONDITION: it is of a format that another version of shardd reads.
 // REQUIRES: on GPUs, the former daemon has ended, and with it whatever its streams were doing.
 absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& on);
 

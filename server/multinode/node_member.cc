@@ -205,6 +205,7 @@ void NodeMember::Describe(v1::Job* out) const {
     described->set_here(node == node_);
     if (node != node_) {
       const PeerTraffic traffic = links_->traffic(node);
+      described->set_protocol_version(links_->protocol_version(node));
       described->set_bytes_sent(traffic.sent_bytes);
       described->set_bytes_received(traffic.received_bytes);
     }

@@ -187,6 +187,7 @@ void LinkLoop::HandleAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer
     End(link, status);
     return;
   }
+  link->protocol_version = PeerGreeting::CommonProtocol(message.hello()).value_or(0);  // Check has found one
   v1::PeerData first;
   *first.mutable_hello() = greeting_.Hello(link->token, link->node);
   link->data = CallPeer(transport_.make_channel(join_.addresses[link->node]), kDataMethod);
@@ -277,6 +278,7 @@ void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::
   link->node = node;
   link->backlog = std::make_shared<PeerBacklog>(kMaxPendingBytes);
   link->token = hello.token();
+  link->protocol_version = PeerGreeting::CommonProtocol(hello).value_or(0);  // Check has found one
   link->deadline = MonotonicNow() + transport_.handshake_patience;
   link->control = control;
   v1::PeerMessage answer;

@@ -3,14 +3,24 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "common/version.h"
+#include "common/versions/versions.h"
 #include "server/tenant/tenant.h"
 
 namespace shardd {
 
+absl::StatusOr<int> PeerGreeting::CommonProtocol(const v1::PeerHello& hello) {
+  // Either side may read it.
+  const std::string theirs = absl::StrCat("node ", hello.node(), "'s daemon");
+  absl::StatusOr<int> common =
+      CommonVersion("protocol version", {"the daemon that refuses", kProtocolVersions},
+                    {theirs, SaidRange(hello.protocol_version(), hello.newest_protocol_version())});
+  return common.ok() ? common : absl::UnimplementedError(common.status().message());
+}
+
 v1::PeerHello PeerGreeting::Hello(absl::string_view token, int to) const {
   v1::PeerHello hello;
-  hello.set_protocol_version(kProtocolVersion);
+  hello.set_protocol_version(kProtocolVersions.oldest);
+  hello.set_newest_protocol_version(kProtocolVersions.newest);
   hello.set_job(join_.job);
   hello.set_uid(join_.uid);
   hello.set_node(join_.node);
@@ -21,10 +31,8 @@ v1::PeerHello PeerGreeting::Hello(absl::string_view token, int to) const {
 
 absl::Status PeerGreeting::Check(const v1::PeerHello& hello) const {
   const std::string job = absl::StrCat("job \"", join_.job, "\" on node ", join_.node);
-  if (hello.protocol_version() != kProtocolVersion) {
-    return absl::UnimplementedError(absl::StrCat(job, ": daemons of different versions (got protocol ",
-                                                 hello.protocol_version(), ", want ", kProtocolVersion,
-                                                 "); run the same shardd on all nodes"));
+  if (const absl::Status status = CommonProtocol(hello).status(); !status.ok()) {
+    return absl::Status(status.code(), absl::StrCat(job, ": ", status.message()));
   }
   if (hello.job() != join_.job) {
     return absl::FailedPreconditionError(absl::StrCat(job, ": another job"));

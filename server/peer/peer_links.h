@@ -64,6 +64,8 @@ class PeerLinks {
   virtual int node() const = 0;   // of this daemon
   virtual int nodes() const = 0;  // number of nodes
   virtual PeerTraffic traffic(int /*node*/) const { return {}; }
+  // Of messages on the link; 0: there is none.
+  virtual int protocol_version(int /*node*/) const { return 0; }
   // Sends in order; drops the message if there is no link. Never blocks. A node that leaves 64 MiB unread loses its
   // link.
   virtual void Send(int node, v1::PeerMessage message) = 0;

@@ -8,8 +8,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/version.h"
 #include "grpcpp/impl/server_builder_plugin.h"
+#include "server/peer/peer_greeting.h"
 #include "server/peer/peer_stream.h"
 #include "server/peer/peer_wire.h"
 
@@ -99,10 +99,8 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PeerService::Take(g
 void PeerService::Place(const std::shared_ptr<PeerStream>& stream, v1::PeerHello hello, PeerIdentity caller,
                         bool data) {
   // Checked before the name, whose meaning in another version is unknown.
-  if (hello.protocol_version() != kProtocolVersion) {
-    stream->Abort(
-        absl::UnimplementedError(absl::StrCat("daemons of different versions (got protocol ", hello.protocol_version(),
-                                              ", want ", kProtocolVersion, "); run the same shardd on all nodes")));
+  if (const absl::Status status = PeerGreeting::CommonProtocol(hello).status(); !status.ok()) {
+    stream->Abort(status);
     return;
   }
   std::shared_ptr<LinkLoop> loop;

@@ -37,7 +37,7 @@ std::shared_ptr<SumChannel> SumsOf(const std::shared_ptr<SessionMemory>& memory,
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const ShardPlan> plan, uint64_t id, int rank,
                                                          uint64_t epoch, const SlabPlace& place,
-                                                         std::shared_ptr<Slab> host_slots) {
+                                                         std::shared_ptr<Slab> host_slots, int protocol_version) {
   SessionLayout layout = MakeSessionLayout(*plan, /*slots_elsewhere=*/place.memory != nullptr || host_slots != nullptr);
   std::string token(kTokenBytes, '\0');
   if (getrandom(token.data(), kTokenBytes, 0) != kTokenBytes) {
@@ -61,12 +61,12 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const S
     return absl::ResourceExhaustedError(
         absl::StrCat("attach rank ", rank, ": eventfd: ", std::strerror(errno), "; raise the limit of open files"));
   }
-  return std::unique_ptr<Session>(new Session(std::move(plan), id, rank, epoch, std::move(token), std::move(layout),
-                                              std::move(memory), std::move(doorbell)));
+  return std::unique_ptr<Session>(new Session(std::move(plan), id, rank, epoch, std::move(token), protocol_version,
+                                              std::move(layout), std::move(memory), std::move(doorbell)));
 }
 
 Session::Session(std::shared_ptr<const ShardPlan> plan, uint64_t id, int rank, uint64_t epoch, std::string token,
-                 SessionLayout layout, std::shared_ptr<SessionMemory> memory, UniqueFd doorbell)
+                 int protocol_version, SessionLayout layout, std::shared_ptr<SessionMemory> memory, UniqueFd doorbell)
     : handles(plan->groups.size()),
       plan_(std::move(plan)),
       id_(id),
@@ -78,7 +78,7 @@ Session::Session(std::shared_ptr<const ShardPlan> plan, uint64_t id, int rank, u
       doorbell_(std::move(doorbell)),
       sums_(SumsOf(memory_, layout_, *plan_, epoch, rank)),
       decoder_(plan_, rank),
-      words_(ViewOf(*memory_, layout_), PageOf(*memory_, *plan_), epoch),
+      words_(ViewOf(*memory_, layout_), PageOf(*memory_, *plan_), epoch, protocol_version),
       ring_(*plan_, layout_, decoder_, ViewOf(*memory_, layout_), PageOf(*memory_, *plan_), rank, epoch),
       trace_(ViewOf(*memory_, layout_), PageOf(*memory_, *plan_), layout_.trace_offset_bytes) {}
 

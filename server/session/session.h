@@ -17,6 +17,7 @@
 #include "common/plan/session_layout.h"
 #include "common/shm/fd_channel.h"
 #include "common/shm/slab.h"
+#include "common/versions/versions.h"
 #include "server/collective/trainers/sum_channel.h"
 #include "server/device/device_memory.h"
 #include "server/session/command_decoder.h"
@@ -57,15 +58,19 @@ class Session {
  public:
   // Allocates and populates; blocks (about 1 s per GiB). Any thread.
   // `place`: where the rank's gradient slots lie, the devices that add them among its users. `host_slots`: where they
-  // lie apart on the host (RankSlots); null: they are on devices, or in the session's memory.
+  // lie apart on the host (RankSlots); null: they are on devices, or in the session's memory. REQUIRES: this build
+  // speaks `protocol_version`.
   static absl::StatusOr<std::unique_ptr<Session>> Create(std::shared_ptr<const ShardPlan> plan, uint64_t id, int rank,
                                                          uint64_t epoch, const SlabPlace& place = {},
-                                                         std::shared_ptr<Slab> host_slots = nullptr);
+                                                         std::shared_ptr<Slab> host_slots = nullptr,
+                                                         int protocol_version = kProtocolVersions.newest);
 
   uint64_t id() const { return id_; }
   int rank() const { return rank_; }
   uint64_t epoch() const { return epoch_; }
   const std::string& token() const { return token_; }
+  // Of all that it and its client exchange.
+  int protocol_version() const { return words_.protocol_version(); }
   const std::shared_ptr<SessionMemory>& memory() const { return memory_; }
   const SessionLayout& layout() const { return layout_; }
   int doorbell() const { return doorbell_.get(); }
@@ -113,7 +118,7 @@ class Session {
 
  private:
   Session(std::shared_ptr<const ShardPlan> plan, uint64_t id, int rank, uint64_t epoch, std::string token,
-          SessionLayout layout, std::shared_ptr<SessionMemory> memory, UniqueFd doorbell);
+          int protocol_version, SessionLayout layout, std::shared_ptr<SessionMemory> memory, UniqueFd doorbell);
 
   const std::shared_ptr<const ShardPlan> plan_;
   const uint64_t id_;

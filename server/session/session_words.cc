@@ -8,11 +8,17 @@
 
 namespace shardd {
 
-SessionWords::SessionWords(SessionMemoryView view, DaemonPageView page, uint64_t epoch)
-    : view_(view), page_(page), epoch_(epoch), released_(page.slots(), 0), issued_(page.slots(), 0) {
+SessionWords::SessionWords(SessionMemoryView view, DaemonPageView page, uint64_t epoch, int protocol_version)
+    : view_(view),
+      page_(page),
+      epoch_(epoch),
+      protocol_version_(protocol_version),
+      released_(page.slots(), 0),
+      issued_(page.slots(), 0) {
   DaemonPage& daemon_page = page_.page();
   const uint64_t begin = TimelineValue(epoch, 0);
   daemon_page.magic = DaemonPage::kMagic;
+  daemon_page.protocol_version = static_cast<uint64_t>(protocol_version);
   daemon_page.epoch.store(begin);
   daemon_page.version.store(begin);
   daemon_page.consumed.store(begin);

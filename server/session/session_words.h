@@ -15,7 +15,9 @@ namespace shardd {
 class SessionWords {
  public:
   // The memory behind the views outlives it. Writes the page's first words.
-  SessionWords(SessionMemoryView view, DaemonPageView page, uint64_t epoch);
+  SessionWords(SessionMemoryView view, DaemonPageView page, uint64_t epoch, int protocol_version);
+
+  int protocol_version() const { return protocol_version_; }
 
   // The client's device has come to signal `done` (CommandRecord::done). 0: always.
   bool HasDone(uint64_t done) const;
@@ -58,6 +60,7 @@ class SessionWords {
   const SessionMemoryView view_;
   const DaemonPageView page_;
   const uint64_t epoch_;
+  const int protocol_version_;
   absl::Time last_progress_time_ = absl::InfinitePast();
   bool poisoned_ = false;  // no version is published any more
   uint64_t full_params_ = 0;

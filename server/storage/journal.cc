@@ -5,13 +5,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "common/versions/versions.h"
 #include "server/storage/record_place.h"
 
 namespace shardd {
 namespace {
 
 constexpr char kMagic[4] = {'S', 'H', 'J', 'L'};
-constexpr uint32_t kFormat = 1;
 
 struct RawHeader {
   char magic[4];
@@ -31,13 +31,18 @@ uint32_t HeaderCrc(const RawHeader& raw) { return RecordCrc(&raw, offsetof(RawHe
 absl::StatusOr<std::unique_ptr<Journal>> Journal::Create(int64_t place_bytes) {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab,
                           Slab::Create("journal", SlabBacking::kSealedMemfd, kHeaderBytes + 2 * place_bytes));
-  return std::unique_ptr<Journal>(new Journal(std::move(slab), place_bytes));
+  return std::unique_ptr<Journal>(new Journal(std::move(slab), place_bytes, kJournalFormats.newest));
 }
 
 absl::StatusOr<std::unique_ptr<Journal>> Journal::TakeUp(UniqueFd fd, int64_t place_bytes) {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab,
                           Slab::TakeUp("journal", std::move(fd), kHeaderBytes + 2 * place_bytes));
-  return std::unique_ptr<Journal>(new Journal(std::move(slab), place_bytes));
+  RawHeader raw{};
+  std::memcpy(&raw, slab->data(), sizeof(raw));
+  const bool has_header = std::memcmp(raw.magic, kMagic, 4) == 0;  // else nothing has been committed
+  const int format = has_header ? static_cast<int>(raw.format) : kJournalFormats.oldest;
+  SHARDD_RETURN_IF_ERROR(CheckFormat("journal", format, kJournalFormats));
+  return std::unique_ptr<Journal>(new Journal(std::move(slab), place_bytes, format));
 }
 
 absl::Status Journal::WriteDecided(const v1::DecidedStepRecord& record) {
@@ -50,7 +55,7 @@ absl::Status Journal::WriteDecided(const v1::DecidedStepRecord& record) {
 absl::Status Journal::WriteHeader(const Header& header) {
   RawHeader raw{};
   std::memcpy(raw.magic, kMagic, 4);
-  raw.format = kFormat;
+  raw.format = static_cast<uint32_t>(format_);
   raw.epoch = header.epoch;
   raw.committed_step = header.committed_step;
   raw.version = header.version;
@@ -62,7 +67,8 @@ absl::Status Journal::WriteHeader(const Header& header) {
 absl::StatusOr<Journal::Header> Journal::ReadHeader() const {
   RawHeader raw{};
   std::memcpy(&raw, slab_->data(), sizeof(raw));
-  if (std::memcmp(raw.magic, kMagic, 4) != 0 || raw.format != kFormat || raw.crc != HeaderCrc(raw)) {
+  if (std::memcmp(raw.magic, kMagic, 4) != 0 || !kJournalFormats.Has(static_cast<int>(raw.format)) ||
+      raw.crc != HeaderCrc(raw)) {
     return absl::DataLossError("journal: header is not valid");
   }
   return Header{raw.epoch, raw.committed_step, raw.version};

@@ -5,8 +5,11 @@
 // step is committed. A place is valid when its checksum fits, so a torn write leaves the other one. Where the daemon
 // has a custodian, the one that takes its place completes the step that is decided and not committed (take_up_log.h).
 //
-//   header (64 bytes):  "SHJL" | u32 format 1 | u64 epoch | i64 committed step | u64 version | u32 crc of these | 0...
+//   header (64 bytes):  "SHJL" | u32 format | u64 epoch | i64 committed step | u64 version | u32 crc of these | 0...
 //   place k at 64 + k * place_bytes:  v1::DecidedStepRecord (record_place.h)
+//
+// This is format 1; kJournalFormats says what this build reads. Magic and format have the same place in all formats,
+// and a journal keeps its format for as long as its job lives.
 
 #include <cstdint>
 #include <memory>
@@ -30,7 +33,8 @@ class Journal {
   // is none.
   static absl::StatusOr<std::unique_ptr<Journal>> Create(int64_t place_bytes);
 
-  // Of the daemon before this one. DATA_LOSS: it is something else.
+  // Of the daemon before this one. DATA_LOSS: it is something else. FAILED_PRECONDITION: it is of a format that this
+  // build does not read.
   static absl::StatusOr<std::unique_ptr<Journal>> TakeUp(UniqueFd fd, int64_t place_bytes);
   int fd() const { return slab_->fd(); }
 
@@ -46,9 +50,11 @@ class Journal {
  private:
   static constexpr int64_t kHeaderBytes = 64;
   int64_t PlaceOf(int64_t step) const { return kHeaderBytes + step % 2 * place_bytes_; }
-  Journal(std::unique_ptr<Slab> slab, int64_t place_bytes) : slab_(std::move(slab)), place_bytes_(place_bytes) {}
+  Journal(std::unique_ptr<Slab> slab, int64_t place_bytes, int format)
+      : slab_(std::move(slab)), place_bytes_(place_bytes), format_(format) {}
   const std::unique_ptr<Slab> slab_;
   const int64_t place_bytes_;
+  const int format_;
 };
 
 }  // namespace shardd

@@ -6,14 +6,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "common/versions/versions.h"
 #include "server/storage/record_place.h"
 
 namespace shardd {
 namespace {
 
 constexpr char kTakeUpMagic[4] = {'S', 'H', 'T', 'U'};
-constexpr uint32_t kTakeUpFormat = 1;
-constexpr char kTakeUpName[] = "take-up log";
+constexpr absl::string_view kTakeUpName = "take-up log";
 
 struct RawTakeUpHeader {
   char magic[4];
@@ -36,14 +36,21 @@ constexpr uint32_t kFinished = 4;
 
 uint32_t TakeUpCrc(const RawTakeUpHeader& raw) { return RecordCrc(&raw, offsetof(RawTakeUpHeader, crc)); }
 
+RawTakeUpHeader HeaderAt(const Slab& slab, int64_t place) {
+  RawTakeUpHeader raw;
+  std::memcpy(&raw, slab.At<char>(place * static_cast<int64_t>(sizeof(raw))), sizeof(raw));
+  return raw;
+}
+
+bool HasMagic(const RawTakeUpHeader& raw) { return std::memcmp(raw.magic, kTakeUpMagic, sizeof(kTakeUpMagic)) == 0; }
+
 // The header that counts; sequence 0: none is valid.
 RawTakeUpHeader LastHeader(const Slab& slab) {
   RawTakeUpHeader last{};
   for (int64_t i = 0; i < 2; ++i) {
-    RawTakeUpHeader raw;
-    std::memcpy(&raw, slab.At<char>(i * static_cast<int64_t>(sizeof(raw))), sizeof(raw));
-    if (std::memcmp(raw.magic, kTakeUpMagic, sizeof(kTakeUpMagic)) == 0 && raw.format == kTakeUpFormat &&
-        raw.crc == TakeUpCrc(raw) && raw.sequence > last.sequence) {
+    const RawTakeUpHeader raw = HeaderAt(slab, i);
+    if (HasMagic(raw) && kTakeUpFormats.Has(static_cast<int>(raw.format)) && raw.crc == TakeUpCrc(raw) &&
+        raw.sequence > last.sequence) {
       last = raw;
     }
   }
@@ -55,14 +62,22 @@ RawTakeUpHeader LastHeader(const Slab& slab) {
 absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::Create(const Sizes& sizes) {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab,
                           Slab::Create(kTakeUpName, SlabBacking::kSealedMemfd, SizeBytes(sizes)));
-  std::unique_ptr<TakeUpLog> log(new TakeUpLog(std::move(slab), sizes));
+  std::unique_ptr<TakeUpLog> log(new TakeUpLog(std::move(slab), sizes, kTakeUpFormats.newest));
   log->Write();
   return log;
 }
 
 absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const Sizes& sizes) {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab, Slab::TakeUp(kTakeUpName, std::move(fd), SizeBytes(sizes)));
-  std::unique_ptr<TakeUpLog> log(new TakeUpLog(std::move(slab), sizes));
+  int format = kTakeUpFormats.oldest;
+  for (int64_t i = 0; i < 2; ++i) {
+    // Before the checksum: another format may have another one.
+    if (const RawTakeUpHeader raw = HeaderAt(*slab, i); HasMagic(raw)) {
+      format = static_cast<int>(raw.format);
+      SHARDD_RETURN_IF_ERROR(CheckFormat(kTakeUpName, format, kTakeUpFormats));
+    }
+  }
+  std::unique_ptr<TakeUpLog> log(new TakeUpLog(std::move(slab), sizes, format));
   const RawTakeUpHeader last = LastHeader(*log->slab_);
   log->header_ = {last.epoch, last.step, last.version};
   log->sequence_ = last.sequence;
@@ -178,7 +193,7 @@ void TakeUpLog::Touch() {
 void TakeUpLog::Write() {
   RawTakeUpHeader raw{};
   std::memcpy(raw.magic, kTakeUpMagic, sizeof(kTakeUpMagic));
-  raw.format = kTakeUpFormat;
+  raw.format = static_cast<uint32_t>(format_);
   raw.sequence = ++sequence_;
   raw.epoch = header_.epoch;
   raw.step = header_.step;

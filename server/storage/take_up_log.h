@@ -4,7 +4,7 @@
 // What a daemon that takes up a job needs to know beside the job's slabs and its journal, which has the decided steps.
 //
 //   two headers (64 bytes each, written in turn; the valid one with the higher `sequence` counts):
-//     "SHTU" | u32 format 1 | u64 sequence | u64 epoch | i64 step | u64 version | u32 facts | u32 flags |
+//     "SHTU" | u32 format | u64 sequence | u64 epoch | i64 step | u64 version | u32 facts | u32 flags |
 //     u32 counts | u32 crc | 0...
 //   at 128, for each of the first ranks (24 bytes): u32 state (0: it has no process, 1: it has this one, 2: it has one
 //   that is not known) | i32 pid | u32 uid | 0... | u64 start time in clock ticks
@@ -14,6 +14,9 @@
 // `facts` says where step counts and trainers' states are: 0: what follows from the journal's record of the committed
 // step; 1 and 2: in that place. `counts` says which memory the step and the facts are of (Counts). `flags`: 1: touched;
 // 2: the step behind the committed one is promised, and its record is there; 4: the ranks have finished.
+//
+// This is format 1; kTakeUpFormats says what this build reads. Magic and format have the same place in all formats, and
+// a log keeps its format for as long as its job lives.
 
 #include <cstdint>
 #include <memory>
@@ -45,7 +48,8 @@ class TakeUpLog {
   };
   // Says that nothing is committed.
   static absl::StatusOr<std::unique_ptr<TakeUpLog>> Create(const Sizes& sizes);
-  // DATA_LOSS: it is not what another daemon has made for a job of that plan.
+  // DATA_LOSS: it is not what another daemon has made for a job of that plan. FAILED_PRECONDITION: it is of a format
+  // that this build does not read.
   static absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUp(UniqueFd fd, const Sizes& sizes);
 
   // For a job on GPUs, whose streams write the logs of updates. Errors as of RegisterHost.
@@ -119,7 +123,8 @@ class TakeUpLog {
   static int64_t SizeBytes(const Sizes& sizes) {
     return PlacesAt(sizes.ranks) + (sizes.promises ? 3 : 2) * sizes.place_bytes;
   }
-  TakeUpLog(std::unique_ptr<Slab> slab, const Sizes& sizes) : slab_(std::move(slab)), sizes_(sizes) {}
+  TakeUpLog(std::unique_ptr<Slab> slab, const Sizes& sizes, int format)
+      : slab_(std::move(slab)), sizes_(sizes), format_(format) {}
   char* PlaceOf(uint32_t place) const {
     return slab_->At<char>(PlacesAt(sizes_.ranks) + (static_cast<int64_t>(place) - 1) * sizes_.place_bytes);
   }
@@ -128,6 +133,7 @@ class TakeUpLog {
   const std::unique_ptr<Slab> slab_;
   std::unique_ptr<PinnedMemory> pinned_;  // goes before what it names
   const Sizes sizes_;
+  const int format_;
   Header header_;
   uint64_t sequence_ = 0;
   uint32_t facts_ = 0;

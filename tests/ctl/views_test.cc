@@ -241,6 +241,10 @@ TEST(ViewsTest, DaemonSaysHowOldItIsAndWhatItHolds) {
             "isolation   own uid\n"
             "handover    possible\n"
             "embedded    no\n");
+  v1::Daemon with_range = daemon;
+  with_range.set_oldest_protocol_version(1);
+  with_range.set_protocol_version(3);
+  EXPECT_THAT(Show(with_range, "", kView), HasSubstr("shardd 0.1.0, protocol 1 to 3\n"));
 }
 
 TEST(ViewsTest, DaemonSaysHowItsGpusAreSetAndWhatIsWrongAroundThem) {

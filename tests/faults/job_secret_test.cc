@@ -13,7 +13,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/version.h"
+#include "common/versions/versions.h"
 #include "tests/faults/bad_input.h"
 #include "tests/faults/commands.h"
 #include "tests/testing/run_as_uid.h"
@@ -141,7 +141,7 @@ TEST_F(JobSecretTest, WhoDoesNotGiveItIsNoRankThatOthersWaitFor) {
   owner.Gives(kSecret);
   ASSERT_TRUE(owner.Enter(spec, 0).ok());
   v1::OpenJobRequest bad;
-  bad.set_protocol_version(kProtocolVersion);
+  bad.set_protocol_version(kProtocolVersions.newest);
   bad.set_rank(1);
   *bad.mutable_spec() = spec;
   bad.mutable_spec()->set_world_size(-1);

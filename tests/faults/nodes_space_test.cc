@@ -4,7 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "common/version.h"
+#include "common/versions/versions.h"
 #include "tests/faults/bad_input.h"
 #include "tests/faults/own_mounts.h"
 
@@ -26,7 +26,7 @@ class FullMachineOfANode : public BadInput {
                                       {"nodes", "node0.test:1,node1.test:1"}});
     SetShape(*request.mutable_spec(), {shards_bytes / 4});
     request.set_node(0);
-    request.set_protocol_version(kProtocolVersion);
+    request.set_protocol_version(kProtocolVersions.newest);
     return request;
   }
   const MemoryOfTheMachine memory_{File("meminfo")};

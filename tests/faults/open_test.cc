@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/grpc_status.h"
-#include "common/version.h"
+#include "common/versions/versions.h"
 #include "tests/faults/bad_input.h"
 
 namespace shardd::faults {
@@ -18,13 +18,49 @@ constexpr int64_t kMaxMessageBytes = 256 << 20;  // of the daemon's gRPC server
 TEST_F(BadInput, ClientAndDaemonOfDifferentVersionsAreToldSo) {
   StartDaemonWithJob();
   v1::OpenJobRequest request;
-  request.set_protocol_version(kProtocolVersion + 1);
+  request.set_protocol_version(kProtocolVersions.newest + 1);
   *request.mutable_spec() = SpecOf(job_);
   RawClient client(socket());
-  ExpectStatus(client.Open(request).status(), absl::StatusCode::kFailedPrecondition, "different versions");
-  request.set_protocol_version(kProtocolVersion);
+  ExpectStatus(client.Open(request).status(), absl::StatusCode::kFailedPrecondition,
+               absl::StrCat("no common protocol version (got ", kProtocolVersions.newest + 1, ", want ",
+                            kProtocolVersions.Text(), "); upgrade this daemon"));
+  request.set_newest_protocol_version(kProtocolVersions.newest);
+  ExpectStatus(client.Open(request).status(), absl::StatusCode::kInvalidArgument, "no range of protocol versions");
+  request.set_protocol_version(0);  // does not say it
+  request.set_newest_protocol_version(0);
+  ExpectStatus(client.Open(request).status(), absl::StatusCode::kFailedPrecondition, "; upgrade the client");
+  request.set_protocol_version(kProtocolVersions.newest);
   request.set_plan_digest(std::string(32, 'x'));
   ExpectStatus(client.Open(request).status(), absl::StatusCode::kFailedPrecondition, "plan differently");
+  ExpectJobIntact();
+}
+
+// The newest that both speak, which the session keeps; a client that says nothing of it is of the version that had
+// none.
+TEST_F(BadInput, ARankSpeaksTheNewestCommonVersion) {
+  StartDaemonWithJob();
+  {
+    RawClient client(socket());
+    v1::OpenJobRequest request;
+    request.set_protocol_version(kProtocolVersions.oldest - 1);
+    request.set_newest_protocol_version(kProtocolVersions.newest + 7);
+    *request.mutable_spec() = SpecOf(job_);
+    const absl::StatusOr<v1::OpenJobResponse> opened = client.Open(request);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    EXPECT_EQ(opened->protocol_version(), kProtocolVersions.newest);
+    v1::AttachRankRequest attach;
+    attach.set_job_id(opened->job_id());
+    attach.set_protocol_version(kProtocolVersions.newest + 1);
+    grpc::ClientContext refused, served;
+    v1::AttachRankResponse session;
+    ExpectStatus(FromGrpcStatus(client.stub().AttachRank(&refused, attach, &session)),
+                 absl::StatusCode::kFailedPrecondition, "a protocol version that this daemon does not speak");
+    attach.clear_protocol_version();
+    ASSERT_TRUE(client.stub().AttachRank(&served, attach, &session).ok());
+    EXPECT_EQ(Ranks()[0].protocol_version(), kUnsaidProtocolVersion);
+    RawStream stream(client.stub());
+    stream.Hello(session.session_id(), session.token());
+  }
   ExpectJobIntact();
 }
 
@@ -50,7 +86,7 @@ TEST_F(BadInput, AWiderJobIsAdoptedOnRequestOnlyAndOnlyWhereItIsWider) {
   StartDaemonWithJob();
   RawClient client(socket());
   v1::OpenJobRequest request;
-  request.set_protocol_version(kProtocolVersion);
+  request.set_protocol_version(kProtocolVersions.newest);
   request.set_adopt(true);
   *request.mutable_spec() = SpecOf(job_);
   EXPECT_FALSE(client.Open(request)->has_spec());

@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "common/status/grpc_status.h"
 #include "common/status/status_macros.h"
-#include "common/version.h"
+#include "common/versions/versions.h"
 #include "google/protobuf/util/json_util.h"
 #include "grpcpp/create_channel_posix.h"
 #include "tests/common/shm/process_util.h"
@@ -126,7 +126,7 @@ absl::StatusOr<v1::OpenJobResponse> RawClient::Open(const v1::OpenJobRequest& re
 
 absl::StatusOr<v1::OpenJobResponse> RawClient::Open(const v1::JobSpec& spec) {
   v1::OpenJobRequest request;
-  request.set_protocol_version(kProtocolVersion);
+  request.set_protocol_version(kProtocolVersions.newest);
   *request.mutable_spec() = spec;
   return Open(request);
 }
@@ -138,6 +138,7 @@ absl::StatusOr<v1::AttachRankResponse> RawClient::Attach(uint64_t job_id, int ra
   request.set_job_id(job_id);
   request.set_rank(rank);
   request.set_replace(replace);
+  request.set_protocol_version(kProtocolVersions.newest);
   v1::AttachRankResponse response;
   SHARDD_RETURN_IF_ERROR(FromGrpcStatus(stub_->AttachRank(&context, request, &response)));
   return response;

@@ -265,11 +265,11 @@ CASES = [
 ]
 
 
-def tree(folder, text, *, protocol=1, changelog="## 0.1.0 (not released)\n"):
+def tree(folder, text, *, protocol=(1, 1), changelog="## 0.1.0 (not released)\n"):
     """A repository with these protos, as `.ci/proto_breaking.py --root` reads it."""
     for name, content in (
         ("proto/test.proto", text),
-        ("common/version.h", f"inline constexpr int kProtocolVersion = {protocol};\n"),
+        (proto_breaking.VERSIONS, "const VersionRange kProtocolVersions = {{{}, {}}};\n".format(*protocol)),
         ("CHANGELOG.md", changelog),
     ):
         path = pathlib.Path(folder, name)
@@ -357,10 +357,14 @@ def a_break_is_recorded_with_a_new_protocol_only():
         status, findings = run(tree(folder, broken), "--record=0.1.0")
         equal((status, len(findings)), (1, 2))
         assert "want more than 1" in findings[1], findings
+        status, findings = run(tree(folder, broken, protocol=(1, 2)), "--record=0.1.0")  # it is still spoken
+        equal((status, len(findings)), (1, 2))
         equal((root / "tests/protos/released/0.1.0.txt").read_text(), before)
-        equal(run(tree(folder, broken, protocol=2), "--record=0.1.0"), (0, []))
+        equal(run(tree(folder, broken, protocol=(2, 3)), "--record=0.1.0"), (0, []))
         equal(run(root), (0, []))
-        equal(run(tree(folder, BASE, protocol=2))[0], 1)
+        equal(run(tree(folder, BASE, protocol=(2, 4)))[0], 1)
+        status, findings = run(tree(folder, BASE, protocol=(3, 4)), "--record=0.1.0")
+        assert "want more than 3" in findings[-1], findings
 
 
 def a_released_listing_stays_and_is_required():
@@ -377,7 +381,7 @@ def a_released_listing_stays_and_is_required():
         equal(run(root, "--record=0.11.0"), (1, ["record 0.11.0: CHANGELOG.md has no such version"]))
         # The newest by number, not by text, is what counts.
         text = edited([("string name = 1;", "string name = 5;")])
-        equal(run(tree(folder, text, protocol=2, changelog=both), "--record=0.10.0"), (0, []))
+        equal(run(tree(folder, text, protocol=(2, 2), changelog=both), "--record=0.10.0"), (0, []))
         equal(run(root), (0, []))
         equal(run(root, "--record=0.8.0"), (1, ["record 0.8.0: a later version is recorded (got 0.10.0)"]))
 

@@ -19,7 +19,7 @@
 #include "absl/time/clock.h"
 #include "common/shm/fd_channel.h"
 #include "common/shm/fd_channel_internal.h"
-#include "common/version.h"
+#include "common/versions/versions.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/service/service_fixture.h"
@@ -57,7 +57,7 @@ class ListenerTest : public ServiceTest {
   UniqueFd AskAndDoNotRead() {
     shm_internal::RequestWire request = {};
     std::memcpy(request.magic, shm_internal::kFdMagic, sizeof(request.magic));
-    request.protocol_version = kProtocolVersion;
+    request.protocol_version = kProtocolVersions.newest;
     UniqueFd socket = ConnectTo(path());
     SendBytes(socket.get(), absl::string_view(reinterpret_cast<const char*>(&request), sizeof(request)));
     return socket;

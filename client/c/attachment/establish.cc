@@ -102,12 +102,14 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
   request.set_replace(options_.replace && !attached_before_);
   request.set_expected_version(ledger_.expected_version());
   request.set_slots_apart(true);
+  request.set_protocol_version(opened.protocol_version());
   SHARDD_ASSIGN_OR_RETURN(const v1::AttachRankResponse attach,
                           AttachRank(channel, request, options_.job_secret, deadline, interrupt_));
   attached_before_ = true;
   ClientSession::Options session_options;
   session_options.plan = &plan_.plan();
   session_options.rank = rank();
+  session_options.protocol_version = opened.protocol_version();
   session_options.timeout = options_.timeout;
   session_options.deadline = deadline;
   session_options.interrupt = &interrupt_;

@@ -18,6 +18,7 @@
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
 #include "common/version.h"
+#include "common/versions/versions.h"
 #include "grpcpp/create_channel_posix.h"
 #include "shardd/v1/trainer.grpc.pb.h"
 
@@ -158,11 +159,20 @@ absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>
                                             const std::string& job_secret, absl::Time deadline,
                                             const Interrupt& interrupt) {
   auto stub = v1::TrainerService::NewStub(channel);
-  request.set_protocol_version(kProtocolVersion);
+  request.set_protocol_version(kProtocolVersions.oldest);
+  request.set_newest_protocol_version(kProtocolVersions.newest);
   request.set_adds_gradients(request.device_memory() && CanAddGradients());
   v1::OpenJobResponse response;
   SHARDD_RETURN_IF_ERROR(UnaryCall("attach", stub.get(), &v1::TrainerService::Stub::AsyncOpenJob, request, deadline,
                                    interrupt, &response, job_secret));
+  if (response.protocol_version() == 0) {
+    response.set_protocol_version(request.protocol_version());
+  }
+  if (!kProtocolVersions.Has(response.protocol_version())) {
+    return absl::InternalError(absl::StrCat("open job \"", request.spec().name(),
+                                            "\": the daemon speaks a protocol version that was not offered (got ",
+                                            response.protocol_version(), ", want ", kProtocolVersions.Text(), ")"));
+  }
   return response;
 }
 

@@ -49,7 +49,8 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, const Interrupt& i
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, const Interrupt& interrupt);
 
 // Blocks until the daemon has opened the job, at most until `deadline`. FAILED_PRECONDITION where it describes another
-// one. Fills in what every request of this library says. `job_secret` empty: none is given.
+// one. Fills in what every request of this library says, and the answer's protocol version. `job_secret` empty: none is
+// given.
 absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, v1::OpenJobRequest request,
                                             const std::string& job_secret, absl::Time deadline,
                                             const Interrupt& interrupt);

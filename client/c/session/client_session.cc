@@ -52,7 +52,7 @@ absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target&
   const auto fetch = [&](FdRange range) -> absl::StatusOr<std::vector<UniqueFd>> {
     auto fds = FetchSessionFds(
         target.socket_path, self->id_, self->token_, options.deadline - absl::Now(),
-        [&] { return options.interrupt->Raised(); }, range);
+        [&] { return options.interrupt->Raised(); }, range, options.protocol_version);
     if (absl::IsCancelled(fds.status())) {
       return Interrupt::Cancelled("attach");
     }
@@ -63,8 +63,14 @@ absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target&
   };
   SHARDD_ASSIGN_OR_RETURN(std::vector<UniqueFd> fds, fetch({}));
   SHARDD_RETURN_IF_ERROR(self->memory_.Map(std::move(fds), attach, *options.plan, fetch));
+  const auto laid_out = static_cast<int>(self->memory_.page().protocol_version);
+  if (laid_out != options.protocol_version && laid_out != 0) {
+    return absl::InternalError(absl::StrCat("attach: the session's page is of another protocol version (got ", laid_out,
+                                            ", want ", options.protocol_version, ")"));
+  }
   if (options.plan->config.trainer_sums()) {
-    SHARDD_RETURN_IF_ERROR(self->stream_waits_.StartSums(target, self->id_, self->token_, *options.plan));
+    SHARDD_RETURN_IF_ERROR(
+        self->stream_waits_.StartSums(target, self->id_, self->token_, options.protocol_version, *options.plan));
   }
   return self;
 }

@@ -31,6 +31,7 @@ class ClientSession {
   struct Options {
     const ShardPlan* plan = nullptr;
     int rank = 0;
+    int protocol_version = 0;              // from OpenJob
     absl::Duration timeout;                // of every wait
     absl::Time deadline;                   // of Open
     const Interrupt* interrupt = nullptr;  // of all waits; outlives the session

@@ -62,7 +62,7 @@ void StreamWaits::End(absl::Duration limit) {
   }
 }
 
-absl::Status StreamWaits::StartSums(const Target& target, uint64_t id, const std::string& token,
+absl::Status StreamWaits::StartSums(const Target& target, uint64_t id, const std::string& token, int protocol_version,
                                     const ShardPlan& plan) {
   const DeviceSlabs& device = memory_.device();
   if (!device.has(kFdGradients) || !device.has(kFdGradientSlots)) {
@@ -83,11 +83,12 @@ absl::Status StreamWaits::StartSums(const Target& target, uint64_t id, const std
   options.ring = memory_.daemon_slab().At<const SumRing>(layout.sum_ring_offset_bytes);
   options.words = memory_.session_slab().At<SumWords>(layout.sum_words_offset_bytes);
   // By value: the thread may outlive this.
-  options.fetch = [socket = target.socket_path, id, token, timeout = waits_.timeout()](
+  options.fetch = [socket = target.socket_path, id, token, protocol_version, timeout = waits_.timeout()](
                       int rank, const std::function<bool()>& stopped) -> absl::StatusOr<UniqueFd> {
-    SHARDD_ASSIGN_OR_RETURN(std::vector<UniqueFd> fds,
-                            FetchSessionFds(socket, id, token, timeout, stopped,
-                                            FdRange{kFdFirstPeerSlots + static_cast<uint32_t>(rank), 1}));
+    SHARDD_ASSIGN_OR_RETURN(
+        std::vector<UniqueFd> fds,
+        FetchSessionFds(socket, id, token, timeout, stopped,
+                        FdRange{kFdFirstPeerSlots + static_cast<uint32_t>(rank), 1}, protocol_version));
     return std::move(fds.front());
   };
   const absl::StatusOr<cu::Kernel> kernel = LoadReduceKernel(DeviceSlabs::driver());

@@ -32,7 +32,8 @@ class StreamWaits {
     if (order_ != nullptr) order_->Forget();
   }
   // Starts this rank's trainer sums. `id` and `token` are the session's.
-  absl::Status StartSums(const Target& target, uint64_t id, const std::string& token, const ShardPlan& plan);
+  absl::Status StartSums(const Target& target, uint64_t id, const std::string& token, int protocol_version,
+                         const ShardPlan& plan);
 
   // True if the stream waits in place of the host.
   bool ordered() const { return by_stream_ && !waits_on_host_ && order_->by_stream(); }

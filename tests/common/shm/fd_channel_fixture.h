@@ -14,7 +14,7 @@
 
 #include "common/shm/fd_channel.h"
 #include "common/shm/fd_channel_internal.h"
-#include "common/version.h"
+#include "common/versions/versions.h"
 #include "tests/common/shm/process_util.h"
 
 namespace shardd {
@@ -66,7 +66,7 @@ class FdChannelTest : public ::testing::Test {
   shm_internal::RequestWire Request() const {
     shm_internal::RequestWire wire{};
     std::memcpy(wire.magic, shm_internal::kFdMagic, 4);
-    wire.protocol_version = kProtocolVersion;
+    wire.protocol_version = kProtocolVersions.newest;
     wire.session_id = 42;
     std::memcpy(wire.token, token_.data(), kTokenBytes);
     return wire;

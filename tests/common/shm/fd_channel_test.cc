@@ -53,7 +53,7 @@ TEST_F(FdChannelTest, SessionsMemoryTravelsToAnotherProcessAndBothSidesUseIt) {
     ASSERT_TRUE(request.ok()) << request.status();
     EXPECT_EQ(request->session_id, 42u);
     EXPECT_EQ(request->token, token_);
-    EXPECT_EQ(request->protocol_version, static_cast<uint32_t>(kProtocolVersion));
+    EXPECT_EQ(request->protocol_version, static_cast<uint32_t>(kProtocolVersions.newest));
     EXPECT_TRUE(request->pidfd.valid());
     const auto page_fd = (*page)->ReadOnlyFd();
     ASSERT_TRUE(page_fd.ok());

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/shm/fd_channel.h"
 #include "common/shm/fd_channel_internal.h"
-#include "common/version.h"
+#include "common/versions/versions.h"
 #include "tests/faults/bad_input.h"
 #include "tests/faults/commands.h"
 
@@ -96,7 +96,7 @@ TEST_F(BadInput, AClientThatNeverReadsItsDescriptorsHoldsAFewOfThem) {
     ASSERT_TRUE(client.Enter(SpecOf(job_), 0).ok());
     shm_internal::RequestWire request = {};
     std::memcpy(request.magic, shm_internal::kFdMagic, sizeof(request.magic));
-    request.protocol_version = kProtocolVersion;
+    request.protocol_version = kProtocolVersions.newest;
     request.session_id = client.session().session_id();
     std::memcpy(request.token, client.session().token().data(), kTokenBytes);
     std::vector<UniqueFd> lazy;
@@ -136,7 +136,7 @@ TEST_F(BadInput, TheDescriptorChannelOfAnotherVersionIsToldSo) {
     ASSERT_TRUE(connected.valid());
     shm_internal::RequestWire request = {};
     std::memcpy(request.magic, shm_internal::kFdMagic, sizeof(request.magic));
-    request.protocol_version = kProtocolVersion + 1;
+    request.protocol_version = kProtocolVersions.newest + 1;
     request.session_id = client.session().session_id();
     std::memcpy(request.token, client.session().token().data(), kTokenBytes);
     ASSERT_EQ(send(connected.get(), &request, sizeof(request), MSG_NOSIGNAL), static_cast<ssize_t>(sizeof(request)));
@@ -149,8 +149,8 @@ TEST_F(BadInput, TheDescriptorChannelOfAnotherVersionIsToldSo) {
     EXPECT_EQ(reply.code, static_cast<int>(absl::StatusCode::kFailedPrecondition));
     EXPECT_EQ(reply.descriptors, 0u);
     EXPECT_EQ(absl::string_view(answer + sizeof(reply), bytes - sizeof(reply)),
-              absl::StrCat("fd channel: protocol version differs (got ", kProtocolVersion + 1, ", want ",
-                           kProtocolVersion, ")"));
+              absl::StrCat("fd channel: session ", request.session_id, ": another protocol version (got ",
+                           kProtocolVersions.newest + 1, ", want ", kProtocolVersions.newest, ", as it was attached)"));
     EXPECT_EQ(Ranks()[0].session_id(), client.session().session_id());
   }
   ExpectJobIntact();

@@ -60,6 +60,13 @@ class CustodianTest : public ::testing::Test {
     if (connect(raw.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) raw.reset();
     return raw;
   }
+  static CustodyMessage Ask(const UniqueFd& raw, const CustodyMessage& request) {
+    EXPECT_TRUE(SendCustody(raw.get(), request, -1, absl::Seconds(5)).ok());
+    UniqueFd none;
+    auto answer = ReceiveCustody(raw.get(), &none, absl::Seconds(5));
+    EXPECT_TRUE(answer.ok()) << answer.status();
+    return answer.ok() ? *answer : CustodyMessage();
+  }
   // A process that owns what is kept and has put `text` there as (7, "shards"); alive until it is killed.
   std::unique_ptr<Child> Owner(const std::string& text) {
     int ready[2];
@@ -105,6 +112,63 @@ TEST_F(CustodianTest, MemoryOfAKilledOwnerIsTheNextOnes) {
   Custody::Objects objects = (*next)->TakeUp();
   ASSERT_EQ(objects.size(), 1u);
   EXPECT_EQ(TextOf(objects), "of the first");
+}
+
+// A daemon of the next version, to a custodian that runs on; and one from before there were ranges.
+TEST_F(CustodianTest, SpeaksTheNewestVersionThatItsOwnerSpeaksToo) {
+  const UniqueFd next = Raw();
+  CustodyMessage own;
+  own.op = CustodyOp::kOwn;
+  own.version = static_cast<uint16_t>(kCustodyVersions.oldest);
+  own.newest = static_cast<uint32_t>(kCustodyVersions.newest) + 5;
+  EXPECT_EQ(Ask(next, own).newest, static_cast<uint32_t>(kCustodyVersions.newest));
+  own.newest = 0;
+  const CustodyMessage answer = Ask(next, own);
+  EXPECT_EQ(answer.code, 0);
+  EXPECT_EQ(answer.version, own.version);
+  EXPECT_EQ(answer.newest, own.version);
+}
+
+TEST_F(CustodianTest, AnOwnerOfOtherVersionsIsToldSo) {
+  const UniqueFd later = Raw();
+  CustodyMessage own;
+  own.op = CustodyOp::kOwn;
+  own.version = static_cast<uint16_t>(kCustodyVersions.newest + 1);
+  own.newest = own.version + 1u;
+  const CustodyMessage answer = Ask(later, own);
+  EXPECT_EQ(answer.code, static_cast<int>(absl::StatusCode::kUnimplemented));
+  EXPECT_EQ(answer.version, own.version) << "what it does not read it cannot show";
+  EXPECT_THAT(answer.text, HasSubstr(absl::StrCat("want ", kCustodyVersions.Text(), "); upgrade this custodian")));
+  EXPECT_TRUE(Custody::Connect(path_, absl::Seconds(5)).ok()) << "it owns nothing";
+}
+
+TEST_F(CustodianTest, ARequestOfAnotherVersionThanAgreedIsRefused) {
+  const UniqueFd raw = Raw();
+  CustodyMessage message;
+  message.op = CustodyOp::kOwn;
+  ASSERT_EQ(Ask(raw, message).code, 0);
+  message.op = CustodyOp::kDrop;
+  ++message.version;
+  EXPECT_THAT(Ask(raw, message).text, HasSubstr("a request of another version of custody"));
+}
+
+// Whoever answers to an offer with what was not offered.
+TEST_F(CustodianTest, ADaemonRefusesACustodianOfOtherVersions) {
+  EndCustodian();
+  unlink(path_.c_str());
+  auto socket = SocketPath::Bind(path_, SOCK_SEQPACKET, 0600);
+  ASSERT_TRUE(socket.ok()) << socket.status();
+  const Child custodian([&] {
+    const UniqueFd peer(accept((*socket)->fd(), nullptr, nullptr));
+    UniqueFd none;
+    CustodyMessage answer = *ReceiveCustody(peer.get(), &none, absl::Seconds(5));
+    answer.op = CustodyOp::kAnswer;
+    answer.newest = static_cast<uint32_t>(kCustodyVersions.newest) + 1;
+    return SendCustody(peer.get(), answer, -1, absl::Seconds(5)).ok() ? 0 : 1;
+  });
+  const absl::Status refused = Custody::Connect(path_, absl::Seconds(5)).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("it goes on in a version of custody that was not offered"));
 }
 
 TEST_F(CustodianTest, AnOwnerThatIsStoppedKeepsOthersOut) {

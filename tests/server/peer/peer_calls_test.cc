@@ -15,7 +15,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "common/shm/unique_fd.h"
-#include "common/version.h"
+#include "common/versions/versions.h"
 #include "server/peer/peer_stream.h"
 #include "server/peer/peer_wire.h"
 #include "tests/server/peer/peer_fixture.h"
@@ -110,7 +110,7 @@ class Caller {
   void SayHello(const std::string& token) {
     v1::PeerMessage message;
     v1::PeerHello& hello = *message.mutable_hello();
-    hello.set_protocol_version(kProtocolVersion);
+    hello.set_protocol_version(kProtocolVersions.newest);
     hello.set_job("llm");
     hello.set_uid(1000);
     hello.set_node(1);

@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "common/version.h"
+#include "common/versions/versions.h"
 
 namespace shardd {
 namespace {
@@ -50,8 +50,17 @@ TEST_P(PeerGreetingTest, AHelloThatDoesNotFitIsRefusedByItsReason) {
 
 INSTANTIATE_TEST_SUITE_P(Hellos, PeerGreetingTest,
                          ::testing::Values(Wrong{"Version",
-                                                 [](auto& hello) { hello.set_protocol_version(kProtocolVersion + 1); },
-                                                 absl::StatusCode::kUnimplemented, "same shardd on all nodes"},
+                                                 [](auto& hello) {
+                                                   hello.set_protocol_version(kProtocolVersions.newest + 1);
+                                                   hello.set_newest_protocol_version(kProtocolVersions.newest + 2);
+                                                 },
+                                                 absl::StatusCode::kUnimplemented, "; upgrade the daemon that refuses"},
+                                           Wrong{"OlderVersion",
+                                                 [](auto& hello) {
+                                                   hello.set_protocol_version(kProtocolVersions.oldest - 1);
+                                                   hello.clear_newest_protocol_version();
+                                                 },
+                                                 absl::StatusCode::kUnimplemented, "; upgrade node 2's daemon"},
                                            Wrong{"Job", [](auto& hello) { hello.set_job("another"); },
                                                  absl::StatusCode::kFailedPrecondition, "another job"},
                                            Wrong{"User", [](auto& hello) { hello.set_uid(8); },
@@ -63,6 +72,22 @@ INSTANTIATE_TEST_SUITE_P(Hellos, PeerGreetingTest,
                                            Wrong{"NodeItself", [](auto& hello) { hello.set_node(1); },
                                                  absl::StatusCode::kFailedPrecondition, "got node 1 of 3"}),
                          [](const auto& info) { return info.param.name; });
+
+// Whoever knows `protocol_version` alone wants its own there.
+TEST(PeerGreetingVersionTest, AHelloCanBeReadFromBeforeThereWereRanges) {
+  const PeerJoin join = NodeOf(2, "");
+  v1::PeerHello hello = PeerGreeting(&join).Hello(kToken, 1);
+  EXPECT_EQ(hello.protocol_version(), kUnsaidProtocolVersion);
+  hello.clear_newest_protocol_version();
+  EXPECT_EQ(*PeerGreeting::CommonProtocol(hello), kUnsaidProtocolVersion);
+}
+
+TEST(PeerGreetingVersionTest, TheNewestThatBothSpeakIsSpoken) {
+  v1::PeerHello hello;
+  hello.set_protocol_version(kProtocolVersions.newest - 3);
+  hello.set_newest_protocol_version(kProtocolVersions.newest + 3);
+  EXPECT_EQ(*PeerGreeting::CommonProtocol(hello), kProtocolVersions.newest);
+}
 
 // What node 1, with `own`, says to a hello of node 2, with `other`.
 absl::Status SecretOf(const std::string& own, const std::string& other, const std::string& token) {

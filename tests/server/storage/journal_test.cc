@@ -9,6 +9,9 @@
 #include <filesystem>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "common/versions/versions.h"
+
 namespace shardd {
 namespace {
 
@@ -53,6 +56,21 @@ TEST_F(JournalTest, TheLastTwoDecidedStepsCanBeReadBack) {
   EXPECT_EQ(journal->ReadDecided(3)->trainer_states(0), "state 3");
   EXPECT_EQ(journal->ReadDecided(2)->groups(0).lr(), 0.5);
   EXPECT_EQ(journal->ReadDecided(1).status().code(), absl::StatusCode::kNotFound) << "its place was taken by step 3";
+}
+
+// It stays there for the shardd that reads it, whose checksum may be another one.
+TEST_F(JournalTest, AFormatOfALaterVersionIsRefusedByName) {
+  auto journal = *Journal::Create(4096);
+  ASSERT_TRUE(journal->WriteHeader({3, 2, 7}).ok());
+  const uint32_t later = static_cast<uint32_t>(kJournalFormats.newest) + 1;
+  ASSERT_EQ(pwrite(journal->fd(), &later, sizeof(later), 4), 4);
+  const absl::Status refused = Journal::TakeUp(UniqueFd(dup(journal->fd())), 4096).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(refused.message(), absl::StrCat("journal: this version of shardd does not read its format (got ", later,
+                                            ", want ", kJournalFormats.Text(), "); start a newer one"));
+  uint32_t kept = 0;
+  ASSERT_EQ(pread(journal->fd(), &kept, sizeof(kept), 4), 4);
+  EXPECT_EQ(kept, later);
 }
 
 TEST_F(JournalTest, ATornRecordIsNoRecordAndLeavesTheOtherOne) {

@@ -7,6 +7,9 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "common/versions/versions.h"
+
 namespace shardd {
 namespace {
 
@@ -36,6 +39,16 @@ class TakeUpLogTest : public ::testing::Test {
 };
 
 TEST_F(TakeUpLogTest, NothingIsCommittedAtFirst) { EXPECT_EQ(Next()->header.version, 0u); }
+
+TEST_F(TakeUpLogTest, AFormatOfALaterVersionIsRefusedByName) {
+  ASSERT_TRUE(log_->Commit(Facts(3, "a"), {1, 2, 5}).ok());
+  const uint32_t later = static_cast<uint32_t>(kTakeUpFormats.newest) + 1;
+  ASSERT_EQ(pwrite(log_->fd(), &later, sizeof(later), 4), 4);  // of either header
+  const absl::Status refused = Next().status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(refused.message(), absl::StrCat("take-up log: this version of shardd does not read its format (got ", later,
+                                            ", want ", kTakeUpFormats.Text(), "); start a newer one"));
+}
 
 TEST_F(TakeUpLogTest, TheLastCommitIsReadByAnotherDaemon) {
   ASSERT_TRUE(log_->Commit(Facts(3, "a"), {1, 2, 5}).ok());
