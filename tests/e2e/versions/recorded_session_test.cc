@@ -36,6 +36,8 @@ class SessionText {
   }
 
  private:
+  static constexpr char kNumber = 'n';  // in the place of the job's and the session's
+
   static v1::JobSpec Spec() {
     v1::JobSpec spec;
     EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(
@@ -62,21 +64,22 @@ class SessionText {
     open.set_newest_protocol_version(kProtocolVersions.newest);
     *open.mutable_spec() = spec_;
     open.set_plan_digest(plan_.digest);
-    Line("call", "/shardd.v1.TrainerService/OpenJob", Hex(open.SerializeAsString()));
+    Line("open", Hex(open.SerializeAsString()));
     v1::AttachRankRequest attach;
-    attach.set_job_id(1);
+    attach.set_job_id(kNumber);
     attach.set_protocol_version(kProtocolVersions.newest);
-    Line("call", "/shardd.v1.TrainerService/AttachRank", Hex(attach.SerializeAsString()));
+    const std::string attaches = attach.SerializeAsString();
+    Line("attach", Hex(attaches), attaches.find(kNumber));
     v1::SessionRequest request;
-    request.mutable_hello()->set_session_id(1);
+    request.mutable_hello()->set_session_id(kNumber);
     request.mutable_hello()->set_token(token);
     const std::string hello = request.SerializeAsString();
-    Line("hello", Hex(hello), hello.find(token));
+    Line("hello", Hex(hello), hello.find(kNumber), hello.find(token));
     shm_internal::RequestWire fds = {};
     std::memcpy(fds.magic, shm_internal::kFdMagic, sizeof(fds.magic));
     fds.protocol_version = static_cast<uint32_t>(kProtocolVersions.newest);
-    fds.session_id = 1;
-    Line("fds", HexOf(fds), offsetof(shm_internal::RequestWire, token), static_cast<int>(kSessionFdCount));
+    Line("fds", HexOf(fds), offsetof(shm_internal::RequestWire, session_id), offsetof(shm_internal::RequestWire, token),
+         static_cast<int>(kSessionFdCount));
     Line("map", layout_.memory_bytes, layout_.daemon_page_bytes);
   }
 

@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "common/status/grpc_status.h"
 #include "common/status/status_macros.h"
+#include "gtest/gtest.h"
 #include "tests/testing/poll.h"
 
 namespace shardd::e2e {
@@ -59,22 +60,36 @@ bool ReplayedSession::Await() {
   return queue_.Next(&tag, &ok) && ok;
 }
 
-absl::Status ReplayedSession::Call(const std::string& method, const std::string& bytes) {
+absl::StatusOr<std::string> ReplayedSession::Call(const std::string& method, const std::string& bytes) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + testing::kLimit));
   grpc::ByteBuffer response;
   grpc::Status status;
-  const auto call = stub_->PrepareUnaryCall(&context, method, BufferOf(bytes), &queue_);
+  const auto call = stub_->PrepareUnaryCall(&context, "/shardd.v1.TrainerService/" + method, BufferOf(bytes), &queue_);
   call->StartCall();
   call->Finish(&response, &status, this);
   Await();
-  answer_ = BytesOf(response);
-  return FromGrpcStatus(status);
+  SHARDD_RETURN_IF_ERROR(FromGrpcStatus(status));
+  return BytesOf(response);
 }
 
-absl::Status ReplayedSession::Hello(std::string bytes, size_t token_at) {
-  if (!session_.ParseFromString(answer_)) return absl::InternalError("the answer to AttachRank is none");
-  bytes.replace(token_at, session_.token().size(), session_.token());
+namespace {
+
+// Numbers of a daemon that has had nothing else are small: they are one byte in a message, and in an integer.
+void PutNumber(uint64_t number, int64_t at, std::string& bytes) {
+  EXPECT_LT(number, 128u);
+  bytes[static_cast<size_t>(at)] = static_cast<char>(number);
+}
+
+}  // namespace
+
+std::string ReplayedSession::OfThisSession(std::string bytes, int64_t number_at, int64_t token_at) const {
+  PutNumber(session_.session_id(), number_at, bytes);
+  bytes.replace(static_cast<size_t>(token_at), session_.token().size(), session_.token());
+  return bytes;
+}
+
+absl::Status ReplayedSession::Hello(const std::string& bytes) {
   context_.set_deadline(absl::ToChronoTime(absl::Now() + testing::kLimit));
   stream_ = stub_->PrepareCall(&context_, "/shardd.v1.TrainerService/Session", &queue_);
   stream_->StartCall(this);
@@ -90,8 +105,7 @@ absl::Status ReplayedSession::Hello(std::string bytes, size_t token_at) {
   return absl::OkStatus();
 }
 
-absl::Status ReplayedSession::FetchFds(std::string bytes, size_t token_at, size_t count) {
-  bytes.replace(token_at, session_.token().size(), session_.token());
+absl::Status ReplayedSession::FetchFds(const std::string& bytes, size_t count) {
   const UniqueFd connected = ConnectUnixSocket(socket_path_, SOCK_STREAM);
   if (send(connected.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(bytes.size())) {
     return absl::InternalError("the request for descriptors is not sent");
@@ -129,10 +143,21 @@ absl::Status ReplayedSession::FetchFds(std::string bytes, size_t token_at, size_
 
 absl::Status ReplayedSession::Run(const Line& line) {
   const std::string& verb = line.word(0);
-  if (verb == "call") return Call(line.word(1), line.bytes(2));
-  if (verb == "hello") return Hello(line.bytes(1), static_cast<size_t>(line.number(2)));
+  if (verb == "open") {
+    SHARDD_ASSIGN_OR_RETURN(const std::string answer, Call("OpenJob", line.bytes(1)));
+    v1::OpenJobResponse opened;
+    job_id_ = opened.ParseFromString(answer) ? opened.job_id() : 0;
+    return absl::OkStatus();
+  }
+  if (verb == "attach") {
+    std::string bytes = line.bytes(1);
+    PutNumber(job_id_, line.number(2), bytes);
+    SHARDD_ASSIGN_OR_RETURN(const std::string answer, Call("AttachRank", bytes));
+    return session_.ParseFromString(answer) ? absl::OkStatus() : absl::InternalError("the answer is none");
+  }
+  if (verb == "hello") return Hello(OfThisSession(line.bytes(1), line.number(2), line.number(3)));
   if (verb == "fds") {
-    return FetchFds(line.bytes(1), static_cast<size_t>(line.number(2)), static_cast<size_t>(line.number(3)));
+    return FetchFds(OfThisSession(line.bytes(1), line.number(2), line.number(3)), static_cast<size_t>(line.number(4)));
   }
   if (verb == "map") {
     SHARDD_ASSIGN_OR_RETURN(memory_, MappedSlab::Map(std::move(fds_[0]), line.number(1), /*writable=*/true));

@@ -4,10 +4,10 @@
 // A client of which only its bytes are left: calls, the request of the fd channel, and what it writes where into the
 // memory of its session. It knows no structure of this build, but for the two answers that it has to read.
 //
-//   call <method> <hex>                    a unary call
-//   hello <hex> <offset of the token>      on the session's stream; the session's number is 1, as in a daemon that
-//                                          has had no other
-//   fds <hex> <offset of the token> <how many come>
+//   open <hex>                             OpenJob
+//   attach <hex> <offset of the job's number>
+//   hello <hex> <offset of the session's number> <offset of the token>
+//   fds <hex> <offset of the session's number> <offset of the token> <how many come>
 //   map <bytes of the session memory> <bytes of the daemon's page>
 //   write <offset> <hex>                   into the session memory
 //   submit <offset> <number of records>    epoch << 40 | number into that word, and the doorbell
@@ -38,15 +38,18 @@ class ReplayedSession {
   std::string Shards(size_t size_bytes) const;
 
  private:
-  absl::Status Call(const std::string& method, const std::string& bytes);
-  absl::Status Hello(std::string bytes, size_t token_at);
-  absl::Status FetchFds(std::string bytes, size_t token_at, size_t count);
+  // A unary call of the trainer service; its answer.
+  absl::StatusOr<std::string> Call(const std::string& method, const std::string& bytes);
+  // The bytes, with the numbers of this session in their places.
+  std::string OfThisSession(std::string bytes, int64_t number_at, int64_t token_at) const;
+  absl::Status Hello(const std::string& bytes);
+  absl::Status FetchFds(const std::string& bytes, size_t count);
   // One operation of the stream, which has begun.
   bool Await();
 
   const std::string socket_path_;
   std::unique_ptr<grpc::GenericStub> stub_;
-  std::string answer_;
+  uint64_t job_id_ = 0;
   v1::AttachRankResponse session_;
   std::vector<UniqueFd> fds_;
   MappedSlab memory_, page_;
