@@ -35,6 +35,7 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
     init.memory = std::move(taken_up->memory);
     init.journal = std::move(taken_up->journal);
     init.take_up_log = std::move(taken_up->log);
+    init.kept_formats = taken_up->formats();
     init.committed = std::move(taken_up->committed);
     init.former = std::move(taken_up->former);
   } else {

@@ -17,6 +17,7 @@
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
 #include "server/observe/log.h"
+#include "server/storage/kept_formats.h"
 #include "server/storage/kept_on_gpus.h"
 
 namespace shardd {
@@ -77,6 +78,7 @@ absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore
       init->memory->FreeOldValues();
       return absl::OkStatus();
     }
+    init->kept_formats = KeptFormatsOf(kCustodyFormats.newest, init->journal->format(), init->take_up_log->format());
     SHARDD_RETURN_IF_ERROR(put(kCustodyJournalName, init->journal->fd()));
     SHARDD_RETURN_IF_ERROR(put(kCustodyLogName, init->take_up_log->fd()));
   }
@@ -86,7 +88,7 @@ absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore
     return absl::OkStatus();
   }
   v1::CustodyJob job;
-  job.set_format(static_cast<uint32_t>(kCustodyFormats.newest));
+  job.set_format(static_cast<uint32_t>(init->kept_formats.job_record()));
   job.set_job_id(init->id);
   job.set_owner_uid(init->owner.uid);
   if (init->owner.secret.has_value()) {

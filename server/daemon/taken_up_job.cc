@@ -23,6 +23,7 @@
 #include "server/device/cpu/cpu_ops.h"
 #include "server/device/ops/rest_of_update.h"
 #include "server/optimizer/optimizer.h"
+#include "server/storage/kept_formats.h"
 #include "server/storage/kept_pieces.h"
 #include "server/storage/record_place.h"
 
@@ -267,6 +268,10 @@ absl::Status CheckSameGpus(const v1::CustodyJob& job, const SlabPlace& place) {
 }
 
 }  // namespace
+
+v1::KeptFormats TakenUpJob::formats() const {
+  return KeptFormatsOf(static_cast<int>(job.format()), journal->format(), log->format());
+}
 
 absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& on) {
   TakenUpJob result;

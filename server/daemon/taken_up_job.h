@@ -62,6 +62,8 @@ struct TakenUpJob {
   CommittedFacts committed;         // of a new epoch
   NodeLeft node;                    // over several nodes
   std::vector<PastProcess> former;  // empty where nobody knows who they are
+
+  v1::KeptFormats formats() const;
 };
 
 // The devices of a daemon.

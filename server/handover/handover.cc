@@ -9,8 +9,37 @@
 #include "absl/strings/str_join.h"
 #include "common/version.h"
 #include "server/observe/log.h"
+#include "server/storage/kept_formats.h"
 
 namespace shardd {
+namespace {
+
+// FAILED_PRECONDITION: jobs would end with this daemon, or wait in vain for one that reads them.
+absl::Status CheckGoOn(const v1::ListJobsResponse& listed, const v1::HandOverRequest& request) {
+  std::vector<std::string> ending;
+  std::vector<std::string> unread;
+  for (const v1::Job& job : listed.jobs()) {
+    const std::string name = absl::StrCat("\"", job.name(), "\" of uid ", job.uid());
+    if (!job.outlives_daemon()) {
+      ending.push_back(name);
+    } else if (const absl::Status reads = CheckReads(request, job.kept_formats()); !reads.ok()) {
+      unread.push_back(absl::StrCat(name, ": ", reads.message()));
+    }
+  }
+  if (!ending.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("hand over: jobs would end with this daemon, because no custodian keeps them (",
+                     absl::StrJoin(ending, ", "), "); wait for their end, or close them"));
+  }
+  if (!unread.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("hand over: shardd ", request.version(),
+                                                      " could not go on with jobs (", absl::StrJoin(unread, ", "),
+                                                      "); wait for their end, or start a version that reads them"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 Handover::Handover(JobsSource* jobs, std::shared_ptr<Custody> custody, bool embedded, std::function<void()> stop)
     : jobs_(jobs),
@@ -43,35 +72,25 @@ void Handover::Ask(const Caller& caller, const v1::HandOverRequest& request,
     done(absl::FailedPreconditionError(absl::StrCat("hand over: ", impossible_)));
     return;
   }
-  jobs_->ListJobs(
-      caller, [this, version = request.version(), done = std::move(done)](absl::StatusOr<v1::ListJobsResponse> listed) {
-        std::vector<std::string> ending;
-        absl::Status status = listed.status();
-        for (int i = 0; status.ok() && i < listed->jobs_size(); ++i) {
-          const v1::Job& job = listed->jobs(i);
-          if (!job.outlives_daemon()) ending.push_back(absl::StrCat("\"", job.name(), "\" of uid ", job.uid()));
-        }
-        if (!ending.empty()) {
-          status = absl::FailedPreconditionError(
-              absl::StrCat("hand over: jobs would end with this daemon, because no custodian keeps them (",
-                           absl::StrJoin(ending, ", "), "); wait for their end, or close them"));
-        }
-        if (status.ok()) {
-          absl::MutexLock lock(&mutex_);
-          if (asked_) {
-            status = absl::FailedPreconditionError("hand over: another daemon takes this one's place already");
-          } else {
-            asked_ = true;
-            done_ = done;
-          }
-        }
-        if (!status.ok()) {
-          done(status);
-          return;
-        }
-        LogInfo(absl::StrCat("hands over to shardd ", version, " (this is ", kVersion, ")"));
-        stop_();
-      });
+  jobs_->ListJobs(caller, [this, request, done = std::move(done)](absl::StatusOr<v1::ListJobsResponse> listed) {
+    absl::Status status = listed.ok() ? CheckGoOn(*listed, request) : listed.status();
+    if (status.ok()) {
+      absl::MutexLock lock(&mutex_);
+      if (asked_) {
+        status = absl::FailedPreconditionError("hand over: another daemon takes this one's place already");
+      } else {
+        asked_ = true;
+        done_ = done;
+      }
+    }
+    if (!status.ok()) {
+      LogWarning(std::string(status.message()));
+      done(status);
+      return;
+    }
+    LogInfo(absl::StrCat("hands over to shardd ", request.version(), " (this is ", kVersion, ")"));
+    stop_();
+  });
 }
 
 void Handover::Complete() {

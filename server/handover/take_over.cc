@@ -8,8 +8,10 @@
 #include "absl/time/time.h"
 #include "common/status/grpc_status.h"
 #include "common/version.h"
+#include "common/versions/versions.h"
 #include "grpcpp/grpcpp.h"
 #include "server/observe/log.h"
+#include "server/storage/kept_formats.h"
 #include "shardd/v1/jobs.grpc.pb.h"
 
 namespace shardd {
@@ -31,6 +33,8 @@ absl::Status TakeOver(const std::string& path) {
   context.set_deadline(absl::ToChronoTime(absl::Now() + kHandOver));
   v1::HandOverRequest request;
   request.set_version(kVersion);
+  *request.mutable_oldest() = KeptFormatsOf(kCustodyFormats.oldest, kJournalFormats.oldest, kTakeUpFormats.oldest);
+  *request.mutable_newest() = KeptFormatsOf(kCustodyFormats.newest, kJournalFormats.newest, kTakeUpFormats.newest);
   v1::HandOverResponse response;
   const absl::Status status = FromGrpcStatus(v1::JobsService::NewStub(channel)->HandOver(&context, request, &response));
   if (!status.ok()) {

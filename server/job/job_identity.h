@@ -21,6 +21,7 @@ struct JobIdentity {
   std::shared_ptr<const ShardPlan> plan;
   absl::Time created;
   std::optional<v1::LostJob> lost;  // what one of this name had before, which was not kept
+  v1::KeptFormats kept_formats;     // where a custodian keeps it
 
   const std::string& name() const { return spec.name(); }
 };

@@ -66,6 +66,7 @@ JobDescription JobView::Describe(v1::Job* out) const {
   out->set_uid(identity.owner.uid);
   out->set_has_secret(identity.owner.secret.has_value());
   out->set_outlives_daemon(see_.committed->outlives_daemon());
+  if (see_.committed->outlives_daemon()) *out->mutable_kept_formats() = identity.kept_formats;
   out->set_world_size(world_size());
   out->set_state(State());
   out->set_epoch(see_.committed->epoch());

@@ -37,6 +37,7 @@ class Journal {
   // build does not read.
   static absl::StatusOr<std::unique_ptr<Journal>> TakeUp(UniqueFd fd, int64_t place_bytes);
   int fd() const { return slab_->fd(); }
+  int format() const { return format_; }
 
   // Before any shard changes. RESOURCE_EXHAUSTED: the record is larger than a place; nothing is decided.
   absl::Status WriteDecided(const v1::DecidedStepRecord& record);

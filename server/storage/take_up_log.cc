@@ -13,7 +13,7 @@ namespace shardd {
 namespace {
 
 constexpr char kTakeUpMagic[4] = {'S', 'H', 'T', 'U'};
-constexpr absl::string_view kTakeUpName = "take-up log";
+constexpr char kTakeUpName[] = "take-up log";
 
 struct RawTakeUpHeader {
   char magic[4];

@@ -56,6 +56,7 @@ class TakeUpLog {
   absl::Status PinFor(const SlabPlace& place);
 
   int fd() const { return slab_->fd(); }
+  int format() const { return format_; }
   int64_t size_bytes() const { return slab_->size_bytes(); }
   UpdateLog& update(int rank) const { return slab_->At<UpdateLog>(kUpdatesAt)[rank]; }
 

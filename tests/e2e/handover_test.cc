@@ -13,10 +13,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/status/grpc_status.h"
-#include "tests/e2e/kept_cluster.h"
+#include "tests/e2e/handover_cluster.h"
 #include "tests/testing/fake_cuda.h"
-#include "tests/testing/long_run.h"
 #include "tests/testing/poll.h"
 #include "tests/testing/programs.h"
 
@@ -26,33 +24,7 @@ namespace {
 using testing::Child;
 using testing::PollUntil;
 
-// A long run: SHARDD_HANDOVERS=100.
-int Handovers() { return testing::LongRun("SHARDD_HANDOVERS", 6); }
-
-class Handover : public KeptCluster {
- protected:
-  // Successors are nobody's children.
-  ~Handover() override {
-    if (const int64_t pid = DaemonStatus().pid(); pid > 0 && pid != daemon_pid()) {
-      kill(static_cast<pid_t>(pid), SIGTERM);
-      EXPECT_TRUE(PollUntil([pid] { return kill(static_cast<pid_t>(pid), 0) != 0; }));
-    }
-  }
-  // The code of `shardctl handover`; what it prints is in Said().
-  int HandOver(const std::vector<std::string>& flags = {}) {
-    std::vector<std::string> command = {testing::ProgramPath("shardctl"), "handover", "--address=unix:" + socket()};
-    command.insert(command.end(), flags.begin(), flags.end());
-    unlink(File("handover.log").c_str());
-    return testing::Spawn(command, {.log = File("handover.log")}).Wait();
-  }
-  std::string Said() const { return testing::ReadWholeFile(File("handover.log")); }
-  // Asks the daemon itself, as the next one does.
-  absl::Status Ask() {
-    grpc::ClientContext context;
-    v1::HandOverResponse response;
-    return FromGrpcStatus(jobs().HandOver(&context, v1::HandOverRequest(), &response));
-  }
-};
+using Handover = HandoverCluster;
 
 class HandoverWith : public Handover, public ::testing::WithParamInterface<const char*> {};
 
@@ -105,17 +77,15 @@ TEST_F(Handover, OfAJobOnGpusLosesNoStep) {
 
 TEST_F(Handover, OneThatCannotStartLeavesTheDaemonAsItWas) {
   StartCustodian();
-  // A copy that can be replaced: what lies there at the handover is not a daemon.
-  const std::string program = File("shardd");
-  std::filesystem::copy_file(testing::ProgramPath("shardd"), program);
-  StartDaemon({"--custodian=unix:" + Custody()}, "cpu:2", {}, program);
+  PutThere(testing::ProgramPath("shardd"));
+  StartReplaceable();
   const Args args = Training(400);
   std::vector<Child> ranks = StartRanks(args);
   ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
   const int64_t pid = DaemonStatus().pid();
-  std::filesystem::remove(program);
-  std::ofstream(program) << "#!/bin/sh\nexit 3\n";
-  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  std::filesystem::remove(File("shardd"));
+  std::ofstream(File("shardd")) << "#!/bin/sh\nexit 3\n";
+  std::filesystem::permissions(File("shardd"), std::filesystem::perms::owner_all);
   EXPECT_EQ(HandOver(), 1);
   EXPECT_TRUE(absl::StrContains(Said(), "has ended before it was ready")) << Said();
   EXPECT_EQ(DaemonStatus().pid(), pid);

@@ -20,7 +20,7 @@ struct TrainerReport {
   std::vector<double> norms;                          // by step
   std::vector<double> clips;                          // by step
   Values values;                                      // at the end
-  std::vector<std::string> notes;                     // "aborted STEP MS MESSAGE", "state ..."
+  std::vector<std::string> notes;                     // "aborted STEP MS MESSAGE", "state ...", "longest MS"
   std::string Note(const std::string& prefix) const;  // the first note that begins so; "" without
   void AddNote(const std::string& text);
 };

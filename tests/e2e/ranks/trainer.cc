@@ -52,6 +52,7 @@ int Trainer::Run() {
     status = Finish();
   }
   report_.ended_ms = NowMs();
+  report_.AddNote("longest " + std::to_string(longest_ms_));
   moments_.Reach("ended", 0);  // still attached, where it did not finish
   WriteReport(folder_, rank_, status, report_);
   return 0;
@@ -113,6 +114,9 @@ Status Trainer::Train() {
   }
   for (int64_t step = first; step < steps; ++step) {
     RETURN_IF_ERROR(TrainStep(step));
+    const int64_t now = NowMs();
+    longest_ms_ = std::max(longest_ms_, stepped_ms_ == 0 ? 0 : now - stepped_ms_);
+    stepped_ms_ = now;
   }
   if (first < steps) {
     RETURN_IF_ERROR(job_->WaitStep());

@@ -74,6 +74,8 @@ class Trainer {
   std::vector<int> order_;
   std::set<std::string> odd_;  // done already
   bool failed_ = false;        // likewise
+  int64_t stepped_ms_ = 0;     // when the last step was there; 0: there was none
+  int64_t longest_ms_ = 0;     // from one step to the next, an abort and what follows it included
   Values seen_;                // parameters as last read
   Values gradient_;            // of the current backward
   TrainerReport report_;

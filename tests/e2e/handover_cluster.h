@@ -1,0 +1,58 @@
+#ifndef SHARDD_TESTS_E2E_HANDOVER_CLUSTER_H_
+#define SHARDD_TESTS_E2E_HANDOVER_CLUSTER_H_
+
+// A cluster whose daemon gives its place to another one.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "common/status/grpc_status.h"
+#include "tests/e2e/kept_cluster.h"
+#include "tests/testing/long_run.h"
+#include "tests/testing/poll.h"
+#include "tests/testing/programs.h"
+
+namespace shardd::e2e {
+
+// A long run: SHARDD_HANDOVERS=100.
+inline int Handovers() { return testing::LongRun("SHARDD_HANDOVERS", 6); }
+
+class HandoverCluster : public KeptCluster {
+ protected:
+  // Successors are nobody's children.
+  ~HandoverCluster() override {
+    if (const int64_t pid = DaemonStatus().pid(); pid > 0 && pid != daemon_pid()) {
+      kill(static_cast<pid_t>(pid), SIGTERM);
+      EXPECT_TRUE(testing::PollUntil([pid] { return kill(static_cast<pid_t>(pid), 0) != 0; }));
+    }
+  }
+  // A program that can be replaced, in File("shardd"): what lies there at a handover takes the daemon's place.
+  void PutThere(const std::string& program) {
+    const std::string next = File("shardd.next");
+    std::filesystem::copy_file(program, next, std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::rename(next, File("shardd"));
+  }
+  void StartReplaceable() { StartDaemon({"--custodian=unix:" + Custody()}, devices_, environment_, File("shardd")); }
+  // The code of `shardctl handover`; what it prints is in Said().
+  int HandOver(const std::vector<std::string>& flags = {}) {
+    std::vector<std::string> command = {testing::ProgramPath("shardctl"), "handover", "--address=unix:" + socket()};
+    command.insert(command.end(), flags.begin(), flags.end());
+    unlink(File("handover.log").c_str());
+    return testing::Spawn(command, {.log = File("handover.log")}).Wait();
+  }
+  std::string Said() const { return testing::ReadWholeFile(File("handover.log")); }
+  // Asks the daemon itself, as the next one does.
+  absl::Status Ask() {
+    grpc::ClientContext context;
+    v1::HandOverResponse response;
+    return FromGrpcStatus(jobs().HandOver(&context, v1::HandOverRequest(), &response));
+  }
+};
+
+}  // namespace shardd::e2e
+
+#endif  // SHARDD_TESTS_E2E_HANDOVER_CLUSTER_H_

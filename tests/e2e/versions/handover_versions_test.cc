@@ -1,0 +1,81 @@
+// Daemons of two builds give their place to each other, there and back, while ranks of both builds train.
+
+#include <gmock/gmock.h>
+
+#include <cstdio>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/e2e/handover_cluster.h"
+#include "tests/e2e/versions/builds.h"
+
+namespace shardd::e2e {
+namespace {
+
+using testing::Child;
+using ::testing::HasSubstr;
+using testing::PollUntil;
+
+class HandoverVersions : public HandoverCluster {
+ protected:
+  void PutThereOf(const Build& build) { PutThere(build.bin() + "/shardd"); }
+};
+
+TEST_F(HandoverVersions, ThereAndBackLoseNoStep) {
+  const Args args = Training(400 * Handovers());
+  StartCustodian();
+  PutThereOf(ThisBuild());
+  StartReplaceable();
+  std::vector<Child> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    RanksFind((rank == 0 ? ThisBuild() : OtherBuild()).RankEnvironment());
+    ranks.push_back(StartRank(rank, args));
+  }
+  ASSERT_TRUE(PollUntil([this] { return Committed() >= 2; }));
+  std::mt19937 random(29);
+  int handovers = 0;
+  for (; handovers < Handovers() && !ranks[0].Ended(); ++handovers) {
+    absl::SleepFor(absl::Microseconds(1000 + random() % 60000));
+    const int64_t pid = DaemonStatus().pid();
+    PutThereOf(handovers % 2 == 0 ? OtherBuild() : ThisBuild());
+    ASSERT_EQ(HandOver(), 0) << "handover " << handovers << ": " << Said();
+    EXPECT_NE(DaemonStatus().pid(), pid);
+    if (OtherIsNext()) {
+      EXPECT_EQ(DaemonStatus().protocol_version(), kProtocolVersions.newest + (handovers % 2 == 0 ? 1 : 0));
+    }
+  }
+  EXPECT_GE(handovers, Handovers() / 2) << "the ranks were too fast";
+  RanksFind(ThisBuild().RankEnvironment());
+  ExpectUndisturbed(args, ranks);
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(Report(args, rank).Note("lost a step"), "") << "rank " << rank;
+    std::printf("rank %d: %d handovers, from one step to the next at most: %s ms\n", rank, handovers,
+                Report(args, rank).Note("longest").c_str());
+  }
+}
+
+// It would be left with memory that it cannot read.
+TEST_F(HandoverVersions, ToOneThatDoesNotReadAJobIsRefused) {
+  if (!OtherIsNext()) GTEST_SKIP() << "SHARDD_OTHER_BUILD is set, and may write the same formats";
+  const Args args = Training(200);
+  StartCustodian();
+  PutThereOf(OtherBuild());
+  StartReplaceable();
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
+  EXPECT_EQ(Job().kept_formats().job_record(), kCustodyFormats.newest + 1);
+  const int64_t pid = DaemonStatus().pid();
+  PutThereOf(ThisBuild());
+  EXPECT_EQ(HandOver(), 1);
+  EXPECT_THAT(testing::ReadWholeFile(DaemonLog()),
+              HasSubstr(absl::StrCat("it does not read the format of the job record (got ", kCustodyFormats.newest + 1,
+                                     ", want ", kCustodyFormats.Text(), ")")));
+  EXPECT_EQ(DaemonStatus().pid(), pid);
+  ExpectUndisturbed(args, ranks);
+}
+
+}  // namespace
+}  // namespace shardd::e2e
