@@ -19,7 +19,8 @@ void EpochEnd::Await(Pending end) {
 
 void EpochEnd::StepCommitted() {
   if (behind_step_.has_value() && behind_step_->second()) {
-    Await({std::exchange(behind_step_, std::nullopt)->first, {}, /*behind_commit=*/true});
+    Await({std::exchange(behind_step_, std::nullopt)->first, {}});
+    pending_->behind_commit = true;  // whatever the cause
   }
 }
 

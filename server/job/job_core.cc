@@ -79,7 +79,8 @@ JobCore::JobCore(Init init)
              return gradients_.reductions().AddGiven(key, occurrence, given);
            },
            {[this](double norm) { commits_.Measured(norm); },
-            [this](const v1::PeerMessage::Decided& decided) { commits_.Heard(decided); }, [this] { values_.Commit(); }},
+            [this](const v1::PeerMessage::Decided& decided) { commits_.Heard(decided); }, [this] { values_.Commit(); },
+            [this](const absl::Status& cause) { AwaitEndBehindStep(cause); }},
            [this](const absl::Status& cause) { EndEpoch(end_.TakeOr(cause)); }}),
       memory_account_({&identity_.spec, plan().get(), memory_.get(), &sessions_, &renewal_.writers(),
                        &snapshots_.snapshot(), &summons_.full_params(), &values_.undo()},

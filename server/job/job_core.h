@@ -125,9 +125,9 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   void Close(const std::string& why) override { Close(why, CloseOn::kThisNode); }
   // The epoch advances; see the top.
   void Abort(absl::Status cause, std::vector<int> lost_ranks) { EndEpoch({std::move(cause), std::move(lost_ranks)}); }
-  // The epoch advances where that costs nothing: behind the next step. False: with what this job does no end costs
-  // nothing.
-  bool EndBehindStep(absl::Status cause);
+  // The epoch advances where that costs nothing: behind the next step, on all nodes. False: with what this job does no
+  // end costs nothing.
+  bool EndBehindStep(const absl::Status& cause);
   // ... or now, if all ranks have been doing nothing for `quiet`, and are in no step.
   void EndIfIdle(const absl::Status& cause, absl::Duration quiet);
 
@@ -164,6 +164,8 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   std::shared_ptr<void> Keep() override { return shared_from_this(); }
   int world_size() const { return plan()->world_size; }
   void EndEpoch(EpochEnd::Pending end);
+  bool MayEndBehindStep() const;
+  bool AwaitEndBehindStep(const absl::Status& cause);
   void EndDetached(int rank, bool finished);
   void EndSession(int rank);
   // Commands. Each returns an error only for what the client must not do, which ends the epoch (CommandIntake).

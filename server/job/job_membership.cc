@@ -176,17 +176,27 @@ void JobCore::SessionLost(int rank, const std::string& why, bool replaced) {
   }  // else a commit under way comes first
 }
 
-// Over nodes the others' ranks may be in the next step already. Ranks that hand in edits make them behind the step.
-// Where ranks update, they make a step where its pass begins: the epoch ends behind one of which the snapshot is.
-bool JobCore::EndBehindStep(absl::Status cause) {
+bool JobCore::EndBehindStep(const absl::Status& cause) {
+  if (!nodes_.over_nodes()) return AwaitEndBehindStep(cause);
+  if (!MayEndBehindStep()) return false;
+  nodes_.steps().EndAttemptBehindStep(cause);
+  return true;
+}
+
+// Ranks that hand in edits make them behind the step.
+bool JobCore::MayEndBehindStep() const {
   const bool in_trainers = plan()->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   const bool may_run_ahead = in_trainers && memory_->place().memory != nullptr;  // hosts, of their streams
-  if (sessions_.attached() < world_size() || nodes_.over_nodes() || writes_.pass_copies() != in_trainers ||
-      may_run_ahead || (memory_->kept() != nullptr && !in_trainers)) {
-    return false;
-  }
+  return sessions_.attached() == world_size() && writes_.pass_copies() == in_trainers && !may_run_ahead &&
+         (memory_->kept() == nullptr || in_trainers);
+}
+
+// Where ranks update, they make a step where its pass begins: the epoch ends behind one of which the snapshot is.
+bool JobCore::AwaitEndBehindStep(const absl::Status& cause) {
+  if (!MayEndBehindStep()) return false;
+  const bool in_trainers = writes_.pass_copies();
   snapshots_.Outdate();
-  end_.AwaitStep(std::move(cause), [this, in_trainers] {
+  end_.AwaitStep(cause, [this, in_trainers] {
     if (in_trainers && !snapshots_.snapshot().taken_with_commit()) return false;
     // Nobody begins the next step in this epoch: who waits for the step is told by its stream.
     for (const auto& session : sessions_) {

@@ -11,6 +11,12 @@
 #include "server/multinode/reduced_steps.h"
 
 namespace shardd {
+namespace {
+
+constexpr absl::Duration kLeave = absl::Seconds(5);
+
+}  // namespace
+
 absl::StatusCode NodeErrorCode(int code) {
   const auto known = static_cast<absl::StatusCode>(code);
   switch (known) {
@@ -84,13 +90,18 @@ void NodeCoordinator::ForgetStep() {
 void NodeCoordinator::NextGeneration(const absl::Status& cause) {
   ++generation_;
   sequence_ = 0;
-  showing_ = false;
+  showing_ = leaving_ = false;
   ForgetStep();
   for (size_t node = nodes_.size(); node-- > 0;) {
     if (nodes_[node].takes_part) {
       SendBegin(static_cast<int>(node), cause);
     }
   }
+}
+
+bool NodeCoordinator::AwaitsLeaver() const {
+  return leaving_ && held_step_ >= decided_.step() &&
+         std::any_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.leaves && node.up; });
 }
 
 void NodeCoordinator::OnFinished(int node) {
@@ -121,6 +132,7 @@ void NodeCoordinator::OnMessage(int node, const v1::PeerMessage& message) {
   }
   progress_ = MonotonicNow();
   if (message.kind_case() == v1::PeerMessage::kAbandoned) {
+    if (AwaitsLeaver()) return;
     NextGeneration(absl::Status(NodeErrorCode(message.abandoned().code()),
                                 absl::StrCat(NodeText(node), ": ", message.abandoned().message())));
     return;
@@ -331,6 +343,10 @@ void NodeCoordinator::CheckSilence(absl::Time now, absl::Duration limit) {
   if (source_ >= 0 ||
       std::any_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.up && node.fetching; })) {
     progress_ = now;
+  }
+  if (AwaitsLeaver() && now - progress_ >= kLeave) {
+    NextGeneration(absl::AbortedError("a node's daemon was to be replaced, and its link has not gone"));
+    return;
   }
   if (waiting.empty() || now - progress_ < limit) {
     return;

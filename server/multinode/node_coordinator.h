@@ -100,6 +100,7 @@ class NodeCoordinator {
     std::optional<v1::Step> step;
     std::optional<v1::PeerMessage::Reduced> reduced;
     std::optional<v1::PeerMessage::Values> values;
+    bool leaves = false;  // its link is about to go: its daemon wanted the attempt to end behind the decided step
   };
   using Key = std::tuple<int, int, int>;                    // backward, group, occurrence
   using Gives = std::vector<std::optional<v1::NodeGives>>;  // by node
@@ -126,6 +127,9 @@ class NodeCoordinator {
   absl::Status CompareValues() const;
   void ForgetStep();
   void NextGeneration(const absl::Status& cause);
+  // A node has ended its attempt behind the decided step, as all do: the next generation begins when the link of the
+  // node that leaves is lost, so that nobody ends an attempt twice.
+  bool AwaitsLeaver() const;
   void SendBegin(int node, const absl::Status& cause);
   void SendAll(const v1::PeerMessage& message);  // to nodes that are up, node 0 last
   std::string NodeText(int node) const;
@@ -146,6 +150,7 @@ class NodeCoordinator {
   bool decided_known_ = true;         // all of it, not only its step
   int64_t held_step_ = 0;             // the last that all nodes have held
   bool showing_ = false;              // ranks of this attempt wait until all hold the decided step
+  bool leaving_ = false;              // all have ended their attempt, or are about to; some Node::leaves
   int source_ = -1;                   // who sends node 0 the state; -1: nobody
   // The running step.
   std::map<Key, Gives> pending_;

@@ -56,6 +56,8 @@ void NodeCoordinator::Decide(const v1::PeerMessage::Decided& decided) {
   v1::PeerMessage message;
   message.set_generation(generation_);
   *message.mutable_decided() = decided;
+  leaving_ = !decided.ends_attempt().empty();
+  for (Node& node : nodes_) node.leaves = leaving_ && !node.reduced->ends_attempt().empty();
   ForgetStep();
   for (size_t node = 1; node < nodes_.size(); ++node) {
     if (nodes_[node].takes_part) {

@@ -107,6 +107,11 @@ absl::Status JobNodes::CheckMayBegin(const std::string& what) {
   return lacking.empty() ? absl::OkStatus() : absl::AbortedError(absl::StrCat(what, lacking, "; attach again"));
 }
 
+void JobNodes::EndEpoch() {
+  EndStep();
+  if (over_nodes()) steps_->EndEpoch();
+}
+
 void JobNodes::EndStep() {
   if (over_nodes()) {
     sums_->EndStep();

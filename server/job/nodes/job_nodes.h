@@ -117,7 +117,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   void StepCommitted() override;
   void VersionCommitted() override { SetReadable(use_.committed->version()); }
   absl::Status CheckMayBegin(const std::string& what) override;
-  void EndEpoch() override { EndStep(); }
+  void EndEpoch() override;
   // The attempt is to end, and has been promised.
   void WantsToEnd(const absl::Status& cause) { member_->WantsToEnd(cause); }
   // The epoch has ended here.

@@ -1,7 +1,11 @@
 #include "server/job/nodes/steps_over_nodes.h"
 
+#include <utility>
+
+#include "absl/strings/str_cat.h"
 #include "server/multinode/given_gradients.h"
 #include "server/multinode/param_mask.h"
+#include "server/multinode/reduced_steps.h"
 
 namespace shardd {
 
@@ -27,6 +31,7 @@ void StepsOverNodes::SayReduced(const Norm& own_norm) {
   reduced.set_norm_sum(own_norm.state().sum);
   const std::vector<uint64_t>& digests = see_.digests->At(use_.committed->version());
   reduced.mutable_digests()->Add(digests.begin(), digests.end());
+  reduced.set_ends_attempt(ends_);
   use_.member->Reduced(std::move(reduced));
 }
 
@@ -39,12 +44,19 @@ void StepsOverNodes::SayDecided() {
     if (see_.plan->cut_over_nodes) {
       decided.set_present(MaskOf(use_.presence->by_param()));
     }
+    decided.set_ends_attempt(all_end_);
     use_.member->Decide(decided);
+    if (!all_end_.empty()) tell_.ends(absl::AbortedError(std::exchange(all_end_, "")));
   }
   use_.member->Holding(step);  // before the update, which takes longer than all nodes' answers
 }
 
 void StepsOverNodes::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) {
+  all_end_.clear();
+  for (size_t node = 0; node < reduced.size() && all_end_.empty(); ++node) {
+    const std::string& why = reduced[node].ends_attempt();
+    if (!why.empty()) all_end_ = absl::StrCat(NodeText(*see_.plan, static_cast<int>(node)), ": ", why);
+  }
   if (!see_.plan->cut_over_nodes) {
     tell_.measured(own_norm_.value());  // all nodes have the same gradients
     return;
@@ -55,6 +67,7 @@ void StepsOverNodes::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& r
 
 void StepsOverNodes::NodeDecided(const v1::PeerMessage::Decided& decided) {
   if (see_.plan->cut_over_nodes) use_.presence->SetAll(BitsOf(decided.present(), see_.plan->params.size()));
+  if (!decided.ends_attempt().empty()) tell_.ends(absl::AbortedError(decided.ends_attempt()));
   tell_.decided(decided);
 }
 

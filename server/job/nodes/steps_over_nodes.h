@@ -2,9 +2,11 @@
 #define SHARDD_SERVER_JOB_NODES_STEPS_OVER_NODES_H_
 
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/plan/plan.h"
 #include "common/tensor/norm.h"
 #include "server/job/gradients/gradient_presence.h"
@@ -38,6 +40,8 @@ class StepsOverNodes final : public NodeStepsListener {
     std::function<void(double norm)> measured;                     // over all nodes, on node 0: the step may be decided
     std::function<void(const v1::PeerMessage::Decided&)> decided;  // by node 0, elsewhere
     std::function<void()> agreed;                                  // on initial values, which are to be committed
+    // Where the decided step is shown the attempt ends, on all nodes. Called before `decided`; on node 0 behind it.
+    std::function<void(const absl::Status& cause)> ends;
   };
   // All of these outlive it.
   StepsOverNodes(Facts facts, Services services, Results results)
@@ -45,6 +49,9 @@ class StepsOverNodes final : public NodeStepsListener {
 
   // All gradients of the step are reduced here, which is a promise. The measure is of this node's part.
   void SayReduced(const Norm& own_norm);
+  // The attempt is to end, on all nodes, behind the next step that this node has not said to be reduced.
+  void EndAttemptBehindStep(const absl::Status& cause) { ends_ = std::string(cause.message()); }
+  void EndEpoch() { ends_.clear(); }
   // The step is journaled here: node 0 tells the others, the others tell node 0 that they hold it.
   void SayDecided();
 
@@ -59,6 +66,8 @@ class StepsOverNodes final : public NodeStepsListener {
   const Services use_;
   const Results tell_;
   Norm own_norm_;
+  std::string ends_;     // why this node wants the attempt to end; empty: it does not
+  std::string all_end_;  // node 0: why the attempt ends behind the step that it decides
 };
 
 }  // namespace shardd

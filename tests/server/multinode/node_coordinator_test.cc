@@ -453,6 +453,43 @@ TEST_F(NodeCoordinatorOfTwo, ANodeThatDoesNotHoldADecidedStepEndsTheAttemptOnce)
   EXPECT_EQ(Kinds(0), "held ");
 }
 
+class ANodeThatLeaves : public NodeCoordinatorTest {
+ protected:
+  // A step behind which node 1 wants the attempt to end; all nodes hold it, and have ended their attempts.
+  void TrainAndEnd() {
+    Initialize();
+    for (int node = 0; node < 2; ++node) {
+      Say(node, Closed(kAllBackwards));
+    }
+    v1::PeerMessage reduced = Reduced();
+    Say(0, reduced);
+    reduced.mutable_reduced()->set_ends_attempt("its daemon is replaced");
+    Say(1, reduced);
+    v1::PeerMessage::Decided decided = Decided();
+    decided.set_ends_attempt("node 1: its daemon is replaced");
+    coordinator_->Decide(decided);
+    Say(1, Held(step_));
+    sent_.clear();
+    for (int node = 0; node < 2; ++node) Say(node, Abandoned("its daemon is replaced"));
+  }
+};
+
+TEST_F(ANodeThatLeaves, BeginsTheNextGenerationWithItsLink) {
+  TrainAndEnd();
+  EXPECT_THAT(sent_, IsEmpty());
+  coordinator_->OnDown(1, absl::UnavailableError("gone"));
+  EXPECT_EQ(Kinds(0), "begin ");
+}
+
+TEST_F(ANodeThatLeaves, IsNotWaitedForLong) {
+  TrainAndEnd();
+  coordinator_->CheckSilence(MonotonicNow() + absl::Seconds(4), absl::Minutes(1));
+  EXPECT_THAT(sent_, IsEmpty());
+  coordinator_->CheckSilence(MonotonicNow() + absl::Seconds(6), absl::Minutes(1));
+  EXPECT_EQ(Kinds(0), "begin ");
+  EXPECT_EQ(Kinds(1), "begin ");
+}
+
 TEST_F(NodeCoordinatorTest, ANodeThatComesIsToldWhatThereIs) {
   coordinator_->OnDown(1, absl::UnavailableError("gone"));
   Up(1);

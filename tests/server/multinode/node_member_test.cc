@@ -17,11 +17,14 @@ using testing::NodeWorld;
 class NodeMemberSchedules : public ::testing::TestWithParam<int> {};
 
 TEST_P(NodeMemberSchedules, AllNodesCommitTheSameAndTrainOn) {
+  int ended_behind_step = 0;
   for (uint64_t seed = 1; seed <= 1500; ++seed) {
     NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0, {});
     const std::string failure = world.Run(/*events=*/static_cast<int>(50 + seed % 900));
     ASSERT_EQ(failure, "") << "seed " << seed;
+    ended_behind_step += world.ended_behind_step();
   }
+  EXPECT_GT(ended_behind_step, 100);
 }
 
 TEST_P(NodeMemberSchedules, WithoutTroubleNothingIsGivenUp) {

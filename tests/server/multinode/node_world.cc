@@ -149,6 +149,10 @@ void RandomJob::Act() {
     v1::PeerMessage::Reduced reduced;
     reduced.set_step(step + 1);
     reduced.set_present(std::string(1, '\x0f'));
+    if (!world_->calm() && world_->Random(12) == 0) {
+      leaves_ = true;
+      reduced.set_ends_attempt(absl::StrCat("the daemon of node ", node_, " is replaced"));
+    }
     member->Reduced(std::move(reduced));
   }
 }
@@ -166,6 +170,7 @@ void RandomJob::Abort(const absl::Status& cause) {
   begun_ = said_reduced_ = false;
   member->AttemptEnded(cause);
   if (applied_) EndCommit();
+  if (std::exchange(leaves_, false)) world_->Leave(node_);
 }
 
 std::string RandomJob::CommitText() const {
@@ -188,6 +193,9 @@ void RandomJob::MaybeShow() {
   for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) NodeSendState(node, transfer);
   if (pending_abort_.has_value()) {
     Abort(*std::exchange(pending_abort_, std::nullopt));
+  } else if (step > 0 && !decided_.ends_attempt().empty()) {
+    world_->EndedBehindStep();
+    Abort(absl::AbortedError(decided_.ends_attempt()));
   }
 }
 
@@ -266,7 +274,7 @@ void RandomJob::NodesClosed(int backwards) {
   closed_ = backwards;
 }
 
-void RandomJob::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& /*reduced*/) {
+void RandomJob::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) {
   if (node_ != 0 || !said_reduced_ || committing_) {
     world_->Fail(absl::StrCat("node ", node_, " is asked to decide what it has not reduced"));
     return;
@@ -278,6 +286,9 @@ void RandomJob::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& /*redu
   v1::PeerMessage::Decided decided;
   decided.set_step(step + 1);
   decided.set_grad_norm(world_->Random(1 << 20));
+  for (const v1::PeerMessage::Reduced& of : reduced) {
+    if (!of.ends_attempt().empty()) decided.set_ends_attempt(of.ends_attempt());
+  }
   world_->Node0Decides(step + 1);
   member->Decide(decided);
   committing_ = true;
@@ -501,6 +512,14 @@ void NodeWorld::Break(int a, int b, bool loses) {
       comes.pop_back();
     }
     comes.push_back({Event::Kind::kDown, {}});
+  }
+}
+
+void NodeWorld::Leave(int node) {
+  for (int other = 0; other < static_cast<int>(nodes_.size()); ++other) {
+    if (other == node) continue;
+    Break(node, other, /*loses=*/true);
+    if (calm()) Make(node, other);
   }
 }
 

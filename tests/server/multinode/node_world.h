@@ -114,6 +114,7 @@ class RandomJob final : public NodeFacts,
   bool begun_ = false;
   bool said_values_ = false;
   bool said_reduced_ = false;
+  bool leaves_ = false;  // with the end of this attempt, which it has asked for
   int reduced_in_life_ = 0;
   int backwards_ = 0;
   int backward_ = 0;
@@ -173,6 +174,11 @@ class NodeWorld {
   }
   // How many daemons of node 0 have ended. A step is decided that was reduced so long ago.
   int life() const { return life_; }
+  // The daemon of the node is replaced by one that goes on where it was.
+  void Leave(int node);
+  // How often an attempt has ended where a node showed a step, because a daemon was about to be replaced.
+  void EndedBehindStep() { ++ended_behind_step_; }
+  int ended_behind_step() const { return ended_behind_step_; }
   void Decided(int reduced_in_life) { carried_over_ += delivers_begin_ && reduced_in_life < life_ ? 1 : 0; }
 
  private:
@@ -219,6 +225,7 @@ class NodeWorld {
   int daemons_made_ = 0;
   std::string failure_;
   int recoveries_ = 0;
+  int ended_behind_step_ = 0;
   int carried_over_ = 0;
   int taken_up_ = 0;
   int promises_taken_up_ = 0;

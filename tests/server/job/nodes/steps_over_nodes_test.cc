@@ -38,12 +38,14 @@ class StepsOverNodesTest : public OverNodesTest {
   std::vector<double> measured_;
   std::vector<v1::PeerMessage::Decided> decided_;
   int agreed_ = 0;
+  std::vector<std::string> ends_;
   ModelDigests digests_{{plan_.get(), memory_.get(), &committed_}, {&member_, &worker_, &work_, &job_}};
   StepsOverNodes over_{
       {plan_.get(), &steps_, &decision_, &digests_},
       {&committed_, &member_, &pairing_.presence()},
       {[this](double norm) { measured_.push_back(norm); },
-       [this](const v1::PeerMessage::Decided& decided) { decided_.push_back(decided); }, [this] { ++agreed_; }}};
+       [this](const v1::PeerMessage::Decided& decided) { decided_.push_back(decided); }, [this] { ++agreed_; },
+       [this](const absl::Status& cause) { ends_.emplace_back(cause.message()); }}};
 };
 
 TEST_F(StepsOverNodesTest, AReducedStepIsSaidWithItsNormAndIsPromised) {
@@ -54,6 +56,17 @@ TEST_F(StepsOverNodesTest, AReducedStepIsSaidWithItsNormAndIsPromised) {
   EXPECT_EQ(sent[0].reduced().norm_sum(), 25);
   EXPECT_EQ(sent[0].reduced().digests_size(), 0) << "none are due";
   EXPECT_TRUE(member_.promised());
+}
+
+TEST_F(StepsOverNodesTest, AnAttemptThatIsToEndBehindAStepIsSaidWithIt) {
+  loop_.RunAndWait([&] { over_.EndAttemptBehindStep(absl::AbortedError("the daemon is replaced")); });
+  SayReduced(NormOf({3, 4}));
+  EXPECT_EQ(Sent(v1::PeerMessage::kReduced)[0].reduced().ends_attempt(), "the daemon is replaced");
+  v1::PeerMessage decided = Decided();
+  decided.mutable_decided()->set_ends_attempt("node 1: the daemon is replaced");
+  Hear(decided);
+  EXPECT_EQ(ends_, std::vector<std::string>{"node 1: the daemon is replaced"});
+  EXPECT_EQ(decided_.size(), 1u);
 }
 
 // What a daemon that takes this one's place needs to commit the step.
