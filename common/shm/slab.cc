@@ -203,7 +203,9 @@ Slab::~Slab() {
   }
 }
 
-void Slab::Discard() { (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size_bytes_); }
+void Slab::Discard(Range range) {
+  (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, range.first, range.end - range.first);
+}
 
 absl::StatusOr<UniqueFd> Slab::ReadOnlyFd() const {
   UniqueFd fd(open(absl::StrCat("/proc/self/fd/", fd_.get()).c_str(), O_RDONLY | O_CLOEXEC));

@@ -70,7 +70,8 @@ class Slab {
   absl::StatusOr<UniqueFd> ReadOnlyFd() const;
   // Frees the pages, even if others map them or have a descriptor; they then read zeros. Does nothing for frozen
   // backings, because the kernel refuses.
-  void Discard();
+  void Discard() { Discard({0, size_bytes_}); }
+  void Discard(Range range);
 
  private:
   Slab() = default;

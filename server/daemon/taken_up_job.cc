@@ -16,12 +16,10 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/synchronization/mutex.h"
 #include "common/process/process_stat.h"
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
-#include "server/device/cpu/cpu_ops.h"
-#include "server/device/ops/rest_of_update.h"
+#include "server/daemon/unfinished.h"
 #include "server/optimizer/optimizer.h"
 #include "server/storage/kept_formats.h"
 #include "server/storage/kept_pieces.h"
@@ -86,81 +84,6 @@ absl::StatusOr<MappedSlabs> MapSlabs(const ShardPlan& plan, const JobMemory::Kep
   return mapped;
 }
 
-absl::StatusOr<DecidedStep> DecidedStepOf(const ShardPlan& plan, const v1::DecidedStepRecord& record) {
-  DecidedStep step;
-  step.groups.assign(record.groups().begin(), record.groups().end());
-  step.clip_factor = record.clip_factor();
-  step.step_counts.assign(record.step_counts().begin(), record.step_counts().end());
-  if (step.step_counts.size() != plan.params.size() || record.present().size() * 8 < plan.params.size()) {
-    return absl::DataLossError(absl::StrCat("the record of step ", record.step(), " is of another plan"));
-  }
-  for (size_t param = 0; param < plan.params.size(); ++param) {
-    step.present.push_back((record.present()[param / 8] >> (param % 8) & 1) != 0);
-  }
-  return step;
-}
-
-// Completes the update that the record describes, whatever of it was done: the daemon that made it was killed.
-// `written`: trainers had handed in beside it.
-absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& record, const SlabPointers& slabs,
-                          const TakeUpLog& log, bool written) {
-  SHARDD_ASSIGN_OR_RETURN(const DecidedStep step, DecidedStepOf(plan, record));
-  for (int rank = 0; rank < plan.world_size; ++rank) {
-    UpdateLog& update = log.update(rank);
-    if (!update.is_of(record.step())) update.Begin(record.step());
-    std::vector<DeviceOp> ops = UpdateOps(plan, slabs, step, rank, {&update});
-    if (written) {
-      for (DeviceOp& op : CommitOps(plan, slabs, rank)) ops.push_back(std::move(op));
-    }
-    for (const DeviceOp& op : ops) {
-      SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
-      CompleteCpuOp(op, record.step());
-    }
-  }
-  return absl::OkStatus();
-}
-
-// Each rank's operations by its device; returns when all have ended.
-absl::Status RunOnDevices(const std::vector<Device*>& devices, const char* label,
-                          std::vector<std::vector<DeviceOp>> by_rank) {
-  struct Running {
-    absl::Mutex mutex;
-    size_t left = 0;
-    absl::Status status;
-  } running;
-  running.left = by_rank.size();
-  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    devices[rank % devices.size()]->Submit(StreamId::kOptimizer,
-                                           {label, std::move(by_rank[rank]), [&running](const absl::Status& status) {
-                                              absl::MutexLock lock(&running.mutex);
-                                              running.status.Update(status);
-                                              --running.left;
-                                            }});
-  }
-  absl::MutexLock lock(&running.mutex);
-  running.mutex.Await(absl::Condition(
-      +[](size_t* left) { return *left == 0; }, &running.left));
-  return running.status;
-}
-
-// As CompleteStep, by the GPUs that the job is on.
-absl::Status CompleteStepOnGpus(const ShardPlan& plan, const v1::DecidedStepRecord& record, const JobMemory& memory,
-                                const TakeUpLog& log, const std::vector<Device*>& devices) {
-  SHARDD_ASSIGN_OR_RETURN(const DecidedStep step, DecidedStepOf(plan, record));
-  std::vector<std::vector<DeviceOp>> put_back, rest;
-  for (int rank = 0; rank < plan.world_size; ++rank) {
-    UpdateLog& update = log.update(rank);
-    if (!update.is_of(record.step())) update.Begin(record.step());
-    RestOfUpdate of_rank =
-        RestOf(UpdateOps(plan, memory.pointers(), step, rank, memory.LoggedBy(&update, rank)), record.step());
-    put_back.push_back(std::move(of_rank.put_back));
-    rest.push_back(std::move(of_rank.ops));
-  }
-  SHARDD_RETURN_IF_ERROR(RunOnDevices(devices, "put torn values back", std::move(put_back)));
-  for (int rank = 0; rank < plan.world_size; ++rank) log.update(rank).NotTorn();
-  return RunOnDevices(devices, "complete the step of the daemon before", std::move(rest));
-}
-
 // Who had sessions of the daemon before, and lives. Nothing: nobody knows of some of them.
 std::optional<std::vector<PastProcess>> FormerProcesses(const TakeUpLog& log, int ranks) {
   std::vector<PastProcess> former;
@@ -203,16 +126,6 @@ absl::Status CompleteSnapshotOnGpus(const ShardPlan& plan, const v1::CustodyJob&
     by_rank.push_back(KeepOps(plan, memory->pointers(), snapshot->At(0), /*back=*/false, rank));
   }
   return RunOnDevices(devices, "complete the snapshot of the daemon before", std::move(by_rank));
-}
-
-absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot) {
-  for (int rank = 0; rank < plan.world_size; ++rank) {
-    for (const DeviceOp& op : KeepOps(plan, slabs, snapshot, /*back=*/false, rank)) {
-      SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
-      CompleteCpuOp(op, /*step=*/0);
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -298,8 +211,7 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
   const absl::StatusOr<v1::DecidedStepRecord> decided = result.journal->ReadDecided(header.step + 1);
   const bool completes = decided.ok() && decided->epoch() == header.epoch && !plan.config.pass_copies();
   if (left.touched && !completes) {
-    return absl::DataLossError(
-        "the daemon ended while values were being written, and nobody knows which of them are there");
+    return absl::DataLossError("the daemon had not written down what it committed last, as its log says");
   }
   const bool in_snapshot = left.counts != TakeUpLog::Counts::kShards && !completes;
   MappedSlabs mapped;
@@ -347,7 +259,9 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
   }
   result.committed.finished = left.finished;
   ++result.committed.epoch;  // all sessions are over
+  const std::optional<uint64_t> undone = completes || in_snapshot ? std::nullopt : std::optional(header.version);
   if (on_gpus) {
+    SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
     result.committed.gradients_stay = gradients_stay;
     result.committed.in_snapshot = in_snapshot;
     return result;
@@ -384,6 +298,7 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
     if (plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER) make_anew("optimizer");
   }
   SHARDD_ASSIGN_OR_RETURN(result.memory, JobMemory::TakeUp(plan, result.job.spec().name(), std::move(kept)));
+  SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
   for (int rank = 0; result.memory->rank_slots() != nullptr && rank < plan.world_size; ++rank) {
     const TakeUpLog::Process last = result.log->process(rank).value_or(TakeUpLog::Process());
     result.memory->rank_slots()->SetProcess(rank, {last.pid, last.start_ticks});

@@ -83,7 +83,7 @@ JobCore::JobCore(Init init)
             [this](const absl::Status& cause) { AwaitEndBehindStep(cause); }},
            [this](const absl::Status& cause) { EndEpoch(end_.TakeOr(cause)); }}),
       memory_account_({&identity_.spec, plan().get(), memory_.get(), &sessions_, &renewal_.writers(),
-                       &snapshots_.snapshot(), &summons_.full_params(), &values_.undo()},
+                       &snapshots_.snapshot(), &summons_.full_params()},
                       std::move(init.reserved_by_all)),
       view_({&identity_,
              memory_.get(),
@@ -207,7 +207,6 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
     case Opcode::kStep:
       return commits_.Step(session, std::move(command));
     case Opcode::kWriteParameters:
-      committed_.Touch();
       return values_.Write(session, command);
     case Opcode::kCommitParameters:
       return values_.AskForCommit(rank);

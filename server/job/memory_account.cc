@@ -32,10 +32,11 @@ void MemoryAccount::Describe(v1::Memory* out) const {
     if (!slab->on_host()) AddDeviceBytes(*slab->on_devices(), left);
   }
   DescribeSessions(out);
-  if (const int64_t undo_bytes = see_.undo->bytes(); undo_bytes > 0) {
+  const int64_t undo_bytes = see_.memory->undo() == nullptr ? 0 : see_.memory->undo()->bytes();
+  if (undo_bytes > 0) {
     v1::Purpose* undo = out->add_purposes();
     undo->set_purpose("writeback undo");
-    undo->set_backing("heap");
+    undo->set_backing(std::string(SlabBackingName(SlabBacking::kSealedMemfd)));
     undo->set_planned_bytes(WritebackUndoBytes(*see_.plan));
     undo->set_allocated_bytes(undo_bytes);
   }

@@ -28,7 +28,6 @@ class MemoryAccount {
     const GradientWriters* gradient_writers = nullptr;
     const Snapshot* snapshot = nullptr;
     const FullParams* full_params = nullptr;
-    const WriteUndo* undo = nullptr;
   };
   // `reserved_by_all`: the sum of reserved_bytes() of all jobs; null: this is the only one.
   MemoryAccount(Facts facts, std::function<int64_t()> reserved_by_all)

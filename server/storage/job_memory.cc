@@ -259,6 +259,14 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
     if (!slab.ok()) return named(slab.status());
     memory->old_values_ = std::make_unique<JobSlab>(*std::move(slab));
   }
+  if (!plan.cut_over_nodes && memory->shards_ != nullptr) {
+    const UndoSlab::Slabs undone = {memory->shards_.get(), memory->optimizer_.get()};
+    const auto of_before = kept.find(kUndoName);
+    auto slab = of_before == kept.end() ? UndoSlab::Create(plan, undone)
+                                        : UndoSlab::TakeUp(std::move(of_before->second), plan, undone);
+    if (!slab.ok()) return named(slab.status());
+    memory->undo_ = *std::move(slab);
+  }
   int64_t end_bytes = 0;
   const DeviceSlab* const spread = memory->shards_ == nullptr ? nullptr : memory->shards_->on_devices();
   for (size_t i = 0; spread != nullptr && i < spread->pieces().size(); ++i) {

@@ -17,6 +17,7 @@
 #include "server/storage/job_slab.h"
 #include "server/storage/kept_on_gpus.h"
 #include "server/storage/rank_slots.h"
+#include "server/storage/undo_slab.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
@@ -102,6 +103,8 @@ class JobMemory {
   absl::StatusOr<std::unique_ptr<JobSlab>> MakeKept(const ShardPlan& plan) const;
   void SetKept(std::unique_ptr<JobSlab> kept) { kept_ = std::move(kept); }
   const JobSlab* old_values() const { return old_values_.get(); }
+  // For what trainers write back; null: parameters are cut over nodes, and they do not.
+  UndoSlab* undo() const { return undo_.get(); }
   // Where updates of the rank write what they are about to change; `log` null: nowhere.
   Logged LoggedBy(UpdateLog* log, int rank) const;
   // Gradient shards in the place of those that there are, which a process may still write. On the host the pages of
@@ -146,6 +149,7 @@ class JobMemory {
   std::shared_ptr<RankSlots> rank_slots_;  // also of whoever attaches
   std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, staging_, kept_, old_values_;
   OldValuesPlan old_values_plan_;
+  std::unique_ptr<UndoSlab> undo_;  // of shards_ and optimizer_
 };
 
 }  // namespace shardd

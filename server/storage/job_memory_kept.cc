@@ -31,6 +31,7 @@ absl::Status JobMemory::HandOverSlab(const char* name, const JobSlab& slab) cons
 absl::Status JobMemory::KeepBy(HandOver hand_over) {
   hand_over_ = std::move(hand_over);
   for (const auto& [name, slab] : Surviving()) SHARDD_RETURN_IF_ERROR(HandOverSlab(name, *slab));
+  if (undo_ != nullptr) SHARDD_RETURN_IF_ERROR(hand_over_(kUndoName, undo_->fd()));
   return rank_slots_ == nullptr ? absl::OkStatus() : rank_slots_->KeepBy(hand_over_);
 }
 

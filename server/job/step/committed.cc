@@ -39,10 +39,6 @@ UpdateLog* Committed::BeginUpdate(int rank) {
   return &update;
 }
 
-void Committed::Touch() {
-  if (logs_ && !log_->counts_snapshot()) log_->Touch();
-}
-
 void Committed::EndCustody() {
   if (log_ != nullptr) log_->End();
   custody_ended_ = log_ != nullptr;

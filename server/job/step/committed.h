@@ -71,7 +71,6 @@ class Committed {
   }
   // Shards are about to change otherwise than by a decided step. Until the next commit no other daemon takes the job
   // up, unless a snapshot counts.
-  void Touch();
   // No other daemon takes the job up any more: its memory is no longer wanted.
   void EndCustody();
   bool custody_ended() const { return custody_ended_; }

@@ -105,22 +105,23 @@ absl::Status ValueWrites::WritePart(Session* session, const WriteRequest& reques
   }
   const SlabPart to{whole.slab, whole.offset_bytes + first * whole.element_bytes, whole.element_bytes, numel};
   const char* const from = source + (first - request.first) * whole.element_bytes;
-  const bool undo = use_.counts->version() != 0;
-  if (undo) {
-    undo_.WillSave();
+  const uint64_t version = use_.counts->version();
+  UndoSlab* const undo = version == 0 ? nullptr : use_.memory->undo();  // the memory outlives copies
+  if (undo != nullptr) {
+    undo_.WillSave(version);
   }
   SlabPart stale;  // initial values are one attempt's
-  if (!undo && initial_.Write(request.param, request.part, use_.counts->epoch())) {
+  if (version == 0 && initial_.Write(request.param, request.part, use_.counts->epoch())) {
     stale = PartOfNode(*see_.plan, *use_.memory, request.param, request.part);
   }
   return CopyFor(session, {to.slab, to.size_bytes() + stale.size_bytes()},
-                 [this, to, stale, undo, from, memory = session->memory()](bool* more) mutable -> absl::Status {
+                 [to, stale, undo, version, from, memory = session->memory()](bool* more) mutable -> absl::Status {
                    if (stale.numel > 0) {
                      *more = true;
                      return stale.ClearSome();
                    }
-                   if (undo) {
-                     SHARDD_RETURN_IF_ERROR(undo_.Save(to.slab, to.offset_bytes, to.size_bytes()));
+                   if (undo != nullptr) {
+                     SHARDD_RETURN_IF_ERROR(undo->Save(to.slab, to.offset_bytes, to.size_bytes(), version));
                    }
                    return to.slab->Write(to.offset_bytes, from, to.size_bytes());
                  });
@@ -168,9 +169,9 @@ void ValueWrites::Release(Session* session) {
 
 void ValueWrites::Undo() {
   std::vector<int64_t> counts = use_.counts->step_counts();
-  const bool has_bytes = undo_.BeginUndo(&counts);
+  const std::optional<uint64_t> of_version = undo_.BeginUndo(&counts);
   use_.counts->SetStepCounts(std::move(counts));
-  if (!has_bytes) {
+  if (!of_version.has_value()) {
     return;
   }
   // Nobody is to read what is half put back: ranks that are here are held, others cannot attach (AddSession).
@@ -179,7 +180,7 @@ void ValueWrites::Undo() {
       session->held = true;
     }
   }
-  Run([this](bool* more) { return undo_.PutBack(more); },
+  Run([undo = use_.memory->undo(), version = *of_version](bool* more) { return undo->PutBack(version, more); },
       [this](const absl::Status& status) {
         undo_.EndUndo();
         if (!status.ok()) {
@@ -217,19 +218,20 @@ std::vector<SlabPart> ValueWrites::StaleParts() const {
 
 void ValueWrites::Commit() {
   use_.commits->Begin();
-  ClearStale([this, epoch = use_.counts->epoch()](const absl::Status& status) {
+  const bool forgets = undo_.BeginCommit();
+  ClearStale([this, forgets, epoch = use_.counts->epoch()](const absl::Status& status) {
     if (epoch != use_.counts->epoch()) {
       return;  // the job was closed
     }
     if (status.ok()) {
-      SubmitCommit();
+      SubmitCommit(forgets);
     } else {
       use_.commits->GiveUp(kCommit, status);
     }
   });
 }
 
-void ValueWrites::SubmitCommit() {
+void ValueWrites::SubmitCommit(bool forgets) {
   // Gradients that were written back are carried to the replicas' copies.
   const std::vector<bool> gradients =
       std::exchange(written_gradients_, std::vector<bool>(see_.plan->params.size(), false));
@@ -245,8 +247,15 @@ void ValueWrites::SubmitCommit() {
     }
   }
   version.snapshot_is_due = true;
-  version.commit = [this] {
+  version.commit = [this, forgets] {
     use_.counts->CommitValues();
+    if (forgets) {  // which are void from here on
+      const auto forget = [undo = use_.memory->undo()](bool* more) {
+        undo->Forget(more);
+        return absl::OkStatus();
+      };
+      Run(forget, [](const absl::Status&) {});
+    }
     use_.events->Add(-1, "parameters", absl::StrCat("version ", use_.counts->version()));
   };
   use_.commits->Make(std::move(version));
@@ -255,17 +264,16 @@ void ValueWrites::SubmitCommit() {
 void ValueWrites::ClearStale(ValueCopies::Then then) {
   std::vector<SlabPart> stale = StaleParts();
   initial_.Committed();
-  if (!undo_.BeginCommit() && stale.empty()) {
+  if (stale.empty()) {
     then(absl::OkStatus());
     return;
   }
   Run(
-      [this, stale = std::move(stale)](bool* more) mutable -> absl::Status {
-        undo_.Forget(more);
+      [stale = std::move(stale)](bool* more) mutable -> absl::Status {
         while (!stale.empty() && stale.back().numel == 0) {
           stale.pop_back();
         }
-        if (*more || stale.empty()) {
+        if (stale.empty()) {
           return absl::OkStatus();
         }
         *more = true;

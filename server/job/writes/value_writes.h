@@ -34,7 +34,7 @@ namespace shardd {
 // Values from trainers: initial ones, writeback of full parameters, and with them the state of the daemon's optimizer.
 // Nothing of it is in a version before every rank has sent CommitParameters; until then it can be undone.
 //
-// Owns who wrote what and who asked for the commit, the old bytes, and the copies that bring values to the slabs.
+// Owns who wrote what and who asked for the commit, and the copies that bring values to the slabs.
 // Loop-confined; copies run on the copier, and hold the session that asked for one until it has ended: its commands
 // wait in its ring, in their order, and everybody else goes on.
 class ValueWrites final : public JobPart {
@@ -107,7 +107,7 @@ class ValueWrites final : public JobPart {
   bool WritesBack(int rank) const;
   // What was written stays from here on. `then` runs once what is stale is cleared, at once where there is nothing.
   void ClearStale(ValueCopies::Then then);
-  void SubmitCommit();
+  void SubmitCommit(bool forgets);
   absl::Status Error(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {
     return use_.counts->RankError(code, rank, what, fact);
   }

@@ -16,11 +16,10 @@ class MemoryAccountTest : public FactsTest {
     memory_ = *std::move(memory);
     writers_ = std::make_unique<GradientWriters>(memory_.get());
     account_ = std::make_unique<MemoryAccount>(MemoryAccount::Facts{&spec_, plan_.get(), memory_.get(), &sessions_,
-                                                                    writers_.get(), &snapshot_, &full_params_, &undo_},
+                                                                    writers_.get(), &snapshot_, &full_params_},
                                                nullptr);
   }
   v1::JobSpec spec_;
-  WriteUndo undo_;
   std::unique_ptr<JobMemory> memory_;
   std::unique_ptr<GradientWriters> writers_;
   std::unique_ptr<MemoryAccount> account_;

@@ -57,8 +57,6 @@ TEST_F(CommittedTest, WhatIsGoingBackIsNotWhatAnotherDaemonGoesOnWith) {
   EXPECT_EQ(left.Read()->counts, Counts::kShards);
   committed_->CountSnapshot(0, {"a", "b"});  // ranks hand in
   EXPECT_EQ(left.Read()->counts, Counts::kSnapshot);
-  committed_->Touch();
-  EXPECT_FALSE(left.Read()->touched) << "of the snapshot";
   committed_->EndEpoch();
   committed_->GoBack(0, {"a", "b"});
   EXPECT_EQ(left.Read()->counts, Counts::kSnapshot) << "the shards are not back yet";

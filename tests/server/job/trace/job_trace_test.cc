@@ -38,11 +38,10 @@ class JobTraceTest : public FactsTest {
   }
 
   v1::JobSpec spec_;
-  WriteUndo undo_;
   const std::unique_ptr<JobMemory> memory_;
   GradientWriters writers_of_gradients_{memory_.get()};
   MemoryAccount account_{
-      {&spec_, plan_.get(), memory_.get(), &sessions_, &writers_of_gradients_, &snapshot_, &full_params_, &undo_},
+      {&spec_, plan_.get(), memory_.get(), &sessions_, &writers_of_gradients_, &snapshot_, &full_params_},
       nullptr};
   KeptWork device_;
   std::vector<Device*> devices_{&device_, &device_};

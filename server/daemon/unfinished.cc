@@ -1,0 +1,121 @@
+#include "server/daemon/unfinished.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "common/status/status_macros.h"
+#include "server/device/cpu/cpu_ops.h"
+#include "server/device/ops/rest_of_update.h"
+
+namespace shardd {
+namespace {
+
+absl::StatusOr<DecidedStep> DecidedStepOf(const ShardPlan& plan, const v1::DecidedStepRecord& record) {
+  DecidedStep step;
+  step.groups.assign(record.groups().begin(), record.groups().end());
+  step.clip_factor = record.clip_factor();
+  step.step_counts.assign(record.step_counts().begin(), record.step_counts().end());
+  if (step.step_counts.size() != plan.params.size() || record.present().size() * 8 < plan.params.size()) {
+    return absl::DataLossError(absl::StrCat("the record of step ", record.step(), " is of another plan"));
+  }
+  for (size_t param = 0; param < plan.params.size(); ++param) {
+    step.present.push_back((record.present()[param / 8] >> (param % 8) & 1) != 0);
+  }
+  return step;
+}
+
+absl::Status RunHere(const std::vector<DeviceOp>& ops) {
+  for (const DeviceOp& op : ops) {
+    SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
+    CompleteCpuOp(op, /*step=*/0);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& record, const SlabPointers& slabs,
+                          const TakeUpLog& log, bool written) {
+  SHARDD_ASSIGN_OR_RETURN(const DecidedStep step, DecidedStepOf(plan, record));
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    UpdateLog& update = log.update(rank);
+    if (!update.is_of(record.step())) update.Begin(record.step());
+    std::vector<DeviceOp> ops = UpdateOps(plan, slabs, step, rank, {&update});
+    if (written) {
+      for (DeviceOp& op : CommitOps(plan, slabs, rank)) ops.push_back(std::move(op));
+    }
+    for (const DeviceOp& op : ops) {
+      SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
+      CompleteCpuOp(op, record.step());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunOnDevices(const std::vector<Device*>& devices, const char* label,
+                          std::vector<std::vector<DeviceOp>> by_rank) {
+  struct Running {
+    absl::Mutex mutex;
+    size_t left = 0;
+    absl::Status status;
+  } running;
+  running.left = by_rank.size();
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    devices[rank % devices.size()]->Submit(StreamId::kOptimizer,
+                                           {label, std::move(by_rank[rank]), [&running](const absl::Status& status) {
+                                              absl::MutexLock lock(&running.mutex);
+                                              running.status.Update(status);
+                                              --running.left;
+                                            }});
+  }
+  absl::MutexLock lock(&running.mutex);
+  running.mutex.Await(absl::Condition(
+      +[](size_t* left) { return *left == 0; }, &running.left));
+  return running.status;
+}
+
+absl::Status CompleteStepOnGpus(const ShardPlan& plan, const v1::DecidedStepRecord& record, const JobMemory& memory,
+                                const TakeUpLog& log, const std::vector<Device*>& devices) {
+  SHARDD_ASSIGN_OR_RETURN(const DecidedStep step, DecidedStepOf(plan, record));
+  std::vector<std::vector<DeviceOp>> put_back, rest;
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    UpdateLog& update = log.update(rank);
+    if (!update.is_of(record.step())) update.Begin(record.step());
+    RestOfUpdate of_rank =
+        RestOf(UpdateOps(plan, memory.pointers(), step, rank, memory.LoggedBy(&update, rank)), record.step());
+    put_back.push_back(std::move(of_rank.put_back));
+    rest.push_back(std::move(of_rank.ops));
+  }
+  SHARDD_RETURN_IF_ERROR(RunOnDevices(devices, "put torn values back", std::move(put_back)));
+  for (int rank = 0; rank < plan.world_size; ++rank) log.update(rank).NotTorn();
+  return RunOnDevices(devices, "complete the step of the daemon before", std::move(rest));
+}
+
+absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot) {
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    SHARDD_RETURN_IF_ERROR(RunHere(KeepOps(plan, slabs, snapshot, /*back=*/false, rank)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TakeBackLoadedValues(const ShardPlan& plan, const JobMemory& memory, std::optional<uint64_t> version,
+                                  const std::vector<Device*>& devices) {
+  UndoSlab* const undo = memory.undo();
+  if (undo == nullptr) return absl::OkStatus();
+  if (version.has_value() && undo->Has(*version)) {
+    for (bool more = true; more;) SHARDD_RETURN_IF_ERROR(undo->PutBack(*version, &more));
+    std::vector<std::vector<DeviceOp>> by_rank;  // the copies in another dtype, too
+    for (int rank = 0; rank < plan.world_size; ++rank) by_rank.push_back(CommitOps(plan, memory.pointers(), rank));
+    if (memory.place().memory != nullptr) {
+      SHARDD_RETURN_IF_ERROR(RunOnDevices(devices, "take back values that were loaded", std::move(by_rank)));
+    }
+    for (size_t rank = 0; memory.place().memory == nullptr && rank < by_rank.size(); ++rank) {
+      SHARDD_RETURN_IF_ERROR(RunHere(by_rank[rank]));
+    }
+  }
+  for (bool more = undo->bytes() > 0; more;) undo->Forget(&more);
+  return absl::OkStatus();
+}
+
+}  // namespace shardd

@@ -1,0 +1,115 @@
+#include "server/storage/undo_slab.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+namespace {
+
+constexpr int64_t kChunkBytes = int64_t{64} << 10;
+constexpr int64_t kPieceChunks = 64;     // of one call: 4 MiB
+constexpr int64_t kPieceTags = 1 << 16;  // of one call that finds few
+
+int64_t ChunksOf(int64_t bytes) { return (bytes + kChunkBytes - 1) / kChunkBytes; }
+int64_t IndexBytes(int64_t chunks) { return ChunksOf(chunks * static_cast<int64_t>(sizeof(uint64_t))) * kChunkBytes; }
+int64_t SizeBytes(const ShardPlan& plan) {
+  const int64_t chunks = ChunksOf(plan.memory.shards_bytes) + ChunksOf(plan.memory.optimizer_bytes);
+  return IndexBytes(chunks) + chunks * kChunkBytes;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<UndoSlab>> UndoSlab::Create(const ShardPlan& plan, Slabs slabs) {
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab,
+                          Slab::CreateParts(kUndoName, SlabBacking::kSealedMemfd, SizeBytes(plan), {}));
+  return std::unique_ptr<UndoSlab>(new UndoSlab(std::move(slab), plan, slabs));
+}
+
+absl::StatusOr<std::unique_ptr<UndoSlab>> UndoSlab::TakeUp(UniqueFd fd, const ShardPlan& plan, Slabs slabs) {
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab, Slab::TakeUp(kUndoName, std::move(fd), SizeBytes(plan)));
+  std::unique_ptr<UndoSlab> undo(new UndoSlab(std::move(slab), plan, slabs));
+  for (int64_t chunk = 0; chunk < undo->chunks_; ++chunk) {
+    undo->bytes_ += undo->tag(chunk) == 0 ? 0 : undo->PlaceOf(chunk).size_bytes;
+  }
+  return undo;
+}
+
+UndoSlab::UndoSlab(std::unique_ptr<Slab> slab, const ShardPlan& plan, Slabs slabs)
+    : slab_(std::move(slab)),
+      slabs_(slabs),
+      shards_chunks_(ChunksOf(plan.memory.shards_bytes)),
+      chunks_(shards_chunks_ + ChunksOf(plan.memory.optimizer_bytes)) {}
+
+UndoSlab::Place UndoSlab::PlaceOf(int64_t chunk) const {
+  Place place;
+  place.old_bytes = slab_->At<char>(IndexBytes(chunks_) + chunk * kChunkBytes);
+  place.slab = chunk < shards_chunks_ ? slabs_.shards : slabs_.optimizer;
+  place.offset_bytes = (chunk < shards_chunks_ ? chunk : chunk - shards_chunks_) * kChunkBytes;
+  place.size_bytes = std::min(kChunkBytes, place.slab->size_bytes() - place.offset_bytes);
+  return place;
+}
+
+absl::Status UndoSlab::Save(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes, uint64_t version) {
+  const bool of_shards = slab == slabs_.shards;
+  const int64_t first = of_shards ? 0 : shards_chunks_;
+  const int64_t end = offset_bytes + size_bytes;
+  if ((!of_shards && slab != slabs_.optimizer) || ChunksOf(end) > (of_shards ? shards_chunks_ : chunks_ - first)) {
+    return absl::InternalError(absl::StrCat("save old bytes: not of the shards or the optimizer state (got bytes ",
+                                            offset_bytes, " to ", end, " of ", slab->size_bytes(), ")"));
+  }
+  for (int64_t chunk = first + offset_bytes / kChunkBytes; chunk < first + ChunksOf(end); ++chunk) {
+    if (tag(chunk) == version + 1) continue;
+    const Place place = PlaceOf(chunk);
+    const bool is_new = tag(chunk).exchange(0) == 0;
+    SHARDD_RETURN_IF_ERROR(place.slab->Read(place.offset_bytes, place.old_bytes, place.size_bytes));
+    tag(chunk) = version + 1;  // should the daemon end here, the next one finds them, or nothing was written
+    bytes_ += is_new ? place.size_bytes : 0;
+  }
+  return absl::OkStatus();
+}
+
+bool UndoSlab::Has(uint64_t version) const {
+  for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
+    if (tag(chunk) == version + 1) return true;
+  }
+  return false;
+}
+
+void UndoSlab::Drop(int64_t chunk) {
+  const Place place = PlaceOf(chunk);
+  tag(chunk) = 0;
+  const int64_t at = place.old_bytes - slab_->At<char>(0);
+  slab_->Discard({at, at + kChunkBytes});
+  bytes_ -= place.size_bytes;
+}
+
+absl::Status UndoSlab::PutBack(uint64_t version, bool* more) {
+  const int64_t end = std::min(chunks_, next_ + kPieceTags);
+  for (int64_t done = 0; next_ < end && done < kPieceChunks; ++next_) {
+    if (tag(next_) != version + 1) continue;
+    const Place place = PlaceOf(next_);
+    put_back_.Update(place.slab->Write(place.offset_bytes, place.old_bytes, place.size_bytes));
+    Drop(next_);
+    ++done;
+  }
+  *more = next_ < chunks_;
+  if (*more) return absl::OkStatus();
+  next_ = 0;
+  return std::exchange(put_back_, absl::OkStatus());
+}
+
+void UndoSlab::Forget(bool* more) {
+  const int64_t end = std::min(chunks_, next_ + kPieceTags);
+  for (int64_t done = 0; next_ < end && done < kPieceChunks; ++next_) {
+    if (tag(next_) == 0) continue;
+    Drop(next_);
+    ++done;
+  }
+  *more = next_ < chunks_;
+  if (!*more) next_ = 0;
+}
+
+}  // namespace shardd

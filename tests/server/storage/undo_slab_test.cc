@@ -1,0 +1,137 @@
+#include "server/storage/undo_slab.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/shm/slab.h"
+
+namespace shardd {
+namespace {
+
+constexpr int64_t kChunkBytes = int64_t{64} << 10;
+constexpr int64_t kShardsBytes = 130 * kChunkBytes + 4096;
+constexpr int64_t kOptimizerBytes = 2 * kChunkBytes;
+constexpr uint64_t kVersion = 3;
+
+class UndoSlabTest : public ::testing::Test {
+ protected:
+  UndoSlabTest()
+      : shards_(*Slab::Create("shards", SlabBacking::kSealedMemfd, kShardsBytes)),
+        optimizer_(*Slab::Create("optimizer", SlabBacking::kSealedMemfd, kOptimizerBytes)) {
+    plan_.memory.shards_bytes = kShardsBytes;
+    plan_.memory.optimizer_bytes = kOptimizerBytes;
+    undo_ = *UndoSlab::Create(plan_, {&shards_, &optimizer_});
+    Fill(shards_, 0, kShardsBytes, 'o');
+    Fill(optimizer_, 0, kOptimizerBytes, 'o');
+  }
+  static void Fill(const JobSlab& slab, int64_t offset_bytes, int64_t size_bytes, char with) {
+    const std::string bytes(static_cast<size_t>(size_bytes), with);
+    ASSERT_TRUE(slab.Write(offset_bytes, bytes.data(), size_bytes).ok());
+  }
+  // As a copy of a writeback does.
+  void Write(const JobSlab& slab, int64_t offset_bytes, int64_t size_bytes, char with, uint64_t version = kVersion) {
+    ASSERT_TRUE(undo_->Save(&slab, offset_bytes, size_bytes, version).ok());
+    Fill(slab, offset_bytes, size_bytes, with);
+  }
+  static bool AllAre(const JobSlab& slab, char wanted) {
+    std::string bytes(static_cast<size_t>(slab.size_bytes()), '\0');
+    EXPECT_TRUE(slab.Read(0, bytes.data(), slab.size_bytes()).ok());
+    return std::all_of(bytes.begin(), bytes.end(), [&](char byte) { return byte == wanted; });
+  }
+  static void PutBack(UndoSlab& undo, uint64_t version = kVersion) {
+    for (bool more = true; more;) ASSERT_TRUE(undo.PutBack(version, &more).ok());
+  }
+  // What the next daemon has of it.
+  std::unique_ptr<UndoSlab> Next() {
+    return *UndoSlab::TakeUp(UniqueFd(fcntl(undo_->fd(), F_DUPFD_CLOEXEC, 0)), plan_, {&shards_, &optimizer_});
+  }
+  int64_t PageBytes() const {
+    struct stat object {};
+    EXPECT_EQ(fstat(undo_->fd(), &object), 0);
+    return object.st_blocks * int64_t{512};
+  }
+
+  ShardPlan plan_;
+  const JobSlab shards_;
+  const JobSlab optimizer_;
+  std::unique_ptr<UndoSlab> undo_;
+};
+
+TEST_F(UndoSlabTest, PutsBackTheBytesBeforeTheFirstWrite) {
+  Write(shards_, kChunkBytes - 8, 16, 'a');
+  Write(shards_, kChunkBytes - 8, 16, 'b');
+  Write(shards_, kShardsBytes - 1, 1, 'c');
+  Write(optimizer_, kOptimizerBytes - 1, 1, 'd');
+  PutBack(*undo_);
+  EXPECT_TRUE(AllAre(shards_, 'o'));
+  EXPECT_TRUE(AllAre(optimizer_, 'o'));
+  EXPECT_EQ(undo_->bytes(), 0);
+}
+
+TEST_F(UndoSlabTest, TheNextDaemonPutsThemBackToo) {
+  Write(shards_, 5, 3 * kChunkBytes, 'a');
+  const std::unique_ptr<UndoSlab> next = Next();
+  EXPECT_EQ(next->bytes(), 4 * kChunkBytes);
+  EXPECT_TRUE(next->Has(kVersion));
+  PutBack(*next);
+  EXPECT_TRUE(AllAre(shards_, 'o'));
+}
+
+TEST_F(UndoSlabTest, OfAVersionThatIsCommittedNothingCounts) {
+  Write(shards_, 0, 8, 'a');
+  const std::unique_ptr<UndoSlab> next = Next();
+  EXPECT_FALSE(next->Has(kVersion + 1));
+  PutBack(*next, kVersion + 1);
+  EXPECT_EQ(*shards_.At(0), 'a');
+  Write(shards_, 0, 8, 'b', kVersion + 1);
+  PutBack(*undo_, kVersion + 1);
+  EXPECT_EQ(*shards_.At(0), 'a');
+}
+
+TEST_F(UndoSlabTest, OldBytesGoInPiecesAndSoDoTheirPages) {
+  const int64_t empty_bytes = PageBytes();
+  for (const bool put_back : {true, false}) {
+    ASSERT_TRUE(undo_->Save(&shards_, 0, kShardsBytes, kVersion).ok());
+    EXPECT_GE(PageBytes(), kShardsBytes);
+    int pieces = 0;
+    int64_t largest_bytes = 0;
+    for (bool more = true; more; ++pieces) {
+      const int64_t before = undo_->bytes();
+      if (put_back) {
+        EXPECT_TRUE(undo_->PutBack(kVersion, &more).ok());
+      } else {
+        undo_->Forget(&more);
+      }
+      largest_bytes = std::max(largest_bytes, before - undo_->bytes());
+    }
+    EXPECT_EQ(pieces, 3);
+    EXPECT_EQ(largest_bytes, int64_t{4} << 20);
+    EXPECT_EQ(undo_->bytes(), 0);
+    EXPECT_LE(PageBytes(), empty_bytes + kChunkBytes) << "the index";
+  }
+}
+
+TEST_F(UndoSlabTest, AChunkIsSavedOnce) {
+  for (int i = 0; i < 3; ++i) Write(shards_, 8, 8, 'a');
+  EXPECT_EQ(undo_->bytes(), kChunkBytes);
+  Write(shards_, kShardsBytes - 8, 8, 'a');
+  EXPECT_EQ(undo_->bytes(), kChunkBytes + 4096) << "the slab's last chunk is short";
+}
+
+TEST_F(UndoSlabTest, AnotherSlabIsRefused) {
+  const JobSlab other(*Slab::Create("other", SlabBacking::kSealedMemfd, kChunkBytes));
+  EXPECT_EQ(undo_->Save(&other, 0, 8, kVersion).code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(UndoSlab::TakeUp(UniqueFd(fcntl(other.fd(), F_DUPFD_CLOEXEC, 0)), plan_, {&shards_, &optimizer_})
+                .status()
+                .code(),
+            absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace shardd
