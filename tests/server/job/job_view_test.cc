@@ -17,7 +17,7 @@ class OneCollective final : public Collective {
 class JobViewTest : public FactsTest {
  protected:
   JobViewTest()
-      : identity_{7, Tenant{}, {}, plan_, absl::Now(), std::nullopt}, memory_(*JobMemory::Create(*plan_, "job")) {
+      : identity_{7, Tenant{}, {}, plan_, absl::Now(), std::nullopt, {}}, memory_(*JobMemory::Create(*plan_, "job")) {
     identity_.spec.set_name("job");
     values_ =
         std::make_unique<ValueWrites>(ValueWrites::Facts{plan_.get(), &decision_, &summons_, &extensions_, &sessions_},
