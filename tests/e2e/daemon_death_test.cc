@@ -204,6 +204,23 @@ TEST_F(DaemonDeath, ACustodianThatDiesIsGivenTheJobsAgain) {
   ExpectUndisturbed(args, ranks);
 }
 
+TEST_F(DaemonDeath, WhereDaemonOrCustodianIsStoppedForAWhileNothingEnds) {
+  StartCustodian();
+  StartKept();
+  const Args args = Training(1500);
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
+  for (const pid_t pid : {custodian_->pid(), daemon_pid()}) {
+    ASSERT_EQ(kill(pid, SIGSTOP), 0);
+    absl::SleepFor(absl::Milliseconds(700));
+    ASSERT_EQ(kill(pid, SIGCONT), 0);
+    const int64_t before = Committed();
+    ASSERT_TRUE(PollUntil([&] { return Committed() > before || ranks[0].Ended(); }));
+  }
+  ExpectUndisturbed(args, ranks);
+  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(Report(args, rank).Note("aborted"), "") << "rank " << rank;
+}
+
 INSTANTIATE_TEST_SUITE_P(Optimizers, DaemonDeathWith, ::testing::Values("adamw", "sgd"),
                          [](const auto& info) { return std::string(info.param); });
 
