@@ -69,7 +69,7 @@ absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore
   };
   const bool is_new = init->take_up_log == nullptr;
   if (is_new) {
-    SHARDD_ASSIGN_OR_RETURN(init->take_up_log, TakeUpLog::Create(TakeUpLogSizes(*init->plan)));
+    SHARDD_ASSIGN_OR_RETURN(init->take_up_log, TakeUpLog::Create(TakeUpLog::SizesFor(*init->plan)));
     if (const absl::Status may = on_gpus ? CheckMayTakeUp(*init->memory, init->take_up_log.get()) : absl::OkStatus();
         !may.ok()) {
       LogWarning(absl::StrCat("job ", init->spec.name(),

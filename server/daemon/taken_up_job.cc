@@ -139,10 +139,6 @@ bool OutlivesDaemon(const ShardPlan& plan, bool on_gpus) {
          !(in_trainers && plan.config.trainers_never_write());
 }
 
-TakeUpLog::Sizes TakeUpLogSizes(const ShardPlan& plan) {
-  return {plan.memory.journal_bytes / 2, plan.world_size, /*promises=*/plan.nodes() > 1};
-}
-
 absl::StatusOr<std::unique_ptr<Slab>> MakeCustodyRecord(const char* name, const google::protobuf::MessageLite& record) {
   const int64_t size_bytes = kRecordHeadBytes + static_cast<int64_t>(record.ByteSizeLong());
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab, Slab::Create(name, SlabBacking::kSealedMemfd, size_bytes));
@@ -201,7 +197,7 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
     return absl::FailedPreconditionError(
         "this version of shardd plans the job otherwise than the one that made it; start that version");
   }
-  const TakeUpLog::Sizes sizes = TakeUpLogSizes(plan);
+  const TakeUpLog::Sizes sizes = TakeUpLog::SizesFor(plan);
   SHARDD_ASSIGN_OR_RETURN(result.journal, Journal::TakeUp(TakeKept(kept, kCustodyJournalName), sizes.place_bytes));
   SHARDD_ASSIGN_OR_RETURN(result.log, TakeUpLog::TakeUp(TakeKept(kept, kCustodyLogName), sizes));
   SHARDD_ASSIGN_OR_RETURN(TakeUpLog::Left left, result.log->Read());

@@ -44,7 +44,6 @@ inline constexpr char kCustodyLogName[] = "take-up log";
 // Whether jobs of the plan outlive their daemon: where there is a snapshot of all that trainers may store into; on
 // GPUs, of one node.
 bool OutlivesDaemon(const ShardPlan& plan, bool on_gpus);
-TakeUpLog::Sizes TakeUpLogSizes(const ShardPlan& plan);
 
 // Memory that holds one record, and nothing else.
 absl::StatusOr<std::unique_ptr<Slab>> MakeCustodyRecord(const char* name, const google::protobuf::MessageLite& record);

@@ -15,6 +15,7 @@
 #include "server/storage/device_room.h"
 #include "server/storage/kept_pieces.h"
 #include "server/storage/slab_pieces.h"
+#include "server/storage/take_up_log.h"
 
 namespace shardd {
 namespace {
@@ -135,6 +136,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
   const bool on_host = place.memory == nullptr;
   const bool offloaded = !on_host && IsOffloaded(plan);
   int64_t host_bytes = want.journal_bytes + HostSessionBytes(plan, place) * static_cast<int64_t>(plan.world_size);
+  if (outlives) host_bytes += TakeUpLog::SizeBytes(TakeUpLog::SizesFor(plan));
   if (on_host || offloaded) {
     host_bytes += want.held_shards_bytes + want.held_gradients_bytes + want.held_optimizer_bytes +
                   want.parameters_bytes + want.kept_bytes;
@@ -371,6 +373,12 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
   journal->set_planned_bytes(plan.memory.journal_bytes);
   journal->set_allocated_bytes(plan.memory.journal_bytes);  // allocated with the job
   journal->set_backing(std::string(SlabBackingName(SlabBacking::kSealedMemfd)));
+  if (hand_over_ == nullptr) return;
+  v1::Purpose* log = out->add_purposes();
+  log->set_backing(journal->backing());
+  log->set_purpose("take-up log");
+  log->set_planned_bytes(TakeUpLog::SizeBytes(TakeUpLog::SizesFor(plan)));
+  log->set_allocated_bytes(log->planned_bytes());
 }
 
 }  // namespace shardd

@@ -27,6 +27,7 @@
 #include "absl/status/statusor.h"
 #include "common/shm/slab.h"
 #include "common/shm/unique_fd.h"
+#include "common/plan/plan.h"
 #include "common/tensor/update_log.h"
 #include "server/device/device_memory.h"
 #include "shardd/v1/journal.pb.h"
@@ -46,6 +47,12 @@ class TakeUpLog {
     int ranks = 0;
     bool promises = false;  // the job is over several nodes
   };
+  static Sizes SizesFor(const ShardPlan& plan) {
+    return {plan.memory.journal_bytes / 2, plan.world_size, /*promises=*/plan.nodes() > 1};
+  }
+  static int64_t SizeBytes(const Sizes& sizes) {
+    return PlacesAt(sizes.ranks) + (sizes.promises ? 3 : 2) * sizes.place_bytes;
+  }
   // Says that nothing is committed.
   static absl::StatusOr<std::unique_ptr<TakeUpLog>> Create(const Sizes& sizes);
   // DATA_LOSS: it is not what another daemon has made for a job of that plan. FAILED_PRECONDITION: it is of a format
@@ -121,9 +128,6 @@ class TakeUpLog {
   static constexpr int64_t kUpdatesAt = 4096;
   static constexpr uint32_t kPromisePlace = 3;
   static int64_t PlacesAt(int ranks) { return kUpdatesAt + ranks * static_cast<int64_t>(sizeof(UpdateLog)); }
-  static int64_t SizeBytes(const Sizes& sizes) {
-    return PlacesAt(sizes.ranks) + (sizes.promises ? 3 : 2) * sizes.place_bytes;
-  }
   TakeUpLog(std::unique_ptr<Slab> slab, const Sizes& sizes, int format)
       : slab_(std::move(slab)), sizes_(sizes), format_(format) {}
   char* PlaceOf(uint32_t place) const {
