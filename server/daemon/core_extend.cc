@@ -41,7 +41,7 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
   } else {
     const SlabPlace place = PlaceOf(0, shared_plan->world_size);
     SHARDD_ASSIGN_OR_RETURN(init.memory, JobMemory::Create(*shared_plan, spec.name(), reserved_bytes, place, extends,
-                                                           custody_.Keeps(*shared_plan, place.memory != nullptr)));
+                                                           custody_.Keeps(*shared_plan)));
     absl::StatusOr<std::unique_ptr<Journal>> journal = Journal::Create(shared_plan->memory.journal_bytes / 2);
     if (!journal.ok()) {
       return absl::Status(journal.status().code(),

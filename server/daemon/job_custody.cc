@@ -59,7 +59,7 @@ absl::Status CheckMayTakeUp(const JobMemory& memory, TakeUpLog* log) {
 absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore::Init* init) const {
   const SlabPlace& place = init->memory->place();
   const bool on_gpus = place.memory != nullptr;
-  if (!Keeps(*init->plan, on_gpus)) return absl::OkStatus();
+  if (!Keeps(*init->plan)) return absl::OkStatus();
   const auto exists = std::make_shared<std::atomic<bool>>(false);
   const auto put = [custody = custody_, id = init->id, exists](const std::string& name, int fd) {
     const absl::Status status = custody->Put(id, name, fd);

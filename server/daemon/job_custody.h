@@ -25,7 +25,7 @@ class JobCustody {
   explicit JobCustody(std::shared_ptr<Custody> custody) : custody_(std::move(custody)) {}
 
   // Jobs that will be kept.
-  bool Keeps(const ShardPlan& plan, bool on_gpus) const { return custody_ != nullptr && OutlivesDaemon(plan, on_gpus); }
+  bool Keeps(const ShardPlan& plan) const { return custody_ != nullptr && OutlivesDaemon(plan); }
   // UNAVAILABLE: the custodian does not answer, and the job is not to be. A job on GPUs whose driver does not let
   // another process have its memory ends with this daemon, and the log says so.
   absl::Status HandOver(int node, const std::string& link_key, JobCore::Init* init) const;

@@ -130,11 +130,9 @@ absl::Status CompleteSnapshotOnGpus(const ShardPlan& plan, const v1::CustodyJob&
 
 }  // namespace
 
-bool OutlivesDaemon(const ShardPlan& plan, bool on_gpus) {
+bool OutlivesDaemon(const ShardPlan& plan) {
   const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-  // Offload: several threads of the host update a rank's part, in no order that a log could follow. Over nodes: sums of
-  // NCCL are not begun anew with one daemon of several.
-  if (on_gpus && plan.nodes() > 1) return false;
+  // Offload: several threads of the host update a rank's part, in no order that a log could follow.
   return !IsOffloaded(plan) && plan.config.pass_copies() == in_trainers &&
          !(in_trainers && plan.config.trainers_never_write());
 }
@@ -193,7 +191,7 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
   const SlabPlace place = on.place(plan.world_size);
   const bool on_gpus = place.memory != nullptr;
   SHARDD_RETURN_IF_ERROR(CheckSameGpus(result.job, place));
-  if (plan.digest != result.job.plan_digest() || !OutlivesDaemon(plan, on_gpus)) {
+  if (plan.digest != result.job.plan_digest() || !OutlivesDaemon(plan)) {
     return absl::FailedPreconditionError(
         "this version of shardd plans the job otherwise than the one that made it; start that version");
   }
@@ -256,7 +254,7 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
   result.committed.finished = left.finished;
   ++result.committed.epoch;  // all sessions are over
   const std::optional<uint64_t> undone = completes || in_snapshot ? std::nullopt : std::optional(header.version);
-  if (on_gpus) {
+  if (on_gpus) {  // of a promise nothing is kept: nodes are replicas there, and send what this one lacks
     SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
     result.committed.gradients_stay = gradients_stay;
     result.committed.in_snapshot = in_snapshot;

@@ -41,9 +41,8 @@ namespace shardd {
 inline constexpr char kCustodyJournalName[] = "journal";
 inline constexpr char kCustodyLogName[] = "take-up log";
 
-// Whether jobs of the plan outlive their daemon: where there is a snapshot of all that trainers may store into; on
-// GPUs, of one node.
-bool OutlivesDaemon(const ShardPlan& plan, bool on_gpus);
+// Whether jobs of the plan outlive their daemon: where there is a snapshot of all that trainers may store into.
+bool OutlivesDaemon(const ShardPlan& plan);
 
 // Memory that holds one record, and nothing else.
 absl::StatusOr<std::unique_ptr<Slab>> MakeCustodyRecord(const char* name, const google::protobuf::MessageLite& record);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/e2e/nodes/nodes.h"
+#include "tests/testing/fake_cuda.h"
 #include "tests/testing/long_run.h"
 #include "tests/testing/poll.h"
 
@@ -22,11 +23,27 @@ using testing::PollUntil;
 // For each kind of job. A long run: SHARDD_DEATHS=250, and SHARDD_DEATH_SEED.
 int Kills() { return testing::LongRun("SHARDD_DEATHS", 20); }
 
-class NodesDeath : public Nodes, public ::testing::WithParamInterface<const char*> {
+struct NodesCase {
+  const char* name;
+  const char* strategy;
+  int gpus;  // of each node; 0: CPUs
+};
+
+class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase> {
  protected:
+  void StartKept() {
+    WithCustodians();
+    if (GetParam().gpus > 0) OnGpus(GetParam().gpus);
+    Start(2, 1);
+  }
   static Args Training(int steps) {
-    return {{"strategy", GetParam()}, {"steps", absl::StrCat(steps)}, {"recover", "1"},       {"optimizer", "adamw"},
-            {"of_any_rank", "1"},     {"silence_ms", "60000"},        {"timeout_ms", "60000"}};
+    return {{"strategy", GetParam().strategy},
+            {"steps", absl::StrCat(steps)},
+            {"recover", "1"},
+            {"optimizer", "adamw"},
+            {"of_any_rank", "1"},
+            {"silence_ms", "60000"},
+            {"timeout_ms", "60000"}};
   }
   std::vector<Child> StartRanks(const Args& args) {
     std::vector<Child> ranks;
@@ -59,8 +76,8 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<const char
 };
 
 TEST_P(NodesDeath, KillsAtAnyMomentLoseNothing) {
-  WithCustodians();
-  Start(2, 1);
+  SHARDD_NEEDS_GPUS(GetParam().gpus);
+  StartKept();
   const Args args = Training(50 * Kills());
   std::vector<Child> ranks = StartRanks(args);
   ASSERT_TRUE(AllTrained(2));
@@ -84,8 +101,8 @@ TEST_P(NodesDeath, KillsAtAnyMomentLoseNothing) {
 
 // All nodes' epochs end behind one step.
 TEST_P(NodesDeath, ADaemonThatIsStoppedLosesNoStepOnAnyNode) {
-  WithCustodians();
-  Start(2, 1);
+  SHARDD_NEEDS_GPUS(GetParam().gpus);
+  StartKept();
   const Args args = Training(300);
   std::vector<Child> ranks = StartRanks(args);
   for (int k = 0; k < count(); ++k) {
@@ -119,7 +136,10 @@ TEST_F(NodesFinished, ADaemonWhoseRanksHaveFinishedServesTheOthersBeyondItsDeath
   for (int k = 0; k < count(); ++k) EXPECT_TRUE(PollUntil([&] { return node(k).Job().name().empty(); })) << k;
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, NodesDeath, ::testing::Values("FULL_SHARD", "HYBRID_SHARD"));
+INSTANTIATE_TEST_SUITE_P(Jobs, NodesDeath,
+                         ::testing::Values(NodesCase{"Cut", "FULL_SHARD", 0}, NodesCase{"Replicas", "HYBRID_SHARD", 0},
+                                           NodesCase{"ReplicasOnGpus", "HYBRID_SHARD", 1}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace shardd::e2e
