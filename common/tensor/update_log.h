@@ -24,18 +24,22 @@
 
 namespace shardd {
 
-// One rank's. A member of shared memory, which starts as zeros. Written by the thread that updates the rank's elements.
+// Where several threads update parts of one rank's elements, each part has a log of its own, and the first one says how
+// many parts there are. Elements keep their numbers.
+//
+// A member of shared memory, which starts as zeros. Written by the thread that updates the elements.
 class UpdateLog {
  public:
   static constexpr int64_t kBlockNumel = 64;
   static constexpr int kArrays = 3;  // parameter, and two states
   static constexpr int64_t kMaxElementBytes = 4;
 
-  // The update of the step begins.
-  void Begin(int64_t step) {
+  // The update of the step begins, of elements from `first` on.
+  void Begin(int64_t step, int64_t first = 0, int64_t parts = 1) {
     step_.store(0, std::memory_order_seq_cst);
     begun_.store(-1, std::memory_order_seq_cst);
-    done_.store(0, std::memory_order_seq_cst);
+    done_.store(first, std::memory_order_seq_cst);
+    parts_.store(parts, std::memory_order_seq_cst);
     step_.store(step, std::memory_order_seq_cst);
   }
   // Of a block that is about to change: what array 0, 1 or 2 has there. Then, which elements it has.
@@ -63,6 +67,7 @@ class UpdateLog {
   void NotTorn() { begun_.store(-1, std::memory_order_seq_cst); }
 
   bool is_of(int64_t step) const { return step_.load() == step; }
+  int64_t parts() const { return parts_.load(); }
   int64_t block_numel() const { return count_.load(); }  // of the block that is_torn means
   // A part of an array; null: there is no such array.
   struct Array {
@@ -84,7 +89,8 @@ class UpdateLog {
   std::atomic<int64_t> begun_;
   std::atomic<int64_t> done_;
   std::atomic<int64_t> count_;
-  [[maybe_unused]] int64_t unused_[4];
+  std::atomic<int64_t> parts_;
+  [[maybe_unused]] int64_t unused_[3];
   char old_[kArrays][kBlockNumel * kMaxElementBytes];
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free && sizeof(UpdateLog) == 64 + 3 * 256);

@@ -45,13 +45,17 @@ absl::Status CheckMayTakeUp(const JobMemory& memory, TakeUpLog* log) {
   SHARDD_RETURN_IF_ERROR(log->PinFor(memory.place()));
   CustodySlabs slabs;
   memory.DescribeKept(&slabs);
-  const DeviceSlab& shards = *memory.shards()->on_devices();
+  const bool offloaded = memory.shards()->on_host();
+  const char* const name = offloaded ? kUnshardedPoolName : "shards";
+  const JobSlab* const slab = offloaded ? memory.pool() : memory.shards();
+  if (slab == nullptr) return absl::OkStatus();  // there is nothing of it on GPUs
+  const std::vector<DeviceSlab::Piece>& pieces = slab->on_devices()->pieces();
   KeptFds fds;
-  for (size_t i = 0; i < shards.pieces().size(); ++i) {
-    UniqueFd copy(fcntl(shards.pieces()[i].fd, F_DUPFD_CLOEXEC, 0));
-    fds.emplace(PieceName("shards", i), std::move(copy));
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    UniqueFd copy(fcntl(pieces[i].fd, F_DUPFD_CLOEXEC, 0));
+    fds.emplace(PieceName(name, i), std::move(copy));
   }
-  return TakeUpPieces("shards", slabs, memory.place(), &fds).status();
+  return TakeUpPieces(name, slabs, memory.place(), &fds).status();
 }
 
 }  // namespace

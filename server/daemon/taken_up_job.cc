@@ -102,15 +102,30 @@ std::optional<std::vector<PastProcess>> FormerProcesses(const TakeUpLog& log, in
   return former;
 }
 
+// Its pages go at once, so that those of what is made in its place take no more.
+void DropHost(const char* name, JobMemory::Kept* kept) {
+  const auto it = kept->find(name);
+  if (it == kept->end()) return;
+  struct stat object {};
+  if (fstat(it->second.get(), &object) == 0) {
+    (void)fallocate(it->second.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, object.st_size);
+  }
+  kept->erase(it);
+}
+
 // Memory of the job, as the daemon before has left it. `anew`: but for what is to be made of the snapshot.
 absl::StatusOr<std::unique_ptr<JobMemory>> TakeUpOnGpus(const ShardPlan& plan, const v1::CustodyJob& job,
                                                         JobMemory::Kept kept, const SlabPlace& place, bool anew) {
   SHARDD_RETURN_IF_ERROR(CheckAllKept(job.slabs_on_gpus(), kept));
   if (anew) {
-    DropPieces("shards", job.slabs_on_gpus(), &kept);
+    const auto drop = [&](const char* name) {
+      DropPieces(name, job.slabs_on_gpus(), &kept);
+      DropHost(name, &kept);  // with offload
+    };
+    drop("shards");
     // A daemon's moments are no trainer's.
     const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-    if (in_trainers) DropPieces("optimizer", job.slabs_on_gpus(), &kept);
+    if (in_trainers) drop("optimizer");
   }
   return JobMemory::TakeUp(plan, job.spec().name(), std::move(kept), place, job.slabs_on_gpus());
 }
@@ -132,9 +147,7 @@ absl::Status CompleteSnapshotOnGpus(const ShardPlan& plan, const v1::CustodyJob&
 
 bool OutlivesDaemon(const ShardPlan& plan) {
   const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-  // Offload: several threads of the host update a rank's part, in no order that a log could follow.
-  return !IsOffloaded(plan) && plan.config.pass_copies() == in_trainers &&
-         !(in_trainers && plan.config.trainers_never_write());
+  return plan.config.pass_copies() == in_trainers && !(in_trainers && plan.config.trainers_never_write());
 }
 
 absl::StatusOr<std::unique_ptr<Slab>> MakeCustodyRecord(const char* name, const google::protobuf::MessageLite& record) {
@@ -210,7 +223,11 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
   const bool in_snapshot = left.counts != TakeUpLog::Counts::kShards && !completes;
   MappedSlabs mapped;
   bool gradients_stay = false;
+  if (!on_gpus || IsOffloaded(plan)) {
+    SHARDD_ASSIGN_OR_RETURN(mapped, MapSlabs(plan, kept, in_snapshot));
+  }
   if (on_gpus) {
+    mapped = MappedSlabs();  // all is there
     SHARDD_RETURN_IF_ERROR(result.log->PinFor(place));
     if (left.counts == TakeUpLog::Counts::kSnapshotBeingTaken && in_snapshot) {
       SHARDD_RETURN_IF_ERROR(CompleteSnapshotOnGpus(plan, result.job, kept, place, on.devices));
@@ -221,16 +238,16 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
                                                         /*anew=*/in_snapshot && !former.has_value()));
     gradients_stay = !former.has_value() && result.memory->gradients() != nullptr;
     if (former.has_value()) result.former = *std::move(former);
-  } else {
-    SHARDD_ASSIGN_OR_RETURN(mapped, MapSlabs(plan, kept, in_snapshot));
   }
-  const SlabPointers slabs{mapped.At("shards"), mapped.At("parameters"), mapped.At("gradients"),
-                           mapped.At("optimizer")};
+  const SlabPointers slabs = on_gpus ? result.memory->pointers()
+                                     : SlabPointers{mapped.At("shards"), mapped.At("parameters"),
+                                                    mapped.At("gradients"), mapped.At("optimizer")};
   absl::StatusOr<v1::DecidedStepRecord> last = completes ? decided : absl::StatusOr<v1::DecidedStepRecord>();
   if (completes) {
     const bool written = left.touched || left.counts != TakeUpLog::Counts::kShards;
-    SHARDD_RETURN_IF_ERROR(on_gpus ? CompleteStepOnGpus(plan, *decided, *result.memory, *result.log, on.devices)
-                                   : CompleteStep(plan, *decided, slabs, *result.log, written));
+    SHARDD_RETURN_IF_ERROR(on_gpus && !IsOffloaded(plan)
+                               ? CompleteStepOnGpus(plan, *decided, *result.memory, *result.log, on.devices)
+                               : CompleteStep(plan, *decided, slabs, *result.log, written));
     ++header.step;
     ++header.version;
   } else if (left.facts_in_journal) {

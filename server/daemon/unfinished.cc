@@ -1,5 +1,6 @@
 #include "server/daemon/unfinished.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +8,7 @@
 #include "common/status/status_macros.h"
 #include "server/device/cpu/cpu_ops.h"
 #include "server/device/ops/rest_of_update.h"
+#include "server/job/work/optimizer_devices.h"
 
 namespace shardd {
 namespace {
@@ -40,14 +42,24 @@ absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& re
   SHARDD_ASSIGN_OR_RETURN(const DecidedStep step, DecidedStepOf(plan, record));
   for (int rank = 0; rank < plan.world_size; ++rank) {
     UpdateLog& update = log.update(rank);
-    if (!update.is_of(record.step())) update.Begin(record.step());
+    // As the daemon before had divided it, or not at all yet.
+    const bool begun = update.is_of(record.step());
+    const int parts = begun ? static_cast<int>(std::clamp<int64_t>(update.parts(), 1, log.parts())) : 1;
     std::vector<DeviceOp> ops = UpdateOps(plan, slabs, step, rank, {&update});
     if (written) {
       for (DeviceOp& op : CommitOps(plan, slabs, rank)) ops.push_back(std::move(op));
     }
-    for (const DeviceOp& op : ops) {
-      SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
-      CompleteCpuOp(op, record.step());
+    DeviceOps by_part = SplitOps(std::move(ops), parts);
+    LogByPart(
+        by_part.data(), parts, [&](int part) -> UpdateLog& { return log.update(rank, part); },
+        [&](UpdateLog& of_part, int64_t first) {
+          if (!of_part.is_of(record.step())) of_part.Begin(record.step(), first, parts);
+        });
+    for (const std::vector<DeviceOp>& part : by_part) {
+      for (const DeviceOp& op : part) {
+        SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
+        CompleteCpuOp(op, record.step());
+      }
     }
   }
   return absl::OkStatus();
@@ -107,10 +119,11 @@ absl::Status TakeBackLoadedValues(const ShardPlan& plan, const JobMemory& memory
     for (bool more = true; more;) SHARDD_RETURN_IF_ERROR(undo->PutBack(*version, &more));
     std::vector<std::vector<DeviceOp>> by_rank;  // the copies in another dtype, too
     for (int rank = 0; rank < plan.world_size; ++rank) by_rank.push_back(CommitOps(plan, memory.pointers(), rank));
-    if (memory.place().memory != nullptr) {
+    const bool here = memory.shards()->on_host();
+    if (!here) {
       SHARDD_RETURN_IF_ERROR(RunOnDevices(devices, "take back values that were loaded", std::move(by_rank)));
     }
-    for (size_t rank = 0; memory.place().memory == nullptr && rank < by_rank.size(); ++rank) {
+    for (size_t rank = 0; here && rank < by_rank.size(); ++rank) {
       SHARDD_RETURN_IF_ERROR(RunHere(by_rank[rank]));
     }
   }

@@ -88,16 +88,20 @@ absl::StatusOr<std::unique_ptr<Slab>> MakeHostSlab(const ShardPlan& plan, Spread
   return Slab::CreateParts(name, SlabBacking::kSealedMemfd, size_bytes, held);
 }
 
-// Of the host, for the job's GPUs too where it has some.
+// Of the host, and for the job's GPUs where it has some.
+absl::StatusOr<std::unique_ptr<JobSlab>> ForGpusToo(const char* name, std::unique_ptr<Slab> slab,
+                                                    const SlabPlace& place) {
+  if (place.memory == nullptr) return std::make_unique<JobSlab>(std::move(slab));
+  SHARDD_ASSIGN_OR_RETURN(
+      std::unique_ptr<PinnedMemory> pinned,
+      place.memory->RegisterHost(absl::StrCat("slab \"", name, "\""), slab->data(), slab->size_bytes(), place.users));
+  return std::make_unique<JobSlab>(std::move(slab), std::move(pinned));
+}
+
 absl::StatusOr<std::unique_ptr<JobSlab>> MakeHostJobSlab(const ShardPlan& plan, SpreadSlab which, const char* name,
                                                          int64_t size_bytes, const SlabPlace& place) {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab, MakeHostSlab(plan, which, name, size_bytes));
-  if (place.memory != nullptr) {
-    SHARDD_ASSIGN_OR_RETURN(
-        std::unique_ptr<PinnedMemory> pinned,
-        place.memory->RegisterHost(absl::StrCat("slab \"", name, "\""), slab->data(), slab->size_bytes(), place.users));
-    return std::make_unique<JobSlab>(std::move(slab), std::move(pinned));
-  }
+  if (place.memory != nullptr) return ForGpusToo(name, std::move(slab), place);
   if (which == SpreadSlab::kGradients && plan.config.late_gradients() && size_bytes >= kLateGradientsBytes) {
     slab->Discard();
   }
@@ -171,7 +175,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
       {&memory->shards_, "shards", want.shards_bytes, SpreadSlab::kShards},
       {&memory->optimizer_, "optimizer", want.optimizer_bytes, SpreadSlab::kOptimizer},
       {&memory->parameters_, "parameters", want.parameters_bytes, SpreadSlab::kParameters},
-      {&memory->pool_, "unsharded pool", want.unsharded_pool_bytes, SpreadSlab::kPool},
+      {&memory->pool_, kUnshardedPoolName, want.unsharded_pool_bytes, SpreadSlab::kPool},
       {&memory->staging_, "gradient staging", want.gradient_staging_bytes, SpreadSlab::kStaging},
       // Taken with the first commit; else before the first hand-in, which most jobs never see.
       {&memory->kept_, "snapshot", plan.config.pass_copies() || kept.contains("snapshot") ? want.kept_bytes : 0,
@@ -214,7 +218,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
     room.Add(*of);
     parts.emplace(purpose.spread, *std::move(of));
   }
-  if (!on_host && outlives) {
+  if (!on_host && !offloaded && outlives) {
     absl::StatusOr<OldValuesPlan> old_values = PlanOldValues(plan, place);
     if (!old_values.ok()) return named(old_values.status());
     memory->old_values_plan_ = *std::move(old_values);
@@ -238,13 +242,15 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
     if (auto of_before = kept.find(purpose.name); of_before != kept.end()) {
       auto taken = Slab::TakeUp(purpose.name, std::move(of_before->second), purpose.size_bytes);
       if (!taken.ok()) return named(taken.status());
-      *purpose.slab = std::make_unique<JobSlab>(*std::move(taken));
+      auto slab = ForGpusToo(purpose.name, *std::move(taken), place);
+      if (!slab.ok()) return named(slab.status());
+      *purpose.slab = *std::move(slab);
       memory->taken_up_bytes_ += (*purpose.slab)->allocated_bytes();
       continue;
     }
     const bool was_kept = purpose.spread == SpreadSlab::kGradients || purpose.spread == SpreadSlab::kShards ||
                           purpose.spread == SpreadSlab::kOptimizer;
-    if (takes_up && was_kept) {  // as many pages have just become free
+    if (takes_up && was_kept && on_host) {  // as many pages have just become free
       auto late = Slab::CreateLate(purpose.name, SlabBacking::kSealedMemfd, purpose.size_bytes);
       if (!late.ok()) return named(late.status());
       *purpose.slab = std::make_unique<JobSlab>(*std::move(late));
@@ -354,7 +360,7 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
   add("parameters", plan.memory.parameters_bytes, parameters());
   add("gradients", plan.memory.held_gradients_bytes, gradients());
   add("optimizer", plan.memory.held_optimizer_bytes, optimizer());
-  add("unsharded pool", plan.memory.unsharded_pool_bytes, pool());
+  add(kUnshardedPoolName, plan.memory.unsharded_pool_bytes, pool());
   if (plan.memory.gradient_staging_bytes > 0) {
     add("gradient staging", plan.memory.gradient_staging_bytes, staging());
   }

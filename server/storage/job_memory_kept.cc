@@ -17,7 +17,7 @@ std::vector<std::pair<const char*, const JobSlab*>> JobMemory::Surviving() const
   add("snapshot", kept());
   add(kOldValuesName, old_values());
   // Trainers have it mapped until they come again: another one beside it might find no room.
-  if (place_.memory != nullptr) add("unsharded pool", pool());
+  if (place_.memory != nullptr) add(kUnshardedPoolName, pool());
   return slabs;
 }
 

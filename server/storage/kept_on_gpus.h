@@ -20,6 +20,7 @@
 
 namespace shardd {
 
+inline constexpr char kUnshardedPoolName[] = "unsharded pool";
 inline constexpr char kOldValuesName[] = "old values";
 
 // How many elements an update by a GPU changes at a time, where it is logged: their old values are copied to another

@@ -25,9 +25,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/plan/plan.h"
 #include "common/shm/slab.h"
 #include "common/shm/unique_fd.h"
-#include "common/plan/plan.h"
 #include "common/tensor/update_log.h"
 #include "server/device/device_memory.h"
 #include "shardd/v1/journal.pb.h"
@@ -46,12 +46,15 @@ class TakeUpLog {
     int64_t place_bytes = 0;
     int ranks = 0;
     bool promises = false;  // the job is over several nodes
+    int parts = 1;          // of a rank's update, at most
   };
+  static constexpr int kMostParts = 256;  // as --offload_threads
   static Sizes SizesFor(const ShardPlan& plan) {
-    return {plan.memory.journal_bytes / 2, plan.world_size, /*promises=*/plan.nodes() > 1};
+    return {plan.memory.journal_bytes / 2, plan.world_size, /*promises=*/plan.nodes() > 1,
+            plan.config.offload() == v1::OFFLOAD_HOST ? kMostParts : 1};
   }
   static int64_t SizeBytes(const Sizes& sizes) {
-    return PlacesAt(sizes.ranks) + (sizes.promises ? 3 : 2) * sizes.place_bytes;
+    return PlacesAt(sizes) + (sizes.promises ? 3 : 2) * sizes.place_bytes;
   }
   // Says that nothing is committed.
   static absl::StatusOr<std::unique_ptr<TakeUpLog>> Create(const Sizes& sizes);
@@ -65,7 +68,10 @@ class TakeUpLog {
   int fd() const { return slab_->fd(); }
   int format() const { return format_; }
   int64_t size_bytes() const { return slab_->size_bytes(); }
-  UpdateLog& update(int rank) const { return slab_->At<UpdateLog>(kUpdatesAt)[rank]; }
+  UpdateLog& update(int rank, int part = 0) const {
+    return slab_->At<UpdateLog>(kUpdatesAt)[rank * sizes_.parts + part];
+  }
+  int parts() const { return sizes_.parts; }
 
   // Whoever had the rank's last session, and may write what it has mapped behind this daemon's end, until it asks to
   // attach again.
@@ -127,11 +133,13 @@ class TakeUpLog {
   RawProcess* RawProcessOf(int rank) const;
   static constexpr int64_t kUpdatesAt = 4096;
   static constexpr uint32_t kPromisePlace = 3;
-  static int64_t PlacesAt(int ranks) { return kUpdatesAt + ranks * static_cast<int64_t>(sizeof(UpdateLog)); }
+  static int64_t PlacesAt(const Sizes& sizes) {
+    return kUpdatesAt + static_cast<int64_t>(sizes.ranks) * sizes.parts * static_cast<int64_t>(sizeof(UpdateLog));
+  }
   TakeUpLog(std::unique_ptr<Slab> slab, const Sizes& sizes, int format)
       : slab_(std::move(slab)), sizes_(sizes), format_(format) {}
   char* PlaceOf(uint32_t place) const {
-    return slab_->At<char>(PlacesAt(sizes_.ranks) + (static_cast<int64_t>(place) - 1) * sizes_.place_bytes);
+    return slab_->At<char>(PlacesAt(sizes_) + (static_cast<int64_t>(place) - 1) * sizes_.place_bytes);
   }
   void Write();
 

@@ -35,7 +35,11 @@ class KeptCluster : public Cluster {
     devices_ = std::move(devices);
     environment_ = std::move(environment);
   }
-  void StartKept() { StartDaemon({"--custodian=unix:" + Custody()}, devices_, environment_); }
+  void StartKept() {
+    std::vector<std::string> flags = {"--custodian=unix:" + Custody()};
+    flags.insert(flags.end(), flags_.begin(), flags_.end());
+    StartDaemon(flags, devices_, environment_);
+  }
   void KillDaemon(int signal_number = SIGKILL) {
     ASSERT_EQ(kill(daemon_pid(), signal_number), 0);
     WaitForDaemon();
@@ -74,6 +78,7 @@ class KeptCluster : public Cluster {
   std::unique_ptr<testing::Child> custodian_;
   std::string devices_ = "cpu:2";
   std::vector<std::string> environment_;
+  std::vector<std::string> flags_;
 };
 
 }  // namespace shardd::e2e

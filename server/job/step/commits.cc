@@ -207,7 +207,12 @@ void Commits::Update() {
     }
   }
   // In order where a replica's copy is of what is being updated.
-  ops = see_.devices->Divide(std::move(ops), /*in_order=*/see_.plan->shard_copies > 1 || written);
+  const bool in_order = see_.plan->shard_copies > 1 || written;
+  ops = see_.devices->Divide(std::move(ops), in_order);
+  const int for_each_rank = see_.devices->for_each_rank();
+  for (int rank = 0; rank < world_size() && !in_order; ++rank) {
+    use_.committed->LogByPart(rank, &ops[static_cast<size_t>(rank * for_each_rank)], for_each_rank);
+  }
   see_.devices->Submit(label, std::move(ops), done);
 }
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/work/optimizer_devices.h"
 #include "server/observe/log.h"
 
 namespace shardd {
@@ -37,6 +38,13 @@ UpdateLog* Committed::BeginUpdate(int rank) {
   UpdateLog& update = log_->update(rank);
   update.Begin(step_ + 1);
   return &update;
+}
+
+void Committed::LogByPart(int rank, std::vector<DeviceOp>* parts, int count) {
+  if (log_ == nullptr || count == 1) return;
+  shardd::LogByPart(
+      parts, count, [&](int part) -> UpdateLog& { return log_->update(rank, part); },
+      [&](UpdateLog& log, int64_t first) { log.Begin(step_ + 1, first, count); });
 }
 
 void Committed::EndCustody() {

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "server/device/device.h"
 #include "server/job/job_part.h"
 #include "server/job/step/rank_error.h"
 #include "server/storage/journal.h"
@@ -62,6 +63,8 @@ class Committed {
   bool next_daemon_goes_on() const { return log_ != nullptr && !custody_ended_ && version_ > 0; }
   // Where the rank's updates write what they are about to change; null: nowhere. The update of the next step begins.
   UpdateLog* BeginUpdate(int rank);
+  // Its parts, of which others than the first have logs of their own. REQUIRES: BeginUpdate was called.
+  void LogByPart(int rank, std::vector<DeviceOp>* parts, int count);
   // The rank has a session of this process, or has let go of all that it had.
   void SetProcess(int rank, const TakeUpLog::Process& process) {
     if (log_ != nullptr) log_->SetProcess(rank, process);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/device/ops/check.h"
+#include "server/device/ops/rest_of_update.h"
 #include "server/device/ops/slice.h"
 
 namespace shardd {
@@ -82,6 +83,21 @@ DeviceOps SplitOps(std::vector<DeviceOp> ops, int parts) {
     }
   }
   return result;
+}
+
+void LogByPart(std::vector<DeviceOp>* parts, int count, absl::FunctionRef<UpdateLog&(int part)> log_of,
+               absl::FunctionRef<void(UpdateLog&, int64_t first)> begin) {
+  for (int part = 0; part < count; ++part) {
+    bool is_first = true;
+    for (DeviceOp& op : parts[part]) {
+      const Logged* const logged = LoggedOf(op);
+      if (logged == nullptr) continue;
+      if (std::exchange(is_first, false)) begin(log_of(part), logged->first);
+      UpdateLog* const log = &log_of(part);
+      if (auto* const adamw = std::get_if<AdamWOp>(&op); adamw != nullptr) adamw->logged.log = log;
+      if (auto* const sgd = std::get_if<SgdOp>(&op); sgd != nullptr) sgd->logged.log = log;
+    }
+  }
 }
 
 OptimizerDevices::OptimizerDevices(std::vector<Device*> devices, int ranks)

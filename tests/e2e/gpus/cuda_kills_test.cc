@@ -3,6 +3,7 @@
 // undisturbed run.
 
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -51,9 +52,37 @@ const Case kCases[] = {
     {"ThreeRanksInDim0OverTwo", 2, {{"world", "3"}, {"layout", "DIM0"}, {"absent", "mixed"}}},
     {"FourHybridOverTwo", 2, {{"world", "4"}, {"strategy", "HYBRID_SHARD"}, {"group_size", "2"}}},
     {"ByTheStreamOverTwo", 2, {{"model", "stream"}}},
+    {"OffloadedOverTwo", 2, {{"offload", "HOST"}, {"filler", "300000"}}},
 };
 INSTANTIATE_TEST_SUITE_P(Jobs, CudaDeathOf, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
+
+// What is offloaded is updated by threads of the host, each with a log of its own, and completed by one. Every daemon
+// has another number of them.
+TEST_F(CudaDeath, KillsAtAnyMomentLoseNothingOfWhatIsOffloaded) {
+  const Args args = Training(20 * Kills(), {{"offload", "HOST"}, {"filler", "3000000"}, {"max_norm", "0.1"}});
+  StartOnGpus(1);
+  flags_ = {"--offload_threads=4"};
+  StartKept();
+  const Footprint before = DaemonFootprint();
+  const int descriptors = CustodianDescriptors();
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(PollUntil([this] { return Committed() >= 2; }));
+  std::mt19937 random(static_cast<unsigned>(testing::LongRun("SHARDD_DEATH_SEED", 31)));
+  int kills = 0;
+  for (; kills < Kills() && !ranks[0].Ended(); ++kills) {
+    absl::SleepFor(absl::Microseconds(1000 + random() % 60000));
+    const int64_t committed = Committed();
+    KillDaemon();
+    flags_ = {absl::StrCat("--offload_threads=", 2 * (1 + kills % 4))};
+    StartKept();
+    if (HasFatalFailure()) return;
+    EXPECT_GE(Committed(), committed) << "kill " << kills;
+  }
+  EXPECT_GE(kills, Kills() / 2) << "the ranks were too fast";
+  ExpectUndisturbed(args, ranks);
+  ExpectNothingLeft(before, descriptors);
+}
 
 constexpr int kKeepEvery = 3;
 const Args kPass = {{"model", "pass"},
