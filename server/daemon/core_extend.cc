@@ -32,10 +32,10 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
   auto shared_plan = std::make_shared<ShardPlan>(std::move(plan));
   init.plan = shared_plan;
   if (taken_up != nullptr) {
+    init.kept_formats = taken_up->formats();  // of what is moved next
     init.memory = std::move(taken_up->memory);
     init.journal = std::move(taken_up->journal);
     init.take_up_log = std::move(taken_up->log);
-    init.kept_formats = taken_up->formats();
     init.committed = std::move(taken_up->committed);
     init.former = std::move(taken_up->former);
   } else {
