@@ -22,12 +22,15 @@ constexpr absl::Duration kAttachTimeout = absl::Seconds(30);  // from AttachRank
 constexpr absl::Duration kCommits = absl::Seconds(20);        // of a shutdown: commits under way
 constexpr absl::Duration kQuiet = absl::Seconds(1);           // of ranks that are in no step
 
+// False: it has not ended.
 template <typename Thread>
-void StopWithin(Thread& thread, absl::string_view name) {
-  if (!thread.Stop(kStopLimit)) {
+bool StopWithin(Thread& thread, absl::string_view name) {
+  const bool ended = thread.Stop(kStopLimit);
+  if (!ended) {
     LogError(absl::StrCat("shutdown: the ", name, " thread has not ended within ", absl::FormatDuration(kStopLimit),
                           " and is left: a GPU's driver does not return, or much memory is being freed"));
   }
+  return ended;
 }
 
 }  // namespace
@@ -85,7 +88,7 @@ void Core::Shutdown() {
       device->Shutdown();
     }
   }
-  StopWithin(copier_, "copier");
+  memory_is_quiet_ = StopWithin(copier_, "copier");
   loop_.RunAndWait([this] { jobs_.clear(); });
   loop_.Stop();
   StopWithin(reaper_, "reaper");

@@ -106,6 +106,8 @@ class Core final : public JobsSource {
   void TakeUp();
   // Closes all jobs, stops devices and threads. Jobs that a custodian keeps are the next daemon's. Idempotent.
   void Shutdown();
+  // Behind Shutdown: no thread of this daemon writes into jobs' memory any more.
+  bool memory_is_quiet() const { return memory_is_quiet_; }
 
  private:
   // A name is one user's: others have theirs beside it.
@@ -249,6 +251,7 @@ class Core final : public JobsSource {
   CoreLoop setup_{nullptr, "setup", CoreLoop::Urgency::kQueue};
   CoreLoop join_{nullptr, "join", CoreLoop::Urgency::kQueue};  // plans what comes: computes, and waits for nothing
   CoreLoop loop_;
+  bool memory_is_quiet_ = false;
   std::atomic<bool> shut_down_ = false;  // jobs come to the next daemon, and those that there are finish a step
 };
 

@@ -271,7 +271,8 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
   result.committed.finished = left.finished;
   ++result.committed.epoch;  // all sessions are over
   const std::optional<uint64_t> undone = completes || in_snapshot ? std::nullopt : std::optional(header.version);
-  if (on_gpus) {  // of a promise nothing is kept: nodes are replicas there, and send what this one lacks
+  // Of a promise nothing is kept there: nodes are replicas, and send what this one lacks.
+  if (on_gpus) {
     SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
     result.committed.gradients_stay = gradients_stay;
     result.committed.in_snapshot = in_snapshot;

@@ -1,8 +1,11 @@
 #include "server/daemon/unfinished.h"
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "common/status/status_macros.h"
@@ -27,6 +30,18 @@ absl::StatusOr<DecidedStep> DecidedStepOf(const ShardPlan& plan, const v1::Decid
   return step;
 }
 
+// Ranks wait for this: a large model takes one thread seconds.
+void InParallel(size_t count, absl::FunctionRef<void(size_t)> run) {
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t i = next++; i < count; i = next++) run(i);
+  };
+  std::vector<std::thread> helpers;
+  for (size_t i = 1; i < std::min<size_t>(count, std::thread::hardware_concurrency()); ++i) helpers.emplace_back(work);
+  work();
+  for (std::thread& helper : helpers) helper.join();
+}
+
 absl::Status RunHere(const std::vector<DeviceOp>& ops) {
   for (const DeviceOp& op : ops) {
     SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
@@ -40,27 +55,28 @@ absl::Status RunHere(const std::vector<DeviceOp>& ops) {
 absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& record, const SlabPointers& slabs,
                           const TakeUpLog& log, bool written) {
   SHARDD_ASSIGN_OR_RETURN(const DecidedStep step, DecidedStepOf(plan, record));
+  std::vector<std::vector<DeviceOp>> parts;  // of all ranks
   for (int rank = 0; rank < plan.world_size; ++rank) {
     UpdateLog& update = log.update(rank);
     // As the daemon before had divided it, or not at all yet.
     const bool begun = update.is_of(record.step());
-    const int parts = begun ? static_cast<int>(std::clamp<int64_t>(update.parts(), 1, log.parts())) : 1;
-    std::vector<DeviceOp> ops = UpdateOps(plan, slabs, step, rank, {&update});
-    if (written) {
-      for (DeviceOp& op : CommitOps(plan, slabs, rank)) ops.push_back(std::move(op));
-    }
-    DeviceOps by_part = SplitOps(std::move(ops), parts);
+    const int count = begun ? static_cast<int>(std::clamp<int64_t>(update.parts(), 1, log.parts())) : 1;
+    DeviceOps of_rank = SplitOps(UpdateOps(plan, slabs, step, rank, {&update}), count);
     LogByPart(
-        by_part.data(), parts, [&](int part) -> UpdateLog& { return log.update(rank, part); },
+        of_rank.data(), count, [&](int part) -> UpdateLog& { return log.update(rank, part); },
         [&](UpdateLog& of_part, int64_t first) {
-          if (!of_part.is_of(record.step())) of_part.Begin(record.step(), first, parts);
+          if (!of_part.is_of(record.step())) of_part.Begin(record.step(), first, count);
         });
-    for (const std::vector<DeviceOp>& part : by_part) {
-      for (const DeviceOp& op : part) {
-        SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
-        CompleteCpuOp(op, record.step());
-      }
-    }
+    for (std::vector<DeviceOp>& part : of_rank) parts.push_back(std::move(part));
+  }
+  for (const std::vector<DeviceOp>& part : parts) {
+    for (const DeviceOp& op : part) SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
+  }
+  InParallel(parts.size(), [&](size_t part) {
+    for (const DeviceOp& op : parts[part]) CompleteCpuOp(op, record.step());
+  });
+  for (int rank = 0; rank < plan.world_size && written; ++rank) {
+    SHARDD_RETURN_IF_ERROR(RunHere(CommitOps(plan, slabs, rank)));
   }
   return absl::OkStatus();
 }

@@ -37,6 +37,11 @@ absl::Status TakeOver(const std::string& path) {
   *request.mutable_newest() = KeptFormatsOf(kCustodyFormats.newest, kJournalFormats.newest, kTakeUpFormats.newest);
   v1::HandOverResponse response;
   const absl::Status status = FromGrpcStatus(v1::JobsService::NewStub(channel)->HandOver(&context, request, &response));
+  if (absl::IsUnavailable(status)) {
+    // The custodian gives what it keeps to nobody before its owner has ended.
+    LogWarning(absl::StrCat("take over: the daemon on ", path, " has ended without handing over: ", status.message()));
+    return absl::OkStatus();
+  }
   if (!status.ok()) {
     return absl::Status(status.code(), absl::StrCat("take over from the daemon on ", path, ": ", status.message()));
   }

@@ -45,6 +45,8 @@ class EpochEnd final : public JobPart {
   void AwaitStep(absl::Status cause, std::function<bool()> at_step) {
     behind_step_ = {std::move(cause), std::move(at_step)};
   }
+  // An epoch ends now, and a step of it may yet be committed.
+  void Begins() { behind_step_.reset(); }
   void StepCommitted() override;
   void EndEpoch() override { behind_step_.reset(); }
   // The cause of the end that waits. REQUIRES, as Take: pending().

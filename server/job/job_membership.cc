@@ -237,6 +237,7 @@ void JobCore::EndEpoch(EpochEnd::Pending end) {
     return;
   }
   const auto extensions = extensions_.TakeAll();
+  end_.Begins();
   commits_.decision().applied() ? committed_.EndEpochBehindStep() : committed_.EndEpoch();
   // What it costs is the difference: outside of a step ranks attach again, and nothing is done anew.
   const bool drops_work = view_.IsMidStep();

@@ -13,7 +13,8 @@
 namespace shardd {
 namespace {
 
-constexpr absl::Duration kLeave = absl::Seconds(5);
+// A daemon that stops waits for steps of its other jobs, and for its threads.
+constexpr absl::Duration kLeave = absl::Minutes(1);
 
 }  // namespace
 
@@ -70,6 +71,7 @@ void NodeCoordinator::SendBegin(int node, const absl::Status& cause) {
   begin->set_held_step(held_step_);
   if (decided_.step() > 0 && decided_known_) {
     *begin->mutable_decided() = decided_;
+    begin->mutable_decided()->clear_ends_attempt();  // which has ended
   }
   send_(node, std::move(message));
 }
@@ -90,7 +92,10 @@ void NodeCoordinator::ForgetStep() {
 void NodeCoordinator::NextGeneration(const absl::Status& cause) {
   ++generation_;
   sequence_ = 0;
-  showing_ = leaving_ = false;
+  showing_ = false;
+  if (std::exchange(leaving_, false)) {  // who has come meanwhile has waited
+    for (Node& node : nodes_) node.takes_part = node.takes_part || node.holds.has_value();
+  }
   ForgetStep();
   for (size_t node = nodes_.size(); node-- > 0;) {
     if (nodes_[node].takes_part) {
@@ -344,7 +349,7 @@ void NodeCoordinator::CheckSilence(absl::Time now, absl::Duration limit) {
       std::any_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.up && node.fetching; })) {
     progress_ = now;
   }
-  if (AwaitsLeaver() && now - progress_ >= kLeave) {
+  if (AwaitsLeaver() && now - progress_ >= std::min(kLeave, limit)) {
     NextGeneration(absl::AbortedError("a node's daemon was to be replaced, and its link has not gone"));
     return;
   }

@@ -127,8 +127,8 @@ class NodeCoordinator {
   absl::Status CompareValues() const;
   void ForgetStep();
   void NextGeneration(const absl::Status& cause);
-  // A node has ended its attempt behind the decided step, as all do: the next generation begins when the link of the
-  // node that leaves is lost, so that nobody ends an attempt twice.
+  // All end their attempts behind the decided step: the next generation begins when the links of all nodes that leave
+  // are lost, so that nobody ends an attempt twice. Nobody is admitted before.
   bool AwaitsLeaver() const;
   void SendBegin(int node, const absl::Status& cause);
   void SendAll(const v1::PeerMessage& message);  // to nodes that are up, node 0 last

@@ -15,6 +15,7 @@ v1::PeerMessage::Holds NodeMember::OwnHolds() const {
   holds.set_step(facts_->NodeStep());
   if (decided_.step() > 0 && decided_.step() == facts_->NodeStep()) {
     *holds.mutable_decided() = decided_;
+    holds.mutable_decided()->clear_ends_attempt();  // which has ended
   }
   holds.set_held_step(std::min(held_step_, facts_->NodeStep()));
   holds.mutable_finished()->Add(finished_.begin(), finished_.end());

@@ -33,6 +33,7 @@ void NodeCoordinator::OnDown(int node, const absl::Status& why) {
   Node& gone = nodes_[static_cast<size_t>(node)];
   gone.holds.reset();
   gone.held_step = 0;
+  gone.leaves = false;
   const bool was_up = std::exchange(gone.up, false);
   const bool took_part = std::exchange(gone.takes_part, false);
   const std::string lost = absl::StrCat(NodeText(node), " is lost: ", why.message());
@@ -40,7 +41,7 @@ void NodeCoordinator::OnDown(int node, const absl::Status& why) {
     source_ = -1;
     recover_(-1);
     NextGeneration(absl::AbortedError(lost));
-  } else if (was_up && took_part && !gone.finished) {
+  } else if (was_up && took_part && !gone.finished && !AwaitsLeaver()) {
     NextGeneration(absl::AbortedError(lost));
   }
   MaybeRecover();
@@ -85,7 +86,7 @@ void NodeCoordinator::OnHolds(int node, const v1::PeerMessage::Holds& holds) {
     NextGeneration(absl::AbortedError(
         absl::StrCat(NodeText(node), " has been in a later generation than node 0, whose daemon is a new one")));
   }
-  if (initialized_ || !holds.initialized()) {
+  if ((initialized_ || !holds.initialized()) && !AwaitsLeaver()) {
     Admit(node);
   }
   OnHeld(node, holds.step());

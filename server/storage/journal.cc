@@ -35,13 +35,11 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Create(int64_t place_bytes) {
 }
 
 absl::StatusOr<std::unique_ptr<Journal>> Journal::TakeUp(UniqueFd fd, int64_t place_bytes) {
+  // First: another format may have another size.
+  const int format = FormatAt(fd.get(), /*offset_bytes=*/0, kMagic).value_or(kJournalFormats.oldest);
+  SHARDD_RETURN_IF_ERROR(CheckFormat("journal", format, kJournalFormats));
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab,
                           Slab::TakeUp("journal", std::move(fd), kHeaderBytes + 2 * place_bytes));
-  RawHeader raw{};
-  std::memcpy(&raw, slab->data(), sizeof(raw));
-  const bool has_header = std::memcmp(raw.magic, kMagic, 4) == 0;  // else nothing has been committed
-  const int format = has_header ? static_cast<int>(raw.format) : kJournalFormats.oldest;
-  SHARDD_RETURN_IF_ERROR(CheckFormat("journal", format, kJournalFormats));
   return std::unique_ptr<Journal>(new Journal(std::move(slab), place_bytes, format));
 }
 

@@ -1,5 +1,6 @@
 #include "server/storage/record_place.h"
 
+#include <unistd.h>
 #include <zlib.h>
 
 #include <cstring>
@@ -11,6 +12,16 @@ namespace shardd {
 
 uint32_t RecordCrc(const void* data, int64_t size_bytes) {
   return static_cast<uint32_t>(crc32(0, static_cast<const Bytef*>(data), static_cast<uInt>(size_bytes)));
+}
+
+std::optional<int> FormatAt(int fd, int64_t offset_bytes, const char (&magic)[4]) {
+  struct {
+    char magic[4];
+    uint32_t format;
+  } head{};
+  const bool is_it = pread(fd, &head, sizeof(head), offset_bytes) == static_cast<ssize_t>(sizeof(head)) &&
+                     std::memcmp(head.magic, magic, sizeof(magic)) == 0;
+  return is_it ? std::optional(static_cast<int>(head.format)) : std::nullopt;
 }
 
 absl::Status WriteRecord(char* place, int64_t place_bytes, const google::protobuf::MessageLite& record) {

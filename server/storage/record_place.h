@@ -6,6 +6,7 @@
 //   u32 length | u32 crc | serialized message
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "google/protobuf/message_lite.h"
@@ -16,6 +17,9 @@ inline constexpr int64_t kRecordHeadBytes = 8;
 
 // The checksum of journals and take-up logs: CRC-32 as zlib's.
 uint32_t RecordCrc(const void* data, int64_t size_bytes);
+
+// The number behind this magic, before anything is mapped; nothing: there is no such magic.
+std::optional<int> FormatAt(int fd, int64_t offset_bytes, const char (&magic)[4]);
 
 // RESOURCE_EXHAUSTED: the record is larger than the place, which stays as it was.
 absl::Status WriteRecord(char* place, int64_t place_bytes, const google::protobuf::MessageLite& record);

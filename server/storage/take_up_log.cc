@@ -68,15 +68,14 @@ absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::Create(const Sizes& sizes)
 }
 
 absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const Sizes& sizes) {
-  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab, Slab::TakeUp(kTakeUpName, std::move(fd), SizeBytes(sizes)));
   int format = kTakeUpFormats.oldest;
   for (int64_t i = 0; i < 2; ++i) {
-    // Before the checksum: another format may have another one.
-    if (const RawTakeUpHeader raw = HeaderAt(*slab, i); HasMagic(raw)) {
-      format = static_cast<int>(raw.format);
-      SHARDD_RETURN_IF_ERROR(CheckFormat(kTakeUpName, format, kTakeUpFormats));
-    }
+    // First: another format may have another size, and another checksum.
+    const auto there = FormatAt(fd.get(), i * static_cast<int64_t>(sizeof(RawTakeUpHeader)), kTakeUpMagic);
+    format = there.value_or(format);
+    SHARDD_RETURN_IF_ERROR(CheckFormat(kTakeUpName, format, kTakeUpFormats));
   }
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab, Slab::TakeUp(kTakeUpName, std::move(fd), SizeBytes(sizes)));
   std::unique_ptr<TakeUpLog> log(new TakeUpLog(std::move(slab), sizes, format));
   const RawTakeUpHeader last = LastHeader(*log->slab_);
   log->header_ = {last.epoch, last.step, last.version};

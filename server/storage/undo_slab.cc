@@ -92,7 +92,6 @@ absl::Status UndoSlab::PutBack(uint64_t version, bool* more) {
     if (tag(next_) != version + 1) continue;
     const Place place = PlaceOf(next_);
     put_back_.Update(place.slab->Write(place.offset_bytes, place.old_bytes, place.size_bytes));
-    Drop(next_);
     ++done;
   }
   *more = next_ < chunks_;
@@ -109,7 +108,9 @@ void UndoSlab::Forget(bool* more) {
     ++done;
   }
   *more = next_ < chunks_;
-  if (!*more) next_ = 0;
+  if (*more) return;
+  next_ = 0;
+  slab_->Discard({IndexBytes(chunks_), slab_->size_bytes()});  // also what huge pages have beside them
 }
 
 }  // namespace shardd

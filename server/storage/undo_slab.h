@@ -44,7 +44,8 @@ class UndoSlab {
   // There are old bytes of this version.
   bool Has(uint64_t version) const;
   // Both do a piece of a few milliseconds and set *more if they are to be called again. PutBack writes the old bytes of
-  // the version, also behind an error, and forgets them; the last call returns the first error.
+  // the version, also behind an error; the last call returns the first error. They count until Forget, so whoever dies
+  // in between leaves them to the next.
   absl::Status PutBack(uint64_t version, bool* more);
   void Forget(bool* more);
   int64_t bytes() const { return bytes_; }

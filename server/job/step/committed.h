@@ -72,8 +72,6 @@ class Committed {
   void ForgetProcess(int rank) {
     if (log_ != nullptr) log_->ForgetProcess(rank);
   }
-  // Shards are about to change otherwise than by a decided step. Until the next commit no other daemon takes the job
-  // up, unless a snapshot counts.
   // No other daemon takes the job up any more: its memory is no longer wanted.
   void EndCustody();
   bool custody_ended() const { return custody_ended_; }

@@ -87,7 +87,7 @@ DeviceOps SplitOps(std::vector<DeviceOp> ops, int parts) {
 
 void LogByPart(std::vector<DeviceOp>* parts, int count, absl::FunctionRef<UpdateLog&(int part)> log_of,
                absl::FunctionRef<void(UpdateLog&, int64_t first)> begin) {
-  for (int part = 0; part < count; ++part) {
+  for (int part = count - 1; part >= 0; --part) {  // the first says that all are begun
     bool is_first = true;
     for (DeviceOp& op : parts[part]) {
       const Logged* const logged = LoggedOf(op);

@@ -23,7 +23,7 @@ namespace shardd {
 class ValueCopies {
  public:
   // Makes the copy, or the next piece of it, of a few milliseconds, and then sets *more: it is called again. An error
-  // ends it. Runs on the copier, where it may touch nothing of the job but slabs and the old bytes of WriteUndo.
+  // ends it. Runs on the copier, where it may touch nothing of the job but slabs and its UndoSlab.
   using Copy = std::function<absl::Status(bool* more)>;
   using Then = std::function<void(absl::Status)>;
 

@@ -180,7 +180,17 @@ void ValueWrites::Undo() {
       session->held = true;
     }
   }
-  Run([undo = use_.memory->undo(), version = *of_version](bool* more) { return undo->PutBack(version, more); },
+  Run(
+      [undo = use_.memory->undo(), version = *of_version, is_back = false](bool* more) mutable -> absl::Status {
+        if (is_back) {
+          undo->Forget(more);
+          return absl::OkStatus();
+        }
+        SHARDD_RETURN_IF_ERROR(undo->PutBack(version, more));
+        is_back = !*more;
+        *more = true;
+        return absl::OkStatus();
+      },
       [this](const absl::Status& status) {
         undo_.EndUndo();
         if (!status.ok()) {

@@ -455,24 +455,44 @@ TEST_F(NodeCoordinatorOfTwo, ANodeThatDoesNotHoldADecidedStepEndsTheAttemptOnce)
 
 class ANodeThatLeaves : public NodeCoordinatorTest {
  protected:
-  // A step behind which node 1 wants the attempt to end; all nodes hold it, and have ended their attempts.
+  explicit ANodeThatLeaves(int nodes = 2) : NodeCoordinatorTest(nodes) {}
+  // A step behind which all nodes but node 0 want the attempt to end; all hold it, and have ended their attempts.
   void TrainAndEnd() {
     Initialize();
-    for (int node = 0; node < 2; ++node) {
-      Say(node, Closed(kAllBackwards));
-    }
+    for (int node = 0; node < plan_->nodes(); ++node) Say(node, Closed(kAllBackwards));
     v1::PeerMessage reduced = Reduced();
     Say(0, reduced);
     reduced.mutable_reduced()->set_ends_attempt("its daemon is replaced");
-    Say(1, reduced);
+    for (int node = 1; node < plan_->nodes(); ++node) Say(node, reduced);
     v1::PeerMessage::Decided decided = Decided();
     decided.set_ends_attempt("node 1: its daemon is replaced");
     coordinator_->Decide(decided);
-    Say(1, Held(step_));
+    for (int node = 1; node < plan_->nodes(); ++node) Say(node, Held(step_));
     sent_.clear();
-    for (int node = 0; node < 2; ++node) Say(node, Abandoned("its daemon is replaced"));
+    for (int node = 0; node < plan_->nodes(); ++node) Say(node, Abandoned("its daemon is replaced"));
   }
 };
+class TwoNodesThatLeave : public ANodeThatLeaves {
+ protected:
+  TwoNodesThatLeave() : ANodeThatLeaves(3) {}
+};
+
+// The first is back before the second goes.
+TEST_F(TwoNodesThatLeave, EndOneAttempt) {
+  TrainAndEnd();
+  coordinator_->OnDown(1, absl::UnavailableError("gone"));
+  coordinator_->OnUp(1);
+  v1::PeerMessage holds;
+  holds.mutable_holds()->set_initialized(true);
+  holds.mutable_holds()->set_step(step_);
+  coordinator_->OnMessage(1, holds);
+  EXPECT_THAT(sent_, IsEmpty());
+  coordinator_->OnDown(2, absl::UnavailableError("gone"));
+  EXPECT_EQ(Kinds(0), "begin ");
+  EXPECT_EQ(Kinds(1), "begin ");
+  EXPECT_EQ(Kinds(2), "");
+  EXPECT_EQ(LastBegin().decided().ends_attempt(), "");
+}
 
 TEST_F(ANodeThatLeaves, BeginsTheNextGenerationWithItsLink) {
   TrainAndEnd();
@@ -483,9 +503,9 @@ TEST_F(ANodeThatLeaves, BeginsTheNextGenerationWithItsLink) {
 
 TEST_F(ANodeThatLeaves, IsNotWaitedForLong) {
   TrainAndEnd();
-  coordinator_->CheckSilence(MonotonicNow() + absl::Seconds(4), absl::Minutes(1));
+  coordinator_->CheckSilence(MonotonicNow() + absl::Seconds(55), absl::Minutes(2));
   EXPECT_THAT(sent_, IsEmpty());
-  coordinator_->CheckSilence(MonotonicNow() + absl::Seconds(6), absl::Minutes(1));
+  coordinator_->CheckSilence(MonotonicNow() + absl::Seconds(65), absl::Minutes(2));
   EXPECT_EQ(Kinds(0), "begin ");
   EXPECT_EQ(Kinds(1), "begin ");
 }

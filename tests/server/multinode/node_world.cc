@@ -174,7 +174,9 @@ void RandomJob::Abort(const absl::Status& cause) {
 }
 
 std::string RandomJob::CommitText() const {
-  return initialized ? absl::StrCat("step ", step + 1, ": ", decided_.ShortDebugString(), " of ", added_) : "values";
+  v1::PeerMessage::Decided decided = decided_;
+  decided.clear_ends_attempt();  // of an attempt
+  return initialized ? absl::StrCat("step ", step + 1, ": ", decided.ShortDebugString(), " of ", added_) : "values";
 }
 
 void RandomJob::EndCommit() {

@@ -47,6 +47,9 @@ class UndoSlabTest : public ::testing::Test {
   static void PutBack(UndoSlab& undo, uint64_t version = kVersion) {
     for (bool more = true; more;) ASSERT_TRUE(undo.PutBack(version, &more).ok());
   }
+  static void Forget(UndoSlab& undo) {
+    for (bool more = true; more;) undo.Forget(&more);
+  }
   // What the next daemon has of it.
   std::unique_ptr<UndoSlab> Next() {
     return *UndoSlab::TakeUp(UniqueFd(fcntl(undo_->fd(), F_DUPFD_CLOEXEC, 0)), plan_, {&shards_, &optimizer_});
@@ -71,6 +74,9 @@ TEST_F(UndoSlabTest, PutsBackTheBytesBeforeTheFirstWrite) {
   PutBack(*undo_);
   EXPECT_TRUE(AllAre(shards_, 'o'));
   EXPECT_TRUE(AllAre(optimizer_, 'o'));
+  EXPECT_TRUE(undo_->Has(kVersion)) << "what is made of them may be behind";
+  Forget(*undo_);
+  EXPECT_FALSE(undo_->Has(kVersion));
   EXPECT_EQ(undo_->bytes(), 0);
 }
 
@@ -96,25 +102,23 @@ TEST_F(UndoSlabTest, OfAVersionThatIsCommittedNothingCounts) {
 
 TEST_F(UndoSlabTest, OldBytesGoInPiecesAndSoDoTheirPages) {
   const int64_t empty_bytes = PageBytes();
-  for (const bool put_back : {true, false}) {
-    ASSERT_TRUE(undo_->Save(&shards_, 0, kShardsBytes, kVersion).ok());
-    EXPECT_GE(PageBytes(), kShardsBytes);
-    int pieces = 0;
-    int64_t largest_bytes = 0;
-    for (bool more = true; more; ++pieces) {
-      const int64_t before = undo_->bytes();
-      if (put_back) {
-        EXPECT_TRUE(undo_->PutBack(kVersion, &more).ok());
-      } else {
-        undo_->Forget(&more);
-      }
-      largest_bytes = std::max(largest_bytes, before - undo_->bytes());
-    }
-    EXPECT_EQ(pieces, 3);
-    EXPECT_EQ(largest_bytes, int64_t{4} << 20);
-    EXPECT_EQ(undo_->bytes(), 0);
-    EXPECT_LE(PageBytes(), empty_bytes + kChunkBytes) << "the index";
+  ASSERT_TRUE(undo_->Save(&shards_, 0, kShardsBytes, kVersion).ok());
+  EXPECT_GE(PageBytes(), kShardsBytes);
+  int pieces = 0;
+  for (bool more = true; more; ++pieces) ASSERT_TRUE(undo_->PutBack(kVersion, &more).ok());
+  EXPECT_EQ(pieces, 3);
+  EXPECT_EQ(undo_->bytes(), kShardsBytes);
+  pieces = 0;
+  int64_t largest_bytes = 0;
+  for (bool more = true; more; ++pieces) {
+    const int64_t before = undo_->bytes();
+    undo_->Forget(&more);
+    largest_bytes = std::max(largest_bytes, before - undo_->bytes());
   }
+  EXPECT_EQ(pieces, 3);
+  EXPECT_EQ(largest_bytes, int64_t{4} << 20);
+  EXPECT_EQ(undo_->bytes(), 0);
+  EXPECT_LE(PageBytes(), empty_bytes + kChunkBytes) << "the index";
 }
 
 TEST_F(UndoSlabTest, AChunkIsSavedOnce) {
@@ -127,10 +131,9 @@ TEST_F(UndoSlabTest, AChunkIsSavedOnce) {
 TEST_F(UndoSlabTest, AnotherSlabIsRefused) {
   const JobSlab other(*Slab::Create("other", SlabBacking::kSealedMemfd, kChunkBytes));
   EXPECT_EQ(undo_->Save(&other, 0, 8, kVersion).code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(UndoSlab::TakeUp(UniqueFd(fcntl(other.fd(), F_DUPFD_CLOEXEC, 0)), plan_, {&shards_, &optimizer_})
-                .status()
-                .code(),
-            absl::StatusCode::kDataLoss);
+  EXPECT_EQ(
+      UndoSlab::TakeUp(UniqueFd(fcntl(other.fd(), F_DUPFD_CLOEXEC, 0)), plan_, {&shards_, &optimizer_}).status().code(),
+      absl::StatusCode::kDataLoss);
 }
 
 }  // namespace
