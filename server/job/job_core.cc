@@ -19,8 +19,8 @@ constexpr absl::Duration kFreeSessions = absl::Seconds(20);
 }  // namespace
 
 JobCore::JobCore(Init init)
-    : identity_{init.id, init.owner, std::move(init.spec), std::move(init.plan), absl::Now(), std::move(init.lost),
-                std::move(init.kept_formats)},
+    : identity_{init.id,     init.owner,           std::move(init.spec),        std::move(init.plan),
+                absl::Now(), std::move(init.lost), std::move(init.kept_formats)},
       memory_(std::move(init.memory)),
       devices_(std::move(init.devices)),
       committed_(name(), static_cast<int>(plan()->params.size()), world_size(), std::move(init.journal)),
@@ -71,17 +71,16 @@ JobCore::JobCore(Init init)
                                  &writes_.passes(), &writes_.hand_ins(), &summons_.full_params()}),
       unsharding_(plan(), {&committed_, &commits_.decision(), &commits_.steps(), &writes_, &sessions_, memory_.get()},
                   {devices_.collective(), &waits_.given_back(), &work_, &events_, &counters_, this}),
-      nodes_(
-          init.nodes.get(),
-          {plan(), memory_.get(), &commits_.decision(), &commits_.steps(), &leavers_, &devices_.optimizer()},
-          {&committed_, &gradients_.pairing(), &gradients_.presence(), &values_, &work_, &events_, this},
-          {[this](PairKey key, int occurrence, const GivenGradients& given) {
-             return gradients_.reductions().AddGiven(key, occurrence, given);
-           },
-           {[this](double norm) { commits_.Measured(norm); },
-            [this](const v1::PeerMessage::Decided& decided) { commits_.Heard(decided); }, [this] { values_.Commit(); },
-            [this](const absl::Status& cause) { AwaitEndBehindStep(cause); }},
-           [this](const absl::Status& cause) { EndEpoch(end_.TakeOr(cause)); }}),
+      nodes_(init.nodes.get(),
+             {plan(), memory_.get(), &commits_.decision(), &commits_.steps(), &leavers_, &devices_.optimizer()},
+             {&committed_, &gradients_.pairing(), &gradients_.presence(), &values_, &work_, &events_, this},
+             {[this](PairKey key, int occurrence, const GivenGradients& given) {
+                return gradients_.reductions().AddGiven(key, occurrence, given);
+              },
+              {[this](double norm) { commits_.Measured(norm); },
+               [this](const v1::PeerMessage::Decided& decided) { commits_.Heard(decided); },
+               [this] { values_.Commit(); }, [this](const absl::Status& cause) { AwaitEndBehindStep(cause); }},
+              [this](const absl::Status& cause) { EndEpoch(end_.TakeOr(cause)); }}),
       memory_account_({&identity_.spec, plan().get(), memory_.get(), &sessions_, &renewal_.writers(),
                        &snapshots_.snapshot(), &summons_.full_params()},
                       std::move(init.reserved_by_all)),
