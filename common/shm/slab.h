@@ -68,6 +68,10 @@ class Slab {
   // the receiver's user namespace if that is the daemon's, can reopen it for writing and change bytes, but never the
   // size. Nobody can write kFrozenMemfd.
   absl::StatusOr<UniqueFd> ReadOnlyFd() const;
+  // The parts that have pages, in pieces of at most `most_bytes`.
+  std::vector<Range> Allocated(int64_t most_bytes) const;
+  // Maps the pages of a part that has them, so that no later touch has to: 0.1 s per GiB, where touches take 0.4 s.
+  void MapPages(Range range) const;
   // Frees the pages, even if others map them or have a descriptor; they then read zeros. Does nothing for frozen
   // backings, because the kernel refuses.
   void Discard() { Discard({0, size_bytes_}); }

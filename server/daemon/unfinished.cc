@@ -1,17 +1,15 @@
 #include "server/daemon/unfinished.h"
 
 #include <algorithm>
-#include <atomic>
-#include <thread>
 #include <utility>
 
-#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "common/status/status_macros.h"
 #include "server/device/cpu/cpu_ops.h"
 #include "server/device/ops/rest_of_update.h"
 #include "server/job/work/optimizer_devices.h"
+#include "server/loop/in_parallel.h"
 
 namespace shardd {
 namespace {
@@ -28,18 +26,6 @@ absl::StatusOr<DecidedStep> DecidedStepOf(const ShardPlan& plan, const v1::Decid
     step.present.push_back((record.present()[param / 8] >> (param % 8) & 1) != 0);
   }
   return step;
-}
-
-// Ranks wait for this: a large model takes one thread seconds.
-void InParallel(size_t count, absl::FunctionRef<void(size_t)> run) {
-  std::atomic<size_t> next = 0;
-  const auto work = [&] {
-    for (size_t i = next++; i < count; i = next++) run(i);
-  };
-  std::vector<std::thread> helpers;
-  for (size_t i = 1; i < std::min<size_t>(count, std::thread::hardware_concurrency()); ++i) helpers.emplace_back(work);
-  work();
-  for (std::thread& helper : helpers) helper.join();
 }
 
 absl::Status RunHere(const std::vector<DeviceOp>& ops) {
@@ -72,6 +58,7 @@ absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& re
   for (const std::vector<DeviceOp>& part : parts) {
     for (const DeviceOp& op : part) SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
   }
+  // Ranks wait for this: a large model takes one thread seconds.
   InParallel(parts.size(), [&](size_t part) {
     for (const DeviceOp& op : parts[part]) CompleteCpuOp(op, record.step());
   });

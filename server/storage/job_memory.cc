@@ -12,6 +12,7 @@
 #include "common/plan/slab_spread.h"
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
+#include "server/loop/in_parallel.h"
 #include "server/storage/device_room.h"
 #include "server/storage/kept_pieces.h"
 #include "server/storage/slab_pieces.h"
@@ -122,6 +123,20 @@ void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
   }
 }
 
+namespace {
+
+// The next step would touch it all, a page at a time.
+void MapTakenUp(const std::vector<const Slab*>& slabs) {
+  constexpr int64_t kPieceBytes = int64_t{64} << 20;
+  std::vector<std::pair<const Slab*, Slab::Range>> pieces;
+  for (const Slab* slab : slabs) {
+    for (const Slab::Range& range : slab->Allocated(kPieceBytes)) pieces.emplace_back(slab, range);
+  }
+  InParallel(pieces.size(), [&](size_t i) { pieces[i].first->MapPages(pieces[i].second); });
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& plan, const std::string& job,
                                                              int64_t reserved_bytes, const SlabPlace& place,
                                                              bool extends, bool outlives) {
@@ -196,9 +211,10 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
   const auto named = [&job](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat("open job \"", job, "\": ", status.message()));
   };
+  std::vector<const Slab*> taken_up;
   if (on_host && want.gradient_slots_bytes > 0) {
     memory->rank_slots_ = std::make_shared<RankSlots>(plan.world_size, want.gradient_slots_bytes);
-    memory->rank_slots_->TakeUp(kept);
+    memory->rank_slots_->TakeUp(kept, &taken_up);
     memory->taken_up_bytes_ += memory->rank_slots_->allocated_bytes();
   }
   std::map<SpreadSlab, std::vector<DeviceMemory::Part>> parts;
@@ -242,6 +258,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
     if (auto of_before = kept.find(purpose.name); of_before != kept.end()) {
       auto taken = Slab::TakeUp(purpose.name, std::move(of_before->second), purpose.size_bytes);
       if (!taken.ok()) return named(taken.status());
+      taken_up.push_back(taken->get());
       auto slab = ForGpusToo(purpose.name, *std::move(taken), place);
       if (!slab.ok()) return named(slab.status());
       *purpose.slab = *std::move(slab);
@@ -267,6 +284,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
     if (!slab.ok()) return named(slab.status());
     memory->old_values_ = std::make_unique<JobSlab>(*std::move(slab));
   }
+  MapTakenUp(taken_up);
   if (!plan.cut_over_nodes && memory->shards_ != nullptr) {
     const UndoSlab::Slabs undone = {memory->shards_.get(), memory->optimizer_.get()};
     const auto of_before = kept.find(kUndoName);

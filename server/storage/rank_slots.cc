@@ -82,14 +82,16 @@ void RankSlots::EndCustody() {
   hand_over_ = nullptr;
 }
 
-void RankSlots::TakeUp(std::map<std::string, UniqueFd>& kept) {
+void RankSlots::TakeUp(std::map<std::string, UniqueFd>& kept, std::vector<const Slab*>* taken_up) {
   absl::MutexLock lock(&mutex_);
   for (size_t rank = 0; rank < by_rank_.size(); ++rank) {
     const std::string name = NameOf(static_cast<int>(rank));
     const auto it = kept.find(name);
     if (it == kept.end()) continue;
     auto slab = Slab::TakeUp(name, std::move(kept.extract(it).mapped()), size_bytes_);
-    if (slab.ok()) by_rank_[rank] = {Process(), *std::move(slab)};
+    if (!slab.ok()) continue;
+    taken_up->push_back(slab->get());
+    by_rank_[rank] = {Process(), *std::move(slab)};
   }
 }
 

@@ -52,7 +52,8 @@ class RankSlots {
   void EndCustody() ABSL_LOCKS_EXCLUDED(mutex_);
   // Takes out of `kept` what another daemon has left of all this. What is not whole is let go, and whose the rest is
   // says SetProcess.
-  void TakeUp(std::map<std::string, UniqueFd>& kept) ABSL_LOCKS_EXCLUDED(mutex_);
+  // What is taken up is added to `taken_up`, and outlives this call.
+  void TakeUp(std::map<std::string, UniqueFd>& kept, std::vector<const Slab*>* taken_up) ABSL_LOCKS_EXCLUDED(mutex_);
   // The last process that had a session of the rank.
   void SetProcess(int rank, const Process& process) ABSL_LOCKS_EXCLUDED(mutex_);
 

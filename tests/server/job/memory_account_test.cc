@@ -15,9 +15,9 @@ class MemoryAccountTest : public FactsTest {
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
     writers_ = std::make_unique<GradientWriters>(memory_.get());
-    account_ = std::make_unique<MemoryAccount>(MemoryAccount::Facts{&spec_, plan_.get(), memory_.get(), &sessions_,
-                                                                    writers_.get(), &snapshot_, &full_params_},
-                                               nullptr);
+    account_ = std::make_unique<MemoryAccount>(
+        MemoryAccount::Facts{&spec_, plan_.get(), memory_.get(), &sessions_, writers_.get(), &snapshot_, &full_params_},
+        nullptr);
   }
   v1::JobSpec spec_;
   std::unique_ptr<JobMemory> memory_;

@@ -67,7 +67,8 @@ TEST_F(RankSlotsTest, AreTheSameAtTheDaemonThatTakesThemUp) {
     *For(slots, 1, kFirst)->At<int>(0) = 42;
   }
   RankSlots slots(2, kBytes);
-  slots.TakeUp(kept_);
+  std::vector<const Slab*> taken_up;
+  slots.TakeUp(kept_, &taken_up);
   EXPECT_TRUE(kept_.empty());
   EXPECT_EQ(slots.allocated_bytes(), kBytes);
   slots.SetProcess(1, kFirst);
@@ -82,7 +83,8 @@ TEST_F(RankSlotsTest, ThatNobodyKnowsWhoseTheyAreAreNobodysAtTheNextDaemon) {
     *For(slots, 0, kFirst)->At<int>(0) = 42;
   }
   RankSlots slots(1, kBytes);
-  slots.TakeUp(kept_);
+  std::vector<const Slab*> taken_up;
+  slots.TakeUp(kept_, &taken_up);
   EXPECT_EQ(*For(slots, 0, kFirst)->At<int>(0), 0);
 }
 

@@ -41,8 +41,7 @@ class JobTraceTest : public FactsTest {
   const std::unique_ptr<JobMemory> memory_;
   GradientWriters writers_of_gradients_{memory_.get()};
   MemoryAccount account_{
-      {&spec_, plan_.get(), memory_.get(), &sessions_, &writers_of_gradients_, &snapshot_, &full_params_},
-      nullptr};
+      {&spec_, plan_.get(), memory_.get(), &sessions_, &writers_of_gradients_, &snapshot_, &full_params_}, nullptr};
   KeptWork device_;
   std::vector<Device*> devices_{&device_, &device_};
   const std::shared_ptr<KeptTrace> sink_ = std::make_shared<KeptTrace>();
