@@ -12,7 +12,6 @@
 #include "common/plan/slab_spread.h"
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
-#include "server/loop/in_parallel.h"
 #include "server/storage/device_room.h"
 #include "server/storage/kept_pieces.h"
 #include "server/storage/slab_pieces.h"
@@ -122,20 +121,6 @@ void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
     entry->set_allocated_bytes(allocated_bytes);
   }
 }
-
-namespace {
-
-// The next step would touch it all, a page at a time.
-void MapTakenUp(const std::vector<const Slab*>& slabs) {
-  constexpr int64_t kPieceBytes = int64_t{64} << 20;
-  std::vector<std::pair<const Slab*, Slab::Range>> pieces;
-  for (const Slab* slab : slabs) {
-    for (const Slab::Range& range : slab->Allocated(kPieceBytes)) pieces.emplace_back(slab, range);
-  }
-  InParallel(pieces.size(), [&](size_t i) { pieces[i].first->MapPages(pieces[i].second); });
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& plan, const std::string& job,
                                                              int64_t reserved_bytes, const SlabPlace& place,

@@ -139,6 +139,8 @@ class JobMemory {
   // What outlives the daemon of a job that does, by name.
   std::vector<std::pair<const char*, const JobSlab*>> Surviving() const;
   absl::Status HandOverSlab(const char* name, const JobSlab& slab) const;
+  // The next step would touch it all, a page at a time.
+  static void MapTakenUp(const std::vector<const Slab*>& slabs);
   const SlabPlace place_;
   HandOver hand_over_;  // null: nothing outlives the daemon
   std::vector<int64_t> shards_boundaries_;

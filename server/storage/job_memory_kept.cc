@@ -1,6 +1,7 @@
 // What of a job's memory outlives its daemon, and how it is handed over.
 
 #include "common/status/status_macros.h"
+#include "server/loop/in_parallel.h"
 #include "server/storage/job_memory.h"
 
 namespace shardd {
@@ -33,6 +34,15 @@ absl::Status JobMemory::KeepBy(HandOver hand_over) {
   for (const auto& [name, slab] : Surviving()) SHARDD_RETURN_IF_ERROR(HandOverSlab(name, *slab));
   if (undo_ != nullptr) SHARDD_RETURN_IF_ERROR(hand_over_(kUndoName, undo_->fd()));
   return rank_slots_ == nullptr ? absl::OkStatus() : rank_slots_->KeepBy(hand_over_);
+}
+
+void JobMemory::MapTakenUp(const std::vector<const Slab*>& slabs) {
+  constexpr int64_t kPieceBytes = int64_t{64} << 20;
+  std::vector<std::pair<const Slab*, Slab::Range>> pieces;
+  for (const Slab* slab : slabs) {
+    for (const Slab::Range& range : slab->Allocated(kPieceBytes)) pieces.emplace_back(slab, range);
+  }
+  InParallel(pieces.size(), [&](size_t i) { pieces[i].first->MapPages(pieces[i].second); });
 }
 
 void JobMemory::DescribeKept(CustodySlabs* slabs) const {
