@@ -350,13 +350,7 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   // A second signal must be able to end a shutdown that hangs.
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   listener->Stop();
-  core->Shutdown();  // ends all sessions, so that their streams can finish
-  if (handover.asked() && !core->memory_is_quiet()) {
-    LogError(
-        "hand over: a thread still writes into jobs' memory; this daemon ends at once, and the next one begins then");
-    _exit(EXIT_FAILURE);
-  }
-  handover.Complete();
+  handover.Complete(core->Shutdown());  // which ends all sessions, so that their streams can finish
   (void)AwaitSessionStreams(kLastWords);
   server->Shutdown(kShutdownGrace);
   if (!handover.asked()) {

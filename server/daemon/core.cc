@@ -47,9 +47,9 @@ Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
 
 Core::~Core() { Shutdown(); }
 
-void Core::Shutdown() {
+bool Core::Shutdown() {
   if (shut_down_) {
-    return;
+    return true;
   }
   shut_down_ = true;
   // Their ranks come again, to the next daemon. Where all have sent the step that runs within this time, nobody does
@@ -88,10 +88,11 @@ void Core::Shutdown() {
       device->Shutdown();
     }
   }
-  memory_is_quiet_ = StopWithin(copier_, "copier");
+  const bool is_quiet = StopWithin(copier_, "copier");
   loop_.RunAndWait([this] { jobs_.clear(); });
   loop_.Stop();
   StopWithin(reaper_, "reaper");
+  return is_quiet;
 }
 
 void Core::Tick() {

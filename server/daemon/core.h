@@ -104,10 +104,9 @@ class Core final : public JobsSource {
 
   // Takes up the jobs that another daemon has left with the custodian. Before anybody calls.
   void TakeUp();
-  // Closes all jobs, stops devices and threads. Jobs that a custodian keeps are the next daemon's. Idempotent.
-  void Shutdown();
-  // Behind Shutdown: no thread of this daemon writes into jobs' memory any more.
-  bool memory_is_quiet() const { return memory_is_quiet_; }
+  // Closes all jobs, stops devices and threads. Jobs that a custodian keeps are the next daemon's. Idempotent. False: a
+  // thread is left that may still write into jobs' memory.
+  bool Shutdown();
 
  private:
   // A name is one user's: others have theirs beside it.
@@ -251,7 +250,6 @@ class Core final : public JobsSource {
   CoreLoop setup_{nullptr, "setup", CoreLoop::Urgency::kQueue};
   CoreLoop join_{nullptr, "join", CoreLoop::Urgency::kQueue};  // plans what comes: computes, and waits for nothing
   CoreLoop loop_;
-  bool memory_is_quiet_ = false;
   std::atomic<bool> shut_down_ = false;  // jobs come to the next daemon, and those that there are finish a step
 };
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
@@ -93,13 +94,17 @@ void Handover::Ask(const Caller& caller, const v1::HandOverRequest& request,
   });
 }
 
-void Handover::Complete() {
+void Handover::Complete(bool memory_is_quiet) {
   JobsSource::Done<v1::HandOverResponse> done;
   {
     absl::MutexLock lock(&mutex_);
     done = std::exchange(done_, nullptr);
   }
   if (done == nullptr) return;
+  if (!memory_is_quiet) {
+    LogError("hand over: a thread may still write into jobs' memory; this daemon ends at once");
+    _exit(EXIT_FAILURE);
+  }
   custody_->Release();
   v1::HandOverResponse response;
   response.set_pid(getpid());
