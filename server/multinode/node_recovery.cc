@@ -34,6 +34,7 @@ void NodeCoordinator::OnDown(int node, const absl::Status& why) {
   gone.holds.reset();
   gone.held_step = 0;
   gone.leaves = false;
+  nodes_[0].leaves = false;  // its links go, and nobody is left to wait for that
   const bool was_up = std::exchange(gone.up, false);
   const bool took_part = std::exchange(gone.takes_part, false);
   const std::string lost = absl::StrCat(NodeText(node), " is lost: ", why.message());
