@@ -47,9 +47,9 @@ Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
 
 Core::~Core() { Shutdown(); }
 
-bool Core::Shutdown() {
+void Core::Shutdown(const std::function<void(bool is_quiet)>& written) {
   if (shut_down_) {
-    return true;
+    return;
   }
   shut_down_ = true;
   // Their ranks come again, to the next daemon. Where all have sent the step that runs within this time, nobody does
@@ -89,10 +89,10 @@ bool Core::Shutdown() {
     }
   }
   const bool is_quiet = StopWithin(copier_, "copier");
+  if (written != nullptr) written(is_quiet);
   loop_.RunAndWait([this] { jobs_.clear(); });
   loop_.Stop();
   StopWithin(reaper_, "reaper");
-  return is_quiet;
 }
 
 void Core::Tick() {

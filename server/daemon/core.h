@@ -104,9 +104,9 @@ class Core final : public JobsSource {
 
   // Takes up the jobs that another daemon has left with the custodian. Before anybody calls.
   void TakeUp();
-  // Closes all jobs, stops devices and threads. Jobs that a custodian keeps are the next daemon's. Idempotent. False: a
-  // thread is left that may still write into jobs' memory.
-  bool Shutdown();
+  // Closes all jobs, stops devices and threads. Jobs that a custodian keeps are the next daemon's. Idempotent.
+  // `written` is called when no thread writes into jobs' memory any more, before it is freed; with false if one may.
+  void Shutdown(const std::function<void(bool is_quiet)>& written = nullptr);
 
  private:
   // A name is one user's: others have theirs beside it.
