@@ -115,6 +115,7 @@ void NodeMember::Values(v1::PeerMessage::Values values) {
 
 void NodeMember::Decide(const v1::PeerMessage::Decided& decided) {
   promised_ = false;
+  awaits_next_ = plan_->cut_over_nodes && !decided.ends_attempt().empty();
   coordinator_->Decide(decided);
 }
 
@@ -156,7 +157,7 @@ void NodeMember::AttemptEnded(const absl::Status& cause) {
 
 void NodeMember::Adopt(uint64_t generation) {
   generation_ = generation;
-  ended_ = told_ = false;
+  ended_ = told_ = awaits_next_ = false;
   hear_.attempts->NodeGeneration(generation);
   for (v1::PeerMessage& message : std::exchange(kept_, {})) {
     Say(std::move(message));

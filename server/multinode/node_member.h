@@ -131,12 +131,13 @@ class NodeMember final : public NodeEvents::Listener {
   std::unique_ptr<NodeCoordinator> coordinator_;  // of node 0
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 
-  uint64_t generation_ = 0;  // of what is said; 0: none known yet
-  bool heard_ = false;       // Begin has come over the present link to node 0
-  bool ended_ = false;       // the job has given the generation up
-  bool told_ = false;        // node 0 knows that it has, or wants to
-  bool said_ = false;        // something of the running step
-  uint64_t adopting_ = 0;    // counts when the job has ended its attempt; 0: none
+  uint64_t generation_ = 0;   // of what is said; 0: none known yet
+  bool heard_ = false;        // Begin has come over the present link to node 0
+  bool ended_ = false;        // the job has given the generation up
+  bool told_ = false;         // node 0 knows that it has, or wants to
+  bool said_ = false;         // something of the running step
+  bool awaits_next_ = false;  // of a cut job: a daemon is about to be replaced, and nothing is gathered before that
+  uint64_t adopting_ = 0;     // counts when the job has ended its attempt; 0: none
   bool promised_ = false;
   bool promised_values_ = false;  // of these
   int64_t held_step_ = 0;

@@ -75,6 +75,10 @@ std::string NodeMember::Lacking() const {
     return absl::StrCat("the node's state is being brought from node ", fetches_from_, " (",
                         plan_->config.nodes().addresses(fetches_from_), ")");
   }
+  if (awaits_next_ && ended_) {
+    return absl::StrCat("another daemon takes the place of one that holds parts of the parameters: ",
+                        decided_.ends_attempt());
+  }
   if (coordinator_ != nullptr && !coordinator_->Lacking().empty()) {
     return coordinator_->Lacking();
   }

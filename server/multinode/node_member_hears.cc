@@ -158,6 +158,7 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
       if (promised_ && !promised_values_ && message.decided().step() == facts_->NodeStep() + 1) {
         said_ = promised_ = false;
         decided_ = message.decided();
+        awaits_next_ = plan_->cut_over_nodes && !decided_.ends_attempt().empty();
         hear_.steps->NodeDecided(message.decided());
       }
       return;
