@@ -60,6 +60,7 @@ TEST_F(BadInput, ARankSpeaksTheNewestCommonVersion) {
     EXPECT_EQ(Ranks()[0].protocol_version(), kUnsaidProtocolVersion);
     RawStream stream(client.stub());
     stream.Hello(session.session_id(), session.token());
+    EXPECT_EQ(stream.Read().kind_case(), v1::SessionEvent::kAttached);
   }
   ExpectJobIntact();
 }

@@ -20,8 +20,8 @@ namespace {
 using testing::Child;
 using testing::PollUntil;
 
-// For each kind of job. A long run: SHARDD_DEATHS=250, and SHARDD_DEATH_SEED.
-int Kills() { return testing::LongRun("SHARDD_DEATHS", 20); }
+// For each kind of job; daemons on GPUs take long to begin. A long run: SHARDD_DEATHS=250, and SHARDD_DEATH_SEED.
+int Kills(int gpus) { return testing::LongRun("SHARDD_DEATHS", gpus > 0 ? 5 : 20); }
 
 struct NodesCase {
   const char* name;
@@ -78,12 +78,13 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
 TEST_P(NodesDeath, KillsAtAnyMomentLoseNothing) {
   SHARDD_NEEDS_GPUS(GetParam().gpus);
   StartKept();
-  const Args args = Training(50 * Kills());
+  const int kills_wanted = Kills(GetParam().gpus);
+  const Args args = Training(50 * kills_wanted);
   std::vector<Child> ranks = StartRanks(args);
   ASSERT_TRUE(AllTrained(2));
   std::mt19937 random(static_cast<unsigned>(testing::LongRun("SHARDD_DEATH_SEED", 23)));
   int kills = 0;
-  for (; kills < Kills() && !ranks[0].Ended(); ++kills) {
+  for (; kills < kills_wanted && !ranks[0].Ended(); ++kills) {
     absl::SleepFor(absl::Microseconds(1000 + random() % 60000));
     const int64_t before = Seen();
     const unsigned which = random() % 5;  // 4: both
@@ -95,7 +96,7 @@ TEST_P(NodesDeath, KillsAtAnyMomentLoseNothing) {
     if (HasFatalFailure()) return;
     ASSERT_TRUE(AllTrained(before + 1) || ranks[0].Ended()) << "kill " << kills << " of " << which;
   }
-  EXPECT_GE(kills, Kills() / 2) << "the ranks were too fast";
+  EXPECT_GE(kills, kills_wanted / 2) << "the ranks were too fast";
   ExpectAsUndisturbed(args, ranks);
 }
 
