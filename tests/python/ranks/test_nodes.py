@@ -202,7 +202,8 @@ def test_a_rank_that_dies_on_one_node_costs_no_step_on_any(two: Nodes, victim: i
         for name, value in expected["parameters"].items():
             _close(result["parameters"][name], value)
             assert torch.equal(result["parameters"][name], results[0]["parameters"][name]), name
-        assert result["counters"]["commits"] == _STEPS and result["counters"]["aborts"] == 1
+        aborts = (0, 1) if moment == "step" else (1,)  # none where nobody had begun the next step
+        assert result["counters"]["commits"] == _STEPS and result["counters"]["aborts"] in aborts
 
 
 def test_torchruns_restart_a_killed_rank_of_one_node_into_the_job_of_both(two: Nodes) -> None:
