@@ -60,12 +60,13 @@ TEST_F(HandoverVersions, ThereAndBackLoseNoStep) {
 // It would be left with memory that it cannot read.
 TEST_F(HandoverVersions, ToOneThatDoesNotReadAJobIsRefused) {
   if (!OtherIsNext()) GTEST_SKIP() << "SHARDD_OTHER_BUILD is set, and may write the same formats";
-  const Args args = Training(200);
+  const Args undisturbed = Training(5);
+  const Args args = undisturbed.With({{"pause", "end@5"}});
   StartCustodian();
   PutThereOf(OtherBuild());
   StartReplaceable();
   std::vector<Child> ranks = StartRanks(args);
-  ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
+  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "end", rank);
   EXPECT_EQ(Job().kept_formats().job_record(), kCustodyFormats.newest + 1);
   const int64_t pid = DaemonStatus().pid();
   PutThereOf(ThisBuild());
@@ -74,7 +75,8 @@ TEST_F(HandoverVersions, ToOneThatDoesNotReadAJobIsRefused) {
               HasSubstr(absl::StrCat("it does not read the format of the job record (got ", kCustodyFormats.newest + 1,
                                      ", want ", kCustodyFormats.Text(), ")")));
   EXPECT_EQ(DaemonStatus().pid(), pid);
-  ExpectUndisturbed(args, ranks);
+  for (int rank = 0; rank < 2; ++rank) LetGo(args, "end", rank);
+  ExpectUndisturbed(undisturbed, ranks);
 }
 
 }  // namespace
