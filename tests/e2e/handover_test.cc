@@ -37,7 +37,8 @@ TEST_P(HandoverWith, LosesNoStepAtAnyMoment) {
   std::mt19937 random(23);
   int handovers = 0;
   for (; handovers < Handovers() && !ranks[0].Ended(); ++handovers) {
-    absl::SleepFor(absl::Microseconds(1000 + random() % 60000));
+    ASSERT_TRUE(AllAttached(ranks[0]));
+    absl::SleepFor(absl::Microseconds(random() % 60000));
     const int64_t before = Committed();
     const int64_t pid = DaemonStatus().pid();
     ASSERT_EQ(HandOver(), 0) << "handover " << handovers << ": " << Said();
@@ -65,6 +66,7 @@ TEST_F(Handover, OfAJobOnGpusLosesNoStep) {
   std::vector<Child> ranks = StartRanks(args);
   ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
   for (int handover = 0; handover < 3; ++handover) {
+    ASSERT_TRUE(AllAttached(ranks[0]));
     const int64_t before = Committed();
     const int64_t pid = DaemonStatus().pid();
     ASSERT_EQ(HandOver(), 0) << Said();

@@ -38,7 +38,8 @@ TEST_F(HandoverVersions, ThereAndBackLoseNoStep) {
   std::mt19937 random(29);
   int handovers = 0;
   for (; handovers < Handovers() && !ranks[0].Ended(); ++handovers) {
-    absl::SleepFor(absl::Microseconds(1000 + random() % 60000));
+    ASSERT_TRUE(AllAttached(ranks[0]));
+    absl::SleepFor(absl::Microseconds(random() % 60000));
     const int64_t pid = DaemonStatus().pid();
     PutThereOf(handovers % 2 == 0 ? OtherBuild() : ThisBuild());
     ASSERT_EQ(HandOver(), 0) << "handover " << handovers << ": " << Said();
