@@ -45,9 +45,9 @@ Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
   loop_.Post([this] { Tick(); });
 }
 
-Core::~Core() { Shutdown(); }
+Core::~Core() { Shutdown(nullptr); }
 
-void Core::Shutdown(const std::function<void(bool is_quiet)>& written) {
+void Core::Shutdown(const MemoryWritten& written) {
   if (shut_down_) {
     return;
   }

@@ -59,6 +59,8 @@ struct CoreOptions {
   std::function<void()> on_idle;     // embedded: the daemon has nothing left to do; any thread
 };
 
+using MemoryWritten = std::function<void(bool is_quiet)>;
+
 // Thread-safe, but for what says "loop-confined". Construct, use, Shutdown.
 class Core final : public JobsSource {
  public:
@@ -106,7 +108,7 @@ class Core final : public JobsSource {
   void TakeUp();
   // Closes all jobs, stops devices and threads. Jobs that a custodian keeps are the next daemon's. Idempotent.
   // `written` is called when no thread writes into jobs' memory any more, before it is freed; with false if one may.
-  void Shutdown(const std::function<void(bool is_quiet)>& written = nullptr);
+  void Shutdown(const MemoryWritten& written);
 
  private:
   // A name is one user's: others have theirs beside it.

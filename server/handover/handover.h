@@ -32,8 +32,8 @@ class Handover {
   // For people, and shardctl: Daemon.handover.
   std::string state() const ABSL_LOCKS_EXCLUDED(mutex_);
   void SetState(std::string state) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Lets go of what the custodian keeps, and answers the next daemon, if one has asked. `memory_is_quiet`: nothing writes
-  // into jobs' memory any more. Where something may, this process ends at once, and the next daemon begins then.
+  // Lets go of what the custodian keeps, and answers the next daemon, if one has asked. `memory_is_quiet`: nothing
+  // writes into jobs' memory any more. Where something may, this process ends at once, and the next daemon begins then.
   // REQUIRES: the socket is free.
   void Complete(bool memory_is_quiet) ABSL_LOCKS_EXCLUDED(mutex_);
 
