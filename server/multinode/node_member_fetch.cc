@@ -76,8 +76,7 @@ std::string NodeMember::Lacking() const {
                         plan_->config.nodes().addresses(fetches_from_), ")");
   }
   if (awaits_next_ && ended_) {
-    return absl::StrCat("another daemon takes the place of one that holds parts of the parameters: ",
-                        decided_.ends_attempt());
+    return "another daemon takes the place of one that holds parts of the parameters";
   }
   if (coordinator_ != nullptr && !coordinator_->Lacking().empty()) {
     return coordinator_->Lacking();

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <random>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "tests/e2e/kept_cluster.h"
@@ -29,6 +30,18 @@ class DaemonDeath : public KeptCluster {
       EXPECT_GE(Committed(), before - most_steps_lost) << "kill " << kills;
     }
     EXPECT_GE(kills, most / 2) << "the ranks were too fast";
+  }
+  // `undisturbed` loads values at its end, after five steps: some are written into full parameters when the daemon
+  // dies, and no version has them. REQUIRES: a custodian runs.
+  void KillWhereRanksLoadValues(const Args& undisturbed) {
+    StartKept();
+    const Args args = undisturbed.With({{"pause", "writeback@5"}});
+    std::vector<testing::Child> ranks = StartRanks(args);
+    for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "writeback", rank);
+    KillDaemon();
+    StartKept();
+    for (int rank = 0; rank < 2; ++rank) LetGo(args, "writeback", rank);
+    ExpectUndisturbed(undisturbed, ranks);
   }
 };
 

@@ -74,18 +74,9 @@ TEST_F(DaemonDeath, KillsWhereRanksHandInEditsLoseNothing) {
   for (size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(reports[rank].losses, want[rank].losses);
 }
 
-// Some values are written into full parameters, and no version has them.
 TEST_F(DaemonDeath, WhereRanksLoadValuesTakesThemBack) {
   StartCustodian();
-  StartKept();
-  const Args undisturbed = Training(5).With({{"writeback_at_end", "1"}, {"param_dtype", "bf16"}});
-  const Args args = undisturbed.With({{"pause", "writeback@5"}});
-  std::vector<Child> ranks = StartRanks(args);
-  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "writeback", rank);
-  KillDaemon();
-  StartKept();
-  for (int rank = 0; rank < 2; ++rank) LetGo(args, "writeback", rank);
-  ExpectUndisturbed(undisturbed, ranks);
+  KillWhereRanksLoadValues(Training(5).With({{"writeback_at_end", "1"}, {"param_dtype", "bf16"}}));
 }
 
 TEST_F(DaemonDeath, ASuccessorGoesOnAfterOneThatWasStopped) {

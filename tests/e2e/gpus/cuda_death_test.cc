@@ -48,15 +48,7 @@ TEST_F(CudaDeath, InTheMiddleOfALargeUpdateLosesNothing) {
 
 TEST_F(CudaDeath, WhereRanksLoadValuesTakesThemBack) {
   StartOnGpus(1);
-  StartKept();
-  const Args undisturbed = Training(5).With({{"writeback_at_end", "1"}});
-  const Args args = undisturbed.With({{"pause", "writeback@5"}});
-  std::vector<Child> ranks = StartRanks(args);
-  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "writeback", rank);
-  KillDaemon();
-  StartKept();
-  for (int rank = 0; rank < 2; ++rank) LetGo(args, "writeback", rank);
-  ExpectUndisturbed(undisturbed, ranks);
+  KillWhereRanksLoadValues(Training(5).With({{"writeback_at_end", "1"}}));
 }
 
 TEST_F(CudaDeath, ASuccessorGoesOnAfterOneThatWasStopped) {
