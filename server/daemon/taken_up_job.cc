@@ -130,24 +130,47 @@ absl::StatusOr<std::unique_ptr<JobMemory>> TakeUpOnGpus(const ShardPlan& plan, c
   return JobMemory::TakeUp(plan, job.spec().name(), std::move(kept), place, job.slabs_on_gpus());
 }
 
+absl::Status CompleteStepOf(const ShardPlan& plan, const v1::DecidedStepRecord& step, const JobMemory& memory,
+                            const TakeUpLog& log, bool written, const std::vector<Device*>& devices) {
+  return IsOffloaded(plan) ? CompleteStep(plan, step, memory.pointers(), log, written)
+                           : CompleteStepOnGpus(plan, step, memory, log, devices);
+}
+
+// The snapshot is of that step from here on, as soon as it is taken.
+absl::Status BeginSnapshotOf(const v1::DecidedStepRecord& step, const TakeUpLog::Header& header, TakeUpLog* log) {
+  const CommittedFacts facts = FactsAfter(step, header);
+  v1::CommittedRecord record;
+  record.mutable_step_counts()->Add(facts.step_counts.begin(), facts.step_counts.end());
+  for (const std::string& state : facts.trainer_states) record.add_trainer_states(state);
+  return log->Commit(record, header, TakeUpLog::Counts::kSnapshotBeingTaken);
+}
+
+// `step`: what comes first, with the header behind it; null: nothing does.
 absl::Status CompleteSnapshotOnGpus(const ShardPlan& plan, const v1::CustodyJob& job, const JobMemory::Kept& kept,
-                                    const SlabPlace& place, const std::vector<Device*>& devices) {
+                                    const TakeUpOn& on, const v1::DecidedStepRecord* step,
+                                    const TakeUpLog::Header& header, TakeUpLog* log) {
   SHARDD_ASSIGN_OR_RETURN(JobMemory::Kept copies, DuplicateKept(kept));
   SHARDD_ASSIGN_OR_RETURN(const std::unique_ptr<JobMemory> memory,
-                          TakeUpOnGpus(plan, job, std::move(copies), place, /*anew=*/false));
+                          TakeUpOnGpus(plan, job, std::move(copies), on.place(plan.world_size), /*anew=*/false));
+  if (step != nullptr) {
+    SHARDD_RETURN_IF_ERROR(CompleteStepOf(plan, *step, *memory, *log, /*written=*/false, on.devices));
+    SHARDD_RETURN_IF_ERROR(BeginSnapshotOf(*step, header, log));
+  }
   const JobSlab* const snapshot = plan.memory.kept_bytes > 0 ? memory->kept() : memory->parameters();
   std::vector<std::vector<DeviceOp>> by_rank;
   for (int rank = 0; rank < plan.world_size; ++rank) {
     by_rank.push_back(KeepOps(plan, memory->pointers(), snapshot->At(0), /*back=*/false, rank));
   }
-  return RunOnDevices(devices, "complete the snapshot of the daemon before", std::move(by_rank));
+  SHARDD_RETURN_IF_ERROR(RunOnDevices(on.devices, "complete the snapshot of the daemon before", std::move(by_rank)));
+  log->SnapshotTaken();
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 bool OutlivesDaemon(const ShardPlan& plan) {
   const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-  return plan.config.pass_copies() == in_trainers && !(in_trainers && plan.config.trainers_never_write());
+  return !in_trainers || (plan.config.pass_copies() && !plan.config.trainers_never_write());
 }
 
 absl::StatusOr<std::unique_ptr<Slab>> MakeCustodyRecord(const char* name, const google::protobuf::MessageLite& record) {
@@ -214,13 +237,20 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
   SHARDD_ASSIGN_OR_RETURN(TakeUpLog::Left left, result.log->Read());
   TakeUpLog::Header& header = left.header;
   if (header.version == 0) return absl::NotFoundError("nothing was committed");
-  // Before anything is changed. What is decided in an epoch completes in it. With pass_copies no step is.
+  // Before anything is changed. What is decided in an epoch completes in it. With pass_copies a step that changes
+  // shards is one when its snapshot is taken, and any other is the snapshot's.
   const absl::StatusOr<v1::DecidedStepRecord> decided = result.journal->ReadDecided(header.step + 1);
-  const bool completes = decided.ok() && decided->epoch() == header.epoch && !plan.config.pass_copies();
-  if (left.touched && !completes) {
+  const bool pass_copies = plan.config.pass_copies();
+  const bool completes = decided.ok() && decided->epoch() == header.epoch && (DaemonUpdates(plan) || !pass_copies);
+  if (left.touched && (pass_copies || !completes)) {
     return absl::DataLossError("the daemon had not written down what it committed last, as its log says");
   }
-  const bool in_snapshot = left.counts != TakeUpLog::Counts::kShards && !completes;
+  const bool in_snapshot = completes ? pass_copies : left.counts != TakeUpLog::Counts::kShards;
+  const bool completes_snapshot = in_snapshot && (completes || left.counts == TakeUpLog::Counts::kSnapshotBeingTaken);
+  if (completes) {
+    ++header.step;
+    ++header.version;
+  }
   MappedSlabs mapped;
   bool gradients_stay = false;
   if (!on_gpus || IsOffloaded(plan)) {
@@ -229,9 +259,9 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
   if (on_gpus) {
     mapped = MappedSlabs();  // all is there
     SHARDD_RETURN_IF_ERROR(result.log->PinFor(place));
-    if (left.counts == TakeUpLog::Counts::kSnapshotBeingTaken && in_snapshot) {
-      SHARDD_RETURN_IF_ERROR(CompleteSnapshotOnGpus(plan, result.job, kept, place, on.devices));
-      result.log->SnapshotTaken();
+    if (completes_snapshot) {
+      SHARDD_RETURN_IF_ERROR(CompleteSnapshotOnGpus(plan, result.job, kept, on, completes ? &*decided : nullptr, header,
+                                                    result.log.get()));
     }
     auto former = FormerProcesses(*result.log, plan.world_size);
     SHARDD_ASSIGN_OR_RETURN(result.memory, TakeUpOnGpus(plan, result.job, std::move(kept), place,
@@ -244,12 +274,12 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
                                                     mapped.At("gradients"), mapped.At("optimizer")};
   absl::StatusOr<v1::DecidedStepRecord> last = completes ? decided : absl::StatusOr<v1::DecidedStepRecord>();
   if (completes) {
-    const bool written = left.touched || left.counts != TakeUpLog::Counts::kShards;
-    SHARDD_RETURN_IF_ERROR(on_gpus && !IsOffloaded(plan)
-                               ? CompleteStepOnGpus(plan, *decided, *result.memory, *result.log, on.devices)
-                               : CompleteStep(plan, *decided, slabs, *result.log, written));
-    ++header.step;
-    ++header.version;
+    const bool written = !pass_copies && (left.touched || left.counts != TakeUpLog::Counts::kShards);
+    if (!on_gpus) {
+      SHARDD_RETURN_IF_ERROR(CompleteStep(plan, *decided, slabs, *result.log, written));
+    } else if (!pass_copies) {
+      SHARDD_RETURN_IF_ERROR(CompleteStepOf(plan, *decided, *result.memory, *result.log, written, on.devices));
+    }  // else it was there before the snapshot
   } else if (left.facts_in_journal) {
     last = result.journal->ReadDecided(header.step);
     if (!last.ok()) return absl::DataLossError(last.status().message());
@@ -270,7 +300,10 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
   }
   result.committed.finished = left.finished;
   ++result.committed.epoch;  // all sessions are over
-  const std::optional<uint64_t> undone = completes || in_snapshot ? std::nullopt : std::optional(header.version);
+  // A snapshot has what trainers write, and of a daemon's optimizer they write values that are loaded.
+  const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  const std::optional<uint64_t> undone =
+      completes || (in_snapshot && in_trainers) ? std::nullopt : std::optional(header.version);
   // Of a promise nothing is kept there: nodes are replicas, and send what this one lacks.
   if (on_gpus) {
     SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
@@ -300,14 +333,14 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
   }
   result.committed.in_snapshot = in_snapshot;
   if (in_snapshot) {
-    if (left.counts == TakeUpLog::Counts::kSnapshotBeingTaken) {
+    if (completes) SHARDD_RETURN_IF_ERROR(BeginSnapshotOf(*decided, header, result.log.get()));
+    if (completes_snapshot) {
       SHARDD_RETURN_IF_ERROR(
           CompleteSnapshot(plan, slabs, mapped.At(plan.memory.kept_bytes > 0 ? "snapshot" : "parameters")));
       result.log->SnapshotTaken();
     }
     make_anew("shards");
-    // A daemon's moments are no trainer's.
-    if (plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER) make_anew("optimizer");
+    if (in_trainers) make_anew("optimizer");  // a daemon's moments are no trainer's
   }
   SHARDD_ASSIGN_OR_RETURN(result.memory, JobMemory::TakeUp(plan, result.job.spec().name(), std::move(kept)));
   SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));

@@ -183,21 +183,21 @@ bool JobCore::EndBehindStep(const absl::Status& cause) {
   return true;
 }
 
-// Ranks that hand in edits make them behind the step.
+// Ranks that hand in edits make them behind the step. Where passes read copies a snapshot has to be of it.
 bool JobCore::MayEndBehindStep() const {
-  const bool in_trainers = plan()->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-  const bool may_run_ahead = in_trainers && memory_->place().memory != nullptr;  // hosts, of their streams
-  return sessions_.attached() == world_size() && writes_.pass_copies() == in_trainers && !may_run_ahead &&
-         (memory_->kept() == nullptr || in_trainers);
+  const bool may_run_ahead = writes_.pass_copies() && memory_->place().memory != nullptr;  // hosts, of their streams
+  return sessions_.attached() == world_size() && !may_run_ahead &&
+         (writes_.pass_copies() ? plan()->config.optimizer().kind() != v1::OPTIMIZER_KIND_NONE
+                                : memory_->kept() == nullptr);
 }
 
-// Where ranks update, they make a step where its pass begins: the epoch ends behind one of which the snapshot is.
+// Where passes read copies the epoch ends behind a step of which the snapshot is. Ranks that update make their step
+// where its pass begins.
 bool JobCore::AwaitEndBehindStep(const absl::Status& cause) {
   if (!MayEndBehindStep()) return false;
-  const bool in_trainers = writes_.pass_copies();
   snapshots_.Outdate();
-  end_.AwaitStep(cause, [this, in_trainers] {
-    if (in_trainers && !snapshots_.snapshot().taken_with_commit()) return false;
+  end_.AwaitStep(cause, [this, copies = writes_.pass_copies()] {
+    if (copies && !snapshots_.snapshot().taken_with_commit()) return false;
     // Nobody begins the next step in this epoch: who waits for the step is told by its stream.
     for (const auto& session : sessions_) {
       if (session != nullptr) session->Poison(committed_.epoch() + 1);

@@ -48,6 +48,11 @@ void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose);
 
 // Of a job on GPUs: its shards, states and reduced gradients are memory of the host all the same.
 inline bool IsOffloaded(const ShardPlan& plan) { return plan.config.offload() == v1::OFFLOAD_HOST; }
+// A step changes shards here. Else ranks do it, or nobody.
+inline bool DaemonUpdates(const ShardPlan& plan) {
+  const v1::OptimizerKind kind = plan.config.optimizer().kind();
+  return kind != v1::OPTIMIZER_KIND_TRAINER && kind != v1::OPTIMIZER_KIND_NONE;
+}
 
 // The slabs of one job, one per purpose, on the host or spread over the GPUs of its ranks. Immutable after Create but
 // for SetKept and SetGradients; the bytes are written by the job's device work and, where ranks hand in and before

@@ -11,14 +11,14 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "common/tensor/update_log.h"
+#include "server/storage/job_memory.h"
 #include "server/storage/kept_pieces.h"
 
 namespace shardd {
 
 absl::StatusOr<OldValuesPlan> PlanOldValues(const ShardPlan& plan, const SlabPlace& place) {
   OldValuesPlan result;
-  const v1::OptimizerKind kind = plan.config.optimizer().kind();
-  if (kind == v1::OPTIMIZER_KIND_TRAINER || kind == v1::OPTIMIZER_KIND_NONE) return result;
+  if (!DaemonUpdates(plan)) return result;
   for (int rank = 0; rank < plan.world_size; ++rank) {
     int64_t numel = 0;
     for (size_t f = 0; f < plan.flat_params.size(); ++f) {

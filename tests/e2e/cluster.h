@@ -45,6 +45,8 @@ class Cluster : public ::testing::Test {
                    const std::vector<std::string>& environment = {}, const std::string& program = "");
   // "NAME=value" for every rank that is started from now on.
   void RanksFind(std::vector<std::string> environment) { rank_environment_ = std::move(environment); }
+  // They are run by this program, with their arguments behind it; else by this one.
+  void RanksAreRunBy(std::vector<std::string> program) { ranks_program_ = std::move(program); }
   // Another one beside it would need another socket: one at a time.
   int StopDaemon();                                          // SIGTERM; its exit code
   int WaitForDaemon() { return daemon_->process().Wait(); }  // its exit code
@@ -86,6 +88,7 @@ class Cluster : public ::testing::Test {
   std::unique_ptr<testing::DaemonProcess> daemon_;
   std::unique_ptr<v1::JobsService::Stub> jobs_;
   std::vector<std::string> rank_environment_;
+  std::vector<std::string> ranks_program_ = {"/proc/self/exe"};
   std::set<pid_t> groups_;  // process groups of ranks, ended with the test
 };
 

@@ -14,6 +14,10 @@
 
 namespace shardd::e2e {
 
+// Ranks train by the daemon's optimizer, and store into parameters between its steps.
+inline const Args kEdits = {{"model", "blocks"}, {"blocks", "2"},         {"numel", "30011"},     {"recover", "1"},
+                            {"keep_every", "1"}, {"trainers_write", "1"}, {"timeout_ms", "60000"}};
+
 class DaemonDeath : public KeptCluster {
  protected:
   // Until the rank has ended, or the daemon has died so often.
@@ -30,6 +34,13 @@ class DaemonDeath : public KeptCluster {
       EXPECT_GE(Committed(), before - most_steps_lost) << "kill " << kills;
     }
     EXPECT_GE(kills, most / 2) << "the ranks were too fast";
+  }
+  // REQUIRES: a custodian runs.
+  void KillWhereRanksEdit(const Args& args, int kills) {
+    StartKept();
+    std::vector<testing::Child> ranks = StartRanks(args);
+    KillAgainAndAgain(ranks[0], kills, /*most_steps_lost=*/0);
+    ExpectUndisturbed(args, ranks);
   }
   // `undisturbed` loads values at its end, after five steps: some are written into full parameters when the daemon
   // dies, and no version has them. REQUIRES: a custodian runs.

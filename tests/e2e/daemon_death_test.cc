@@ -60,18 +60,14 @@ TEST_P(DaemonDeathWith, KillsWhereRanksUpdateGoBackToTheSnapshot) {
 
 // What is torn while they hand in is made of the snapshot, and the optimizer's states stay.
 TEST_F(DaemonDeath, KillsWhereRanksHandInEditsLoseNothing) {
-  const Args args = {
-      {"model", "blocks"}, {"blocks", "2"},         {"numel", "30011"},      {"recover", "1"},
-      {"keep_every", "1"}, {"trainers_write", "1"}, {"timeout_ms", "60000"}, {"steps", absl::StrCat(15 * Kills())}};
   StartCustodian();
-  StartKept();
-  std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
-  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
-  const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
-  ExpectAllOk(reports);
-  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
-  for (size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(reports[rank].losses, want[rank].losses);
+  KillWhereRanksEdit(kEdits.With({{"steps", absl::StrCat(15 * Kills())}}), Kills());
+}
+
+// Ranks may store at any time: every step is one when its snapshot is taken.
+TEST_F(DaemonDeath, KillsWhereRanksEditBesideCopiesForPassesLoseNothing) {
+  StartCustodian();
+  KillWhereRanksEdit(kEdits.With({{"pass_copies", "1"}, {"steps", absl::StrCat(15 * Kills())}}), Kills());
 }
 
 TEST_F(DaemonDeath, WhereRanksLoadValuesTakesThemBack) {

@@ -218,8 +218,8 @@ void Commits::Update() {
 
 void Commits::Show() {
   decision_.Show();
-  const bool due = see_.plan->config.optimizer().kind() != v1::OPTIMIZER_KIND_NONE;  // its moments are not kept
-  use_.snapshots->TakeThen(due, /*trainers_stepped=*/false, [this] {
+  // Its moments are not kept, so that a snapshot is of each step.
+  use_.snapshots->TakeThen(/*due=*/DaemonUpdates(*see_.plan), /*stepped=*/true, [this] {
     use_.snapshots->Outdate();
     CommitStep();
   });
@@ -241,10 +241,10 @@ void Commits::CommitStep() {
 
 void Commits::Make(Version version) {
   Begin();
-  use_.snapshots->BeginVersion(version.trainers_stepped);
+  use_.snapshots->BeginVersion(version.stepped);
   auto done =
       use_.work->Join(see_.devices->count(), [this, epoch = use_.committed->epoch(), what = std::move(version.what),
-                                              due = version.snapshot_is_due, stepped = version.trainers_stepped,
+                                              due = version.snapshot_is_due, stepped = version.stepped,
                                               commit = std::move(version.commit)](const absl::Status& status) mutable {
         if (epoch != use_.committed->epoch()) {
           return;  // the job was closed

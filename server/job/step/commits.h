@@ -113,8 +113,8 @@ class Commits final : public JobPart {
     DeviceOps ops;      // by rank
     bool in_order = false;
     bool snapshot_is_due = false;
-    bool trainers_stepped = false;  // it ends the step that ranks have made by their own optimizers
-    std::function<void()> commit;   // where all went well; calls Committed
+    bool stepped = false;          // it ends the step that ranks have made by their own optimizers
+    std::function<void()> commit;  // where all went well; calls Committed
   };
   // A version is being made from here on.
   void Begin() { decision_.BeginCommit(); }

@@ -54,12 +54,12 @@ void Committed::EndCustody() {
 }
 
 void Committed::CountSnapshot(int64_t step, const std::vector<std::string>& trainer_states) {
-  LogSnapshot(step, trainer_states, TakeUpLog::Counts::kSnapshot);
+  LogSnapshot({version_, step, {}}, trainer_states, TakeUpLog::Counts::kSnapshot);
 }
 
-void Committed::BeginSnapshot(int64_t step, const std::vector<std::string>& trainer_states) {
+void Committed::BeginSnapshot(const SnapshotOf& of, const std::vector<std::string>& trainer_states) {
   shards_count_ = false;
-  LogSnapshot(step, trainer_states, TakeUpLog::Counts::kSnapshotBeingTaken);
+  LogSnapshot(of, trainer_states, TakeUpLog::Counts::kSnapshotBeingTaken);
 }
 
 void Committed::SnapshotTaken() {
@@ -67,9 +67,10 @@ void Committed::SnapshotTaken() {
   if (logs_) log_->SnapshotTaken();
 }
 
-void Committed::LogSnapshot(int64_t step, const std::vector<std::string>& trainer_states, TakeUpLog::Counts counts) {
+void Committed::LogSnapshot(const SnapshotOf& of, const std::vector<std::string>& trainer_states,
+                            TakeUpLog::Counts counts) {
   if (!logs_) return;
-  if (absl::Status status = LogFacts(step, trainer_states, counts); !status.ok()) {
+  if (absl::Status status = LogFacts(of, trainer_states, counts); !status.ok()) {
     log_->Touch();  // what it says is of another snapshot
     LogError(absl::StrCat("job ", job_, ": it would not outlive this daemon: ", status.message()));
   }
@@ -182,15 +183,18 @@ absl::Status Committed::WriteLog(Changed what) {
     log_->CommitStep({epoch_, step_, version_});
     return absl::OkStatus();
   }
-  return LogFacts(step_, trainer_states_, TakeUpLog::Counts::kShards);
+  return LogFacts({version_, step_, {}}, trainer_states_, TakeUpLog::Counts::kShards);
 }
 
-absl::Status Committed::LogFacts(int64_t step, const std::vector<std::string>& trainer_states,
+absl::Status Committed::LogFacts(const SnapshotOf& of, const std::vector<std::string>& trainer_states,
                                  TakeUpLog::Counts counts) {
   v1::CommittedRecord facts;
   facts.mutable_step_counts()->Add(step_counts_->begin(), step_counts_->end());
+  for (size_t param = 0; param < of.updated.size(); ++param) {
+    if (of.updated[param]) facts.set_step_counts(static_cast<int>(param), (*step_counts_)[param] + 1);
+  }
   for (const std::string& state : trainer_states) facts.add_trainer_states(state);
-  return log_->Commit(facts, {epoch_, step, version_}, counts);
+  return log_->Commit(facts, {epoch_, of.step, of.version}, counts);
 }
 
 }  // namespace shardd

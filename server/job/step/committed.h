@@ -77,9 +77,14 @@ class Committed {
   bool custody_ended() const { return custody_ended_; }
   // A snapshot of the step, with what trainers keep, is what another daemon goes back to until the next commit.
   void CountSnapshot(int64_t step, const std::vector<std::string>& trainer_states);
+  struct SnapshotOf {
+    uint64_t version = 0;  // the one that is about to be committed, or that is
+    int64_t step = 0;
+    std::vector<bool> updated;  // by parameter, since the committed step; empty: none that is counted here
+  };
   // The same for good, for trainers that store at any time: from here on commits say nothing of shards. The snapshot is
   // being taken, of shards into which nobody stores meanwhile.
-  void BeginSnapshot(int64_t step, const std::vector<std::string>& trainer_states);
+  void BeginSnapshot(const SnapshotOf& of, const std::vector<std::string>& trainer_states);
   // It is taken, or another daemon has left one.
   void SnapshotTaken();
   // Only before anything else but KeepIn, which tells its log nothing.
@@ -125,8 +130,8 @@ class Committed {
   void CommitVersion(void (JobPart::*of)(), Changed what);
   void WriteHeader(Changed what);
   absl::Status WriteLog(Changed what);
-  absl::Status LogFacts(int64_t step, const std::vector<std::string>& trainer_states, TakeUpLog::Counts counts);
-  void LogSnapshot(int64_t step, const std::vector<std::string>& trainer_states, TakeUpLog::Counts counts);
+  absl::Status LogFacts(const SnapshotOf& of, const std::vector<std::string>& trainer_states, TakeUpLog::Counts counts);
+  void LogSnapshot(const SnapshotOf& of, const std::vector<std::string>& trainer_states, TakeUpLog::Counts counts);
   std::vector<int64_t>& OwnStepCounts();
 
   const std::string job_;

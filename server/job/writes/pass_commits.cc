@@ -58,7 +58,7 @@ absl::Status PassCommits::Commit() {
   version.ops = std::move(ops);
   version.in_order = settles || use_.plan->shard_copies > 1;
   version.snapshot_is_due = use_.snapshots->snapshot().IsDueWithPass();
-  version.trainers_stepped = stepped;
+  version.stepped = stepped;
   version.commit = [this, stepped, stored] {
     if (stored) use_.snapshots->Age();
     use_.writes->CommitPass();  // Advance lets them in, unless somebody has died meanwhile

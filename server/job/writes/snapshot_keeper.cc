@@ -58,16 +58,24 @@ void SnapshotKeeper::TakeUp(std::vector<PastProcess> former) {
 }
 
 // For another daemon, were this one to die.
-void SnapshotKeeper::BeginSnapshot(bool trainers_stepped) {
-  trainers_stepped ? use_.committed->BeginSnapshot(use_.committed->step() + 1, see_.steps->TrainerStates())
-                   : use_.committed->BeginSnapshot(use_.committed->step(), use_.committed->trainer_states());
+void SnapshotKeeper::BeginSnapshot(bool stepped, uint64_t version) {
+  if (!stepped) {
+    use_.committed->BeginSnapshot({version, use_.committed->step(), {}}, use_.committed->trainer_states());
+    return;
+  }
+  const bool decided = see_.decision->decided();  // else ranks have made it
+  use_.committed->BeginSnapshot(
+      {version, use_.committed->step() + 1, decided ? see_.decision->step().present : std::vector<bool>()},
+      see_.steps->TrainerStates());
 }
 
-void SnapshotKeeper::BeginVersion(bool trainers_stepped) {
-  if (see_.writes->pass_copies() && use_.memory->kept() == nullptr) BeginSnapshot(trainers_stepped);
+void SnapshotKeeper::BeginVersion(bool stepped) {
+  if (see_.writes->pass_copies() && use_.memory->kept() == nullptr) {
+    BeginSnapshot(stepped, use_.committed->version() + 1);
+  }
 }
 
-void SnapshotKeeper::TakeThen(bool due, bool trainers_stepped, std::function<void()> commit) {
+void SnapshotKeeper::TakeThen(bool due, bool stepped, std::function<void()> commit) {
   // The commit has made what passes read: nothing else of before is left where that is the snapshot.
   if (!see_.writes->pass_copies() || (!due && use_.memory->kept() != nullptr)) {
     commit();
@@ -80,7 +88,7 @@ void SnapshotKeeper::TakeThen(bool due, bool trainers_stepped, std::function<voi
     return;
   }
   snapshot_.BeginTakingWithCommit();
-  BeginSnapshot(trainers_stepped);
+  BeginSnapshot(stepped, use_.committed->version() + 1);
   Copy(/*back=*/false, [this, epoch = use_.committed->epoch(), commit = std::move(commit)](const absl::Status& status) {
     if (epoch != use_.committed->epoch()) {
       return;  // the job was closed: no epoch ends before a version that is being made
@@ -191,7 +199,7 @@ absl::Status SnapshotKeeper::CheckMayBegin(const std::string& what) {
   }
   if (!snapshot_.taking()) {
     snapshot_.BeginTaking();
-    BeginSnapshot(/*trainers_stepped=*/false);
+    BeginSnapshot(/*stepped=*/false, use_.committed->version());
     Copy(/*back=*/false, [this](const absl::Status& status) {
       if (!status.ok()) {
         snapshot_.GiveUpTaking();

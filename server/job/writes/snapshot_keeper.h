@@ -58,13 +58,12 @@ class SnapshotKeeper final : public JobPart {
 
   // Takes it while nobody writes and the shards are the committed version. An error ends the epoch.
   void Take();
-  // A version is about to be made: where what passes read is the snapshot, it is written over. `trainers_stepped` as
-  // TakeThen.
-  void BeginVersion(bool trainers_stepped);
+  // A version is about to be made: where what passes read is the snapshot, it is written over. `stepped` as TakeThen.
+  void BeginVersion(bool stepped);
   // Calls `commit` at once, or, with pass_copies and where a snapshot is `due`, when it is taken of the version that
-  // `commit` is about to commit: `trainers_stepped`: the step that ranks have made by their own optimizers, else no
-  // step. REQUIRES: a version is being made.
-  void TakeThen(bool due, bool trainers_stepped, std::function<void()> commit);
+  // `commit` is about to commit. `stepped`: with it ends the step that ranks have asked for, or have made by their own
+  // optimizers. REQUIRES: a version is being made.
+  void TakeThen(bool due, bool stepped, std::function<void()> commit);
   // The shards that another daemon has left may be torn, and its snapshot is whole: goes back to that. REQUIRES: it is
   // of the committed step, and no trainer has these shards but `former`.
   void TakeUp(std::vector<PastProcess> former);
@@ -94,7 +93,8 @@ class SnapshotKeeper final : public JobPart {
   void EndEpoch() override { snapshot_.GiveUpTaking(); }
 
  private:
-  void BeginSnapshot(bool trainers_stepped);
+  // `version`: that of which it will be.
+  void BeginSnapshot(bool stepped, uint64_t version);
   void Copy(bool back, std::function<void(absl::Status)> done);
   void TookIt();
 

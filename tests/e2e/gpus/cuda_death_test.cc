@@ -37,13 +37,7 @@ TEST_F(CudaDeath, InTheMiddleOfALargeUpdateLosesNothing) {
   }
   ASSERT_EQ(dying->process().Wait(), 1000 + SIGKILL);
   StartKept();
-  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
-  ExpectAllOk(Reports(args));
-  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
-  for (size_t rank = 0; rank < 2; ++rank) {  // of all elements, in double
-    EXPECT_EQ(Reports(args)[rank].losses, want[rank].losses);
-    EXPECT_EQ(want[rank].losses.size(), 6u);
-  }
+  ExpectUndisturbed(args, ranks);
 }
 
 TEST_F(CudaDeath, WhereRanksLoadValuesTakesThemBack) {

@@ -84,6 +84,21 @@ TEST_F(CudaDeath, KillsAtAnyMomentLoseNothingOfWhatIsOffloaded) {
   ExpectNothingLeft(before, descriptors);
 }
 
+// Passes read copies there, of shards into which ranks may store at any time.
+const Case kEditing[] = {
+    {"OnOne", 1, {}}, {"InBf16OverTwo", 2, {{"param_dtype", "bf16"}}}, {"OffloadedOverTwo", 2, {{"offload", "HOST"}}}};
+
+class CudaDeathOfEdits : public CudaDeath, public ::testing::WithParamInterface<Case> {};
+
+TEST_P(CudaDeathOfEdits, KillsAtAnyMomentLoseNothing) {
+  SHARDD_NEEDS_GPUS(GetParam().gpus);
+  StartOnGpus(GetParam().gpus);
+  KillWhereRanksEdit(Training(15 * Kills(), kEdits.With(GetParam().args)), Kills());
+}
+
+INSTANTIATE_TEST_SUITE_P(Jobs, CudaDeathOfEdits, ::testing::ValuesIn(kEditing),
+                         [](const auto& info) { return info.param.name; });
+
 constexpr int kKeepEvery = 3;
 const Args kPass = {{"model", "pass"},
                     {"trainers_write", "1"},
@@ -144,19 +159,22 @@ TEST_P(CudaDeathIn, ACallOfItsStreamsLosesNothing) {
   EXPECT_TRUE(PollUntil([&] { return CustodianDescriptors() == descriptors; })) << CustodianDescriptors();
 }
 
-INSTANTIATE_TEST_SUITE_P(Calls, CudaDeathIn,
-                         ::testing::Values(DeathIn{"AKernel", "shardd_adamw", {5, 2, 9, 3, 14, 30, 31}, 1, {}},
-                                           DeathIn{"AKernelOfSgd",
-                                                   "shardd_sgd",
-                                                   {4, 2, 12, 7},
-                                                   2,
-                                                   {{"optimizer", "sgd"}, {"momentum", "0.9"}, {"lr", "0.02"}}},
-                                           DeathIn{"AWord", "cuStreamWriteValue64", {3, 5, 1, 8, 22, 2, 41, 60}, 1, {}},
-                                           DeathIn{"AWordOverTwo", "cuStreamWriteValue64", {7, 2, 31, 12}, 2, {}},
-                                           DeathIn{"ACopy", "cuMemcpyAsync", {40, 9, 3, 70, 33, 120, 4}, 1, {}},
-                                           DeathIn{"ACopyOverTwo", "cuMemcpyAsync", {60, 11, 5, 90, 150}, 2, {}},
-                                           DeathIn{"ACopyOfAPass", "cuMemcpyAsync", {30, 9, 50, 21}, 2, kPassOfAdam}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Calls, CudaDeathIn,
+    ::testing::Values(DeathIn{"AKernel", "shardd_adamw", {5, 2, 9, 3, 14, 30, 31}, 1, {}},
+                      DeathIn{"AKernelOfSgd",
+                              "shardd_sgd",
+                              {4, 2, 12, 7},
+                              2,
+                              {{"optimizer", "sgd"}, {"momentum", "0.9"}, {"lr", "0.02"}}},
+                      DeathIn{"AWord", "cuStreamWriteValue64", {3, 5, 1, 8, 22, 2, 41, 60}, 1, {}},
+                      DeathIn{"AWordOverTwo", "cuStreamWriteValue64", {7, 2, 31, 12}, 2, {}},
+                      DeathIn{"ACopy", "cuMemcpyAsync", {40, 9, 3, 70, 33, 120, 4}, 1, {}},
+                      DeathIn{"ACopyOverTwo", "cuMemcpyAsync", {60, 11, 5, 90, 150}, 2, {}},
+                      DeathIn{"ACopyOfAPass", "cuMemcpyAsync", {30, 9, 50, 21}, 2, kPassOfAdam},
+                      DeathIn{"AnUpdateOfWhatRanksEdit", "shardd_adamw", {5, 2, 9, 3, 14, 6}, 1, kEdits},
+                      DeathIn{"ACopyOfWhatRanksEdit", "cuMemcpyAsync", {40, 9, 23, 70, 33, 51, 18}, 2, kEdits}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace shardd::e2e

@@ -142,10 +142,12 @@ Status BlocksTrainer::Edit(int64_t step) {
     auto* const values = static_cast<float*>(job_->shard_data(param));
     const int64_t numel = job_->parameter_info(param).numel;
     const int64_t first = numel * info.rank / info.world_size;
-    for (int64_t i = first; i < numel * (info.rank + 1) / info.world_size; ++i) {
-      values[i] = std::min(std::max(values[i], -10.0f), 10.0f);
-    }
-    values[first] = 0.001f * static_cast<float>(step % 100);
+    std::vector<float> edited(static_cast<size_t>(numel * (info.rank + 1) / info.world_size - first));
+    if (edited.empty()) continue;
+    unsharded_.Read(edited.data(), values + first, sizeof(float) * edited.size());
+    for (float& value : edited) value = std::min(std::max(value, -10.0f), 10.0f);
+    edited[0] = 0.001f * static_cast<float>(step % 100);
+    unsharded_.Write(values + first, edited.data(), sizeof(float) * edited.size());
   }
   return Status();
 }

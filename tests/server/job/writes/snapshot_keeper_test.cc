@@ -151,7 +151,7 @@ TEST_F(SnapshotKeeperTest, GoesBackWhenFormerWritersHaveAttachedAgain) {
 
 TEST_F(SnapshotKeeperTest, CommitsAtOnceWhereStoresAreHandedIn) {
   bool committed = false;
-  keeper_->TakeThen(/*due=*/true, /*trainers_stepped=*/false, [&] { committed = true; });
+  keeper_->TakeThen(/*due=*/true, /*stepped=*/false, [&] { committed = true; });
   EXPECT_TRUE(committed);
   keeper_->VersionCommitted();
   EXPECT_FALSE(snapshot().whole());
@@ -172,7 +172,7 @@ TEST_F(SnapshotKeeperWithCopiesTest, NobodyAttachesBeforeThereIsASnapshot) {
 
 TEST_F(SnapshotKeeperWithCopiesTest, TakesASnapshotThatIsDueBeforeTheCommit) {
   bool committed = false;
-  keeper_->TakeThen(/*due=*/true, /*trainers_stepped=*/false, [&] { committed = true; });
+  keeper_->TakeThen(/*due=*/true, /*stepped=*/false, [&] { committed = true; });
   EXPECT_FALSE(committed);
   End();
   EXPECT_TRUE(committed);
@@ -189,8 +189,7 @@ TEST_F(SnapshotKeeperWithCopiesTest, AnotherDaemonGoesOnWithTheSnapshot) {
   steps_.AskInTrainer(0, "zero");
   steps_.AskInTrainer(1, "one");
   const int64_t step = committed_.step();
-  keeper_->TakeThen(/*due=*/true, /*trainers_stepped=*/true,
-                    [&] { committed_.CommitStep({}, steps_.TakeTrainerStates()); });
+  keeper_->TakeThen(/*due=*/true, /*stepped=*/true, [&] { committed_.CommitStep({}, steps_.TakeTrainerStates()); });
   EXPECT_EQ(left.Read()->counts, Counts::kSnapshotBeingTaken);
   EXPECT_EQ(left.Read()->header.step, step + 1) << "the shards are this step's already";
   EXPECT_THAT(left.Read()->facts.trainer_states(), ElementsAre("zero", "one"));
@@ -205,7 +204,7 @@ TEST_F(SnapshotKeeperWithCopiesTest, AnotherDaemonGoesOnWithTheSnapshot) {
 }
 
 TEST_F(SnapshotKeeperWithCopiesTest, ASnapshotThatFailsWithACommitClosesTheJob) {
-  keeper_->TakeThen(/*due=*/true, /*trainers_stepped=*/false, [] { FAIL() << "nothing to go back to"; });
+  keeper_->TakeThen(/*due=*/true, /*stepped=*/false, [] { FAIL() << "nothing to go back to"; });
   End(absl::InternalError("broken"));
   EXPECT_EQ(job_.why_closed(), "take the snapshot: broken");
 }
