@@ -159,6 +159,22 @@ TEST_F(Lifecycle, AJobIsKeptAsLongAsItsLauncherLives) {
   EXPECT_EQ(Job().committed_step(), 3);
 }
 
+TEST_F(Lifecycle, AJobIsKeptAsLongAsALauncherThatIsAllThatItsContainerRuns) {
+  if (geteuid() != 0) GTEST_SKIP() << "a PID namespace is made by root";
+  StartDaemon();
+  std::string program(4096, 0);
+  program.resize(static_cast<size_t>(std::max<ssize_t>(readlink("/proc/self/exe", program.data(), program.size()), 0)));
+  RanksAreRunBy({"/usr/bin/unshare", "--pid", "--fork", "--kill-child", "--mount-proc", program, "--launcher"});
+  const Args args = {{"steps", "3"}, {"world", "1"}, {"grace_ms", "100"}, {"finish", "0"}};
+  Child container = StartRank(0, args);
+  ASSERT_TRUE(PollUntil([&] { return Report(args, 0).ended_ms > 0; }));
+  EXPECT_EQ(Report(args, 0).code, 0) << Report(args, 0).message;
+  EXPECT_FALSE(PollUntil([&] { return Job().name().empty(); }, absl::Seconds(1)));
+  EXPECT_EQ(Job().committed_step(), 3);
+  container.Kill();
+  EXPECT_TRUE(PollUntil([&] { return Job().name().empty(); }));
+}
+
 TEST_F(Lifecycle, EveryRankThatIsLostIsAnEvent) {
   StartDaemon();
   const Args args = {{"steps", "1000000"}};

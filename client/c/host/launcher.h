@@ -9,7 +9,9 @@ namespace shardd {
 // 0: this process is no worker of torchrun's, or that one has ended.
 //
 // It is the parent, or further up where workers are started through a script of the user's: such a script has the
-// variables of a worker in its own environment, and the launcher has not.
+// variables of a worker in its own environment, and the launcher has not. Process 1 adopts whoever has lost its parent,
+// so it is the launcher only where it is the same program as this one, as torchrun is where it is all that a container
+// runs.
 uint64_t LauncherStartTicks();
 
 }  // namespace shardd
