@@ -15,6 +15,9 @@
 #include "common/shm/slab_internal.h"
 #include "common/shm/unique_fd.h"
 
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
@@ -116,6 +119,27 @@ absl::Status PopulatePages(void* data, int64_t size_bytes, bool writable, absl::
     }
   }
   return absl::OkStatus();
+}
+
+bool MakeHugePages(void* data, int64_t size_bytes) {
+  // Each call waits for every processor once. One that finds no page of a huge one refuses it.
+  constexpr int64_t kCallBytes = 16 * kHugePageBytes;
+  char* const base = static_cast<char*>(data);
+  const int64_t huge_bytes = size_bytes / kHugePageBytes * kHugePageBytes;
+  for (int64_t first = 0; first < huge_bytes; first += kCallBytes) {
+    const int64_t end = std::min(first + kCallBytes, huge_bytes);
+    for (int64_t at = first; at < end; at += kHugePageBytes) {
+      // Where memory is out this is an error, and a touch would be SIGBUS.
+      if (madvise(base + at, static_cast<size_t>(kPageBytes), MADV_POPULATE_WRITE) != 0) return false;
+    }
+    int result = 0;
+    for (int attempt = 0; attempt < 5; ++attempt) {
+      result = madvise(base + first, static_cast<size_t>(end - first), MADV_COLLAPSE);
+      if (result == 0 || (errno != EAGAIN && errno != EINTR)) break;  // EAGAIN: a page was in use for a moment
+    }
+    if (result != 0) return false;
+  }
+  return huge_bytes > 0;
 }
 
 namespace {

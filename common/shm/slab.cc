@@ -27,6 +27,7 @@ namespace {
 using shm_internal::ErrnoStatus;
 using shm_internal::HugeMappedBytes;
 using shm_internal::kHugePageBytes;
+using shm_internal::MakeHugePages;
 using shm_internal::MapShared;
 using shm_internal::PopulatePages;
 
@@ -136,18 +137,19 @@ absl::StatusOr<std::unique_ptr<Slab>> Slab::Create(absl::string_view name, SlabB
   SHARDD_RETURN_IF_ERROR(slab->Open(name, backing, size_bytes, size_bytes));
   const int fd = slab->fd_.get();
   const int64_t mapped_bytes = slab->size_bytes_;
-  const bool huge = ProbeHugePages(slab->data_, mapped_bytes);
+  const bool given = ProbeHugePages(slab->data_, mapped_bytes);
+  const bool made = !given && MakeHugePages(slab->data_, mapped_bytes);
   absl::Status populated = absl::OkStatus();
-  if (huge) {
+  if (given) {
     populated = PopulatePages(slab->data_, mapped_bytes, /*writable=*/true, name);
   }
-  if (!huge || !populated.ok()) {  // also explains better than the fault what is missing
+  if (!given || !populated.ok()) {  // also explains better than the fault what is missing
     SHARDD_RETURN_IF_ERROR(Reserve(name, fd, {0, mapped_bytes}));
     SHARDD_RETURN_IF_ERROR(PopulatePages(slab->data_, mapped_bytes, /*writable=*/true, name));
   }
-  // Parts of a large slab may still be in small pages; only the kernel's own account tells.
+  // Parts of a large slab that a fault gave may still be in small pages; only the kernel's own account tells.
   slab->huge_pages_ =
-      huge && HugeMappedBytes(slab->data_, mapped_bytes) >= mapped_bytes / kHugePageBytes * kHugePageBytes;
+      made || (given && HugeMappedBytes(slab->data_, mapped_bytes) >= mapped_bytes / kHugePageBytes * kHugePageBytes);
   SHARDD_RETURN_IF_ERROR(Seal(name, backing, fd));
   return slab;
 }

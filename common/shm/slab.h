@@ -30,8 +30,8 @@ absl::string_view SlabBackingName(SlabBacking backing);
 class Slab {
  public:
   // Allocates (fallocate), maps read-write and populates every page, in huge pages if the kernel gives them, so that no
-  // later touch can fail; then seals. size_bytes > 0 is rounded up to whole pages. Blocks about 1 s per GiB (4 KiB
-  // pages). RESOURCE_EXHAUSTED: no memory (names free and wanted bytes, and the remedy).
+  // later touch can fail; then seals. size_bytes > 0 is rounded up to whole pages. Blocks about 0.1 s per GiB, 1 s if
+  // the kernel has no huge pages. RESOURCE_EXHAUSTED: no memory (names free and wanted bytes, and the remedy).
   static absl::StatusOr<std::unique_ptr<Slab>> Create(absl::string_view name, SlabBacking backing, int64_t size_bytes);
   // Bytes [first, end) of a slab, in whole pages.
   struct Range {

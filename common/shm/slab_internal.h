@@ -30,6 +30,11 @@ enum class PopulateWith {
 absl::Status PopulatePages(void* data, int64_t size_bytes, bool writable, absl::string_view object,
                            PopulateWith with = PopulateWith::kKernel);
 
+// Makes all whole huge pages of a slab's mapping, which has no pages yet, huge ones, if the kernel can (6.1), also
+// where it gives none with a fault (shmem_enabled "never", the default; not "deny"). Takes a tenth of the time of small
+// ones. False: from some page on there are small ones, or none.
+bool MakeHugePages(void* data, int64_t size_bytes);
+
 // Bytes of the mapping of a slab at `data` that the kernel maps with huge page table entries; 0 if unknown. What other
 // memory the process has mapped costs nothing (but before kernel 6.7, where huge pages of shared memory are offered).
 int64_t HugeMappedBytes(const void* data, int64_t size_bytes);

@@ -30,7 +30,7 @@ namespace shardd {
 // A member of shared memory, which starts as zeros. Written by the thread that updates the elements.
 class UpdateLog {
  public:
-  static constexpr int64_t kBlockNumel = 64;
+  static constexpr int64_t kBlockNumel = 128;
   static constexpr int kArrays = 3;  // parameter, and two states
   static constexpr int64_t kMaxElementBytes = 4;
 
@@ -93,7 +93,7 @@ class UpdateLog {
   [[maybe_unused]] int64_t unused_[3];
   char old_[kArrays][kBlockNumel * kMaxElementBytes];
 };
-static_assert(std::atomic<int64_t>::is_always_lock_free && sizeof(UpdateLog) == 64 + 3 * 256);
+static_assert(std::atomic<int64_t>::is_always_lock_free && sizeof(UpdateLog) == 64 + 3 * 512);
 
 }  // namespace shardd
 

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -182,6 +183,24 @@ TEST(SlabTest, SmallSlabsNeverClaimHugePages) {
   ASSERT_TRUE(slab.ok()) << slab.status();
   EXPECT_FALSE((*slab)->huge_pages());
   EXPECT_EQ(SmapsBytes((*slab)->data(), "ShmemPmdMapped"), 0);
+}
+
+// By default the kernel gives none with a fault.
+TEST(SlabTest, WholeHugePagesAreMadeWhereTheKernelCan) {
+  const auto probe = Slab::CreateLate("probe", SlabBacking::kSealedMemfd, 2 * kMiB);
+  ASSERT_TRUE(probe.ok()) << probe.status();
+  if (!shm_internal::MakeHugePages((*probe)->data(), 2 * kMiB)) {
+    GTEST_SKIP() << "this kernel makes no huge pages of shared memory, or there are none left";
+  }
+  const auto slab = Slab::Create("shards", SlabBacking::kSealedMemfd, 67 * kMiB + 4096);
+  ASSERT_TRUE(slab.ok()) << slab.status();
+  EXPECT_TRUE((*slab)->huge_pages());
+  EXPECT_EQ(SmapsBytes((*slab)->data(), "ShmemPmdMapped"), 66 * kMiB);
+  EXPECT_EQ(SmapsBytes((*slab)->data(), "Rss"), 67 * kMiB + 4096) << "the rest in small ones";
+  EXPECT_EQ(std::count((*slab)->At<char>(0), (*slab)->At<char>((*slab)->size_bytes()), 0), (*slab)->size_bytes());
+  const auto mapped = MappedSlab::Map(UniqueFd(dup((*slab)->fd())), (*slab)->size_bytes(), /*writable=*/false);
+  ASSERT_TRUE(mapped.ok()) << mapped.status();
+  EXPECT_EQ(SmapsBytes(mapped->data(), "ShmemPmdMapped"), 66 * kMiB) << "who maps it has them, too";
 }
 
 TEST(SlabTest, LargeMemfdReportsWhatSmapsReports) {
