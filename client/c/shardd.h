@@ -389,8 +389,8 @@ typedef struct shardd_step_result {
 /* Until the last shardd_step is committed. Not needed between steps: the next unshard waits for it. [waits] */
 SHARDD_API shardd_status* shardd_wait_step(shardd_job* job, shardd_step_result* result);
 /* The same for the stream of shardd_set_cuda_stream: what is enqueued into it afterwards sees the step's version, and
- * the host does not wait. Without that stream, or where 32 of its waits are outstanding, as shardd_wait_step. [waits
- * then] */
+ * the host does not wait. Without that stream, where 32 of its waits are outstanding, or where passes read copies of
+ * what outlives the daemon, as shardd_wait_step. [waits then] */
 SHARDD_API shardd_status* shardd_await_step(shardd_job* job);
 
 /* Shards in place: for trainers that show their users shards, where all ranks of the job are on this node ------------

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -48,12 +49,15 @@ absl::Status ErrnoStatus(int error, absl::string_view operation, absl::string_vi
   }
 }
 
-absl::StatusOr<void*> MapShared(int fd, int64_t size_bytes, bool writable, absl::string_view object) {
+absl::StatusOr<void*> MapShared(int fd, int64_t size_bytes, bool writable, absl::string_view object,
+                                MappedPages pages) {
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
   const size_t mapped_bytes = static_cast<size_t>(RoundUpToPage(size_bytes));
   // A huge page can only be mapped where address and file offset agree modulo its size, so reserve a little more
   // address space, map over the aligned part, and release the rest.
-  const size_t slack_bytes = size_bytes >= kHugePageBytes ? static_cast<size_t>(kHugePageBytes) : 0;
+  size_t slack_bytes = size_bytes >= kHugePageBytes ? static_cast<size_t>(kHugePageBytes) : 0;
+  const size_t off_bytes = pages == MappedPages::kSmall && slack_bytes > 0 ? static_cast<size_t>(kPageBytes) : 0;
+  slack_bytes += off_bytes;
   void* reserved =
       mmap(nullptr, mapped_bytes + slack_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) {
@@ -63,7 +67,7 @@ absl::StatusOr<void*> MapShared(int fd, int64_t size_bytes, bool writable, absl:
   char* base = first;
   if (slack_bytes > 0) {
     const uintptr_t huge = static_cast<uintptr_t>(kHugePageBytes);
-    base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(first) + huge - 1) / huge * huge);
+    base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(first) + huge - 1) / huge * huge) + off_bytes;
   }
   if (mmap(base, mapped_bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
     const int error = errno;
@@ -122,22 +126,32 @@ absl::Status PopulatePages(void* data, int64_t size_bytes, bool writable, absl::
 }
 
 bool MakeHugePages(void* data, int64_t size_bytes) {
+  using Clock = std::chrono::steady_clock;
   // Each call waits for every processor once. One that finds no page of a huge one refuses it.
   constexpr int64_t kCallBytes = 16 * kHugePageBytes;
+  constexpr std::chrono::milliseconds kLongCall(100);  // small pages take 30
+  constexpr int kMostLongCalls = 2;
+  int long_calls = 0;
   char* const base = static_cast<char*>(data);
   const int64_t huge_bytes = size_bytes / kHugePageBytes * kHugePageBytes;
   for (int64_t first = 0; first < huge_bytes; first += kCallBytes) {
     const int64_t end = std::min(first + kCallBytes, huge_bytes);
     for (int64_t at = first; at < end; at += kHugePageBytes) {
       // Where memory is out this is an error, and a touch would be SIGBUS.
-      if (madvise(base + at, static_cast<size_t>(kPageBytes), MADV_POPULATE_WRITE) != 0) return false;
+      int present = 0;
+      do {
+        present = madvise(base + at, static_cast<size_t>(kPageBytes), MADV_POPULATE_WRITE);
+      } while (present != 0 && (errno == EINTR || errno == EAGAIN));
+      if (present != 0) return false;
     }
+    const Clock::time_point start = Clock::now();
     int result = 0;
     for (int attempt = 0; attempt < 5; ++attempt) {
       result = madvise(base + first, static_cast<size_t>(end - first), MADV_COLLAPSE);
       if (result == 0 || (errno != EAGAIN && errno != EINTR)) break;  // EAGAIN: a page was in use for a moment
     }
-    if (result != 0) return false;
+    if (Clock::now() - start > kLongCall) ++long_calls;
+    if (result != 0 || (long_calls == kMostLongCalls && end < huge_bytes)) return false;
   }
   return huge_bytes > 0;
 }

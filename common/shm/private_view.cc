@@ -116,10 +116,7 @@ absl::StatusOr<PrivateView> PrivateView::Of(const MappedSlab& slab, UniqueFd fd)
   }
   view.begin_ = slab.At<char>(0);
   SHARDD_RETURN_IF_ERROR(shm_internal::PopulatePages(view.begin_, view.size_bytes_, /*writable=*/false, "received"));
-  // With huge pages there are few entries to look at, and tracking would split them.
-  if (shm_internal::HugeMappedBytes(view.begin_, view.size_bytes_) == 0 && !view.Track().ok()) {
-    view.tracker_.reset();
-  }
+  if (!view.Track().ok()) view.tracker_.reset();
   return view;
 }
 

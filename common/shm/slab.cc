@@ -158,7 +158,7 @@ absl::StatusOr<std::unique_ptr<Slab>> Slab::CreateLate(absl::string_view name, S
                                                        int64_t size_bytes) {
   std::unique_ptr<Slab> slab(new Slab());
   SHARDD_RETURN_IF_ERROR(slab->Open(name, backing, size_bytes, size_bytes));
-  slab->huge_pages_ = ProbeHugePages(slab->data_, slab->size_bytes_);
+  slab->huge_pages_ = ProbeHugePages(slab->data_, slab->size_bytes_) || MakeHugePages(slab->data_, slab->size_bytes_);
   SHARDD_RETURN_IF_ERROR(Seal(name, backing, slab->fd_.get()));
   return slab;
 }
@@ -170,6 +170,8 @@ absl::StatusOr<std::unique_ptr<Slab>> Slab::CreateParts(absl::string_view name, 
   std::unique_ptr<Slab> slab(new Slab());
   SHARDD_RETURN_IF_ERROR(slab->Open(name, backing, size_bytes, allocated_bytes));
   for (const Range& range : allocated) {
+    const int64_t first = (range.first + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+    if (first < range.end) (void)MakeHugePages(slab->At<char>(first), range.end - first);
     SHARDD_RETURN_IF_ERROR(Reserve(name, slab->fd_.get(), range));
     SHARDD_RETURN_IF_ERROR(
         PopulatePages(slab->At<char>(range.first), range.end - range.first, /*writable=*/true, name));
@@ -234,7 +236,8 @@ absl::StatusOr<UniqueFd> Slab::ReadOnlyFd() const {
   return fd;
 }
 
-absl::StatusOr<MappedSlab> MappedSlab::Map(UniqueFd fd, int64_t size_bytes, bool writable, bool keep_descriptor) {
+absl::StatusOr<MappedSlab> MappedSlab::Map(UniqueFd fd, int64_t size_bytes, bool writable, bool keep_descriptor,
+                                           MappedPages pages) {
   if (size_bytes <= 0 || size_bytes > INT64_MAX - 2 * kHugePageBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("map slab: size is out of range (got ", size_bytes, " bytes, want 1 or more)"));
@@ -250,7 +253,7 @@ absl::StatusOr<MappedSlab> MappedSlab::Map(UniqueFd fd, int64_t size_bytes, bool
                                             size_bytes, " bytes)"));
   }
   MappedSlab mapped;
-  SHARDD_ASSIGN_OR_RETURN(mapped.data_, MapShared(fd.get(), size_bytes, writable, "received"));
+  SHARDD_ASSIGN_OR_RETURN(mapped.data_, MapShared(fd.get(), size_bytes, writable, "received", pages));
   mapped.size_bytes_ = size_bytes;
   // A forked child of a dead trainer must not write into memory that the daemon has given to the replacement.
   if (madvise(mapped.data_, static_cast<size_t>(RoundUpToPage(size_bytes)), MADV_DONTFORK) != 0) {

@@ -38,11 +38,11 @@ class Slab {
     int64_t first = 0;
     int64_t end = 0;
   };
-  // The same, but allocates only the ranges `allocated` (ascending, within size_bytes rounded up to pages), in small
-  // pages. The rest reads as zeros and gets memory when it is touched, which every holder of the descriptor can do.
+  // The same, but allocates only the ranges `allocated` (ascending, within size_bytes rounded up to pages). The rest
+  // reads as zeros and gets memory when it is touched, which every holder of the descriptor can do.
   static absl::StatusOr<std::unique_ptr<Slab>> CreateParts(absl::string_view name, SlabBacking backing,
                                                            int64_t size_bytes, const std::vector<Range>& allocated);
-  // As Create, but pages come when they are touched, which fails where memory is out by then. Takes no time.
+  // As Create, but pages that are no huge ones come when they are touched, which fails where memory is out by then.
   static absl::StatusOr<std::unique_ptr<Slab>> CreateLate(absl::string_view name, SlabBacking backing,
                                                           int64_t size_bytes);
   // Maps what the daemon before this one has made, of the same size, and a custodian has kept. Pages are mapped when
@@ -89,13 +89,19 @@ class Slab {
   bool huge_pages_ = false;
 };
 
+enum class MappedPages {
+  kAny,
+  kSmall,  // the address allows no huge ones: for private mappings, whose stores are found by page
+};
+
 // The client's side: the mapping of a received descriptor, with DONTFORK, populated unless some of its pages were given
 // back. The descriptor is closed after mapping.
 class MappedSlab {
  public:
   // Maps `fd`. INTERNAL: the object is smaller than `size_bytes`. `keep_descriptor`: keeps the descriptor for
   // MakePrivate.
-  static absl::StatusOr<MappedSlab> Map(UniqueFd fd, int64_t size_bytes, bool writable, bool keep_descriptor = false);
+  static absl::StatusOr<MappedSlab> Map(UniqueFd fd, int64_t size_bytes, bool writable, bool keep_descriptor = false,
+                                        MappedPages pages = MappedPages::kAny);
   // REQUIRES: keep_descriptor. Replaces the mapping by a private copy of this process: stores succeed and nobody else
   // sees them.
   bool MakePrivate() const;

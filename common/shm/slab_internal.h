@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/shm/slab.h"
 
 namespace shardd::shm_internal {
 
@@ -17,9 +18,10 @@ inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 // `<operation> <object>: <what> (<errno text>)`, with the code that fits the errno.
 absl::Status ErrnoStatus(int error, absl::string_view operation, absl::string_view object);
 
-// Maps `size_bytes` of `fd` shared from its start, at an address where huge pages are possible. The status has the
-// errno: PERMISSION_DENIED for a seal or a read-only descriptor, RESOURCE_EXHAUSTED for lack of memory.
-absl::StatusOr<void*> MapShared(int fd, int64_t size_bytes, bool writable, absl::string_view object);
+// Maps `size_bytes` of `fd` shared from its start, at an address where huge pages are possible, or are not. The status
+// has the errno: PERMISSION_DENIED for a seal or a read-only descriptor, RESOURCE_EXHAUSTED for lack of memory.
+absl::StatusOr<void*> MapShared(int fd, int64_t size_bytes, bool writable, absl::string_view object,
+                                MappedPages pages = MappedPages::kAny);
 
 enum class PopulateWith {
   kKernel,  // MADV_POPULATE_{READ,WRITE}, kernel 5.14; falls back to kTouch. An error is a status
@@ -32,7 +34,8 @@ absl::Status PopulatePages(void* data, int64_t size_bytes, bool writable, absl::
 
 // Makes all whole huge pages of a slab's mapping, which has no pages yet, huge ones, if the kernel can (6.1), also
 // where it gives none with a fault (shmem_enabled "never", the default; not "deny"). Takes a tenth of the time of small
-// ones. False: from some page on there are small ones, or none.
+// ones, and gives up where it takes longer than they do (memory is fragmented). False: from some page on there are
+// small ones, or none. REQUIRES: `data` is aligned to huge pages.
 bool MakeHugePages(void* data, int64_t size_bytes);
 
 // Bytes of the mapping of a slab at `data` that the kernel maps with huge page table entries; 0 if unknown. What other

@@ -118,7 +118,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](const JobCore& job) {
          return job.writes_.MayAnnounce(job.waits_.sums().by_trainers() && job.gradients_.reductions().under_way());
        },
-       [](JobCore& job) { return job.pass_commits_.Announce(); },
+       [](JobCore& job) { return job.pass_commits_.Announce(job.MayTellOfPass()); },
        [](const JobCore& job, int rank) { return job.writes_.WaitingToEnter(rank); }, "EnterPass of every rank",
        "What is still to come are devices: reductions, a decided step, the signals that ranks have given. So the "
        "ranks' streams may go on.",

@@ -45,6 +45,7 @@ class EpochEnd final : public JobPart {
   void AwaitStep(absl::Status cause, std::function<bool()> at_step) {
     behind_step_ = {std::move(cause), std::move(at_step)};
   }
+  bool awaits_step() const { return behind_step_.has_value(); }
   // An epoch ends now, and a step of it may yet be committed.
   void Begins() { behind_step_.reset(); }
   void StepCommitted() override;

@@ -165,6 +165,7 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   int world_size() const { return plan()->world_size; }
   void EndEpoch(EpochEnd::Pending end);
   bool MayEndBehindStep() const;
+  bool MayTellOfPass() const;
   bool AwaitEndBehindStep(const absl::Status& cause);
   void EndDetached(int rank, bool finished);
   void EndSession(int rank);

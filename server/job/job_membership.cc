@@ -183,21 +183,29 @@ bool JobCore::EndBehindStep(const absl::Status& cause) {
   return true;
 }
 
-// Ranks that hand in edits make them behind the step. Where passes read copies a snapshot has to be of it.
+// Ranks that edit do it behind the daemon's step, and what they store there would be lost. Where they update, it is the
+// step.
 bool JobCore::MayEndBehindStep() const {
-  const bool may_run_ahead = writes_.pass_copies() && memory_->place().memory != nullptr;  // hosts, of their streams
-  return sessions_.attached() == world_size() && !may_run_ahead &&
-         (writes_.pass_copies() ? plan()->config.optimizer().kind() != v1::OPTIMIZER_KIND_NONE
-                                : memory_->kept() == nullptr);
+  const bool in_trainers = plan()->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  return sessions_.attached() == world_size() && writes_.pass_copies() == in_trainers &&
+         (memory_->kept() == nullptr || in_trainers);
 }
 
-// Where passes read copies the epoch ends behind a step of which the snapshot is. Ranks that update make their step
-// where its pass begins.
+// A host that goes on has its streams store behind this pass, also where nobody waits for its copies any more, because
+// this daemon has died. The next one completes a snapshot of shards into which nobody stores.
+bool JobCore::MayTellOfPass() const {
+  const bool takes_snapshot = memory_->kept() == nullptr || snapshots_.snapshot().IsDueWithPass();
+  return !end_.awaits_step() && !(takes_snapshot && committed_.outlives_daemon());
+}
+
+// Where ranks update, they make a step where its pass begins: the epoch ends behind one of which the snapshot is, and
+// hosts that are ahead of their GPUs have not been told of that pass.
 bool JobCore::AwaitEndBehindStep(const absl::Status& cause) {
   if (!MayEndBehindStep()) return false;
-  snapshots_.Outdate();
-  end_.AwaitStep(cause, [this, copies = writes_.pass_copies()] {
-    if (copies && !snapshots_.snapshot().taken_with_commit()) return false;
+  snapshots_.TakeWithEach();
+  end_.AwaitStep(cause, [this] {
+    const bool ahead = memory_->place().memory != nullptr && writes_.passes().told();
+    if (writes_.pass_copies() && (ahead || !snapshots_.snapshot().taken_with_commit())) return false;
     // Nobody begins the next step in this epoch: who waits for the step is told by its stream.
     for (const auto& session : sessions_) {
       if (session != nullptr) session->Poison(committed_.epoch() + 1);

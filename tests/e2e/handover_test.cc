@@ -55,14 +55,23 @@ TEST_P(HandoverWith, LosesNoStepAtAnyMoment) {
 INSTANTIATE_TEST_SUITE_P(Optimizers, HandoverWith, ::testing::Values("adamw", "sgd"),
                          [](const auto& info) { return std::string(info.param); });
 
-// The next one takes memory of GPUs when the one before has ended, or has said that it writes no more.
-TEST_F(Handover, OfAJobOnGpusLosesNoStep) {
+struct OnGpus {
+  const char* name;
+  Args args;
+  friend void PrintTo(const OnGpus& value, std::ostream* out) { *out << value.name; }
+};
+
+class HandoverOnGpus : public Handover, public ::testing::WithParamInterface<OnGpus> {};
+
+// The next one takes memory of GPUs when the one before has ended, or has said that it writes no more. Hosts are ahead
+// of their streams, and no further than the step behind which the daemon ends.
+TEST_P(HandoverOnGpus, LosesNoStep) {
   SHARDD_NEEDS_GPUS(1);
   RanksFind(testing::FakeCudaEnvironment(1));
   KeptOn("cuda:all", testing::FakeCudaEnvironment(1, {"FAKE_CUDA_DELAY_SEED=7"}));
   StartCustodian();
   StartKept();
-  const Args args = Training(150).With({{"device_memory", "1"}});
+  const Args args = GetParam().args.With(Training(150)).With({{"device_memory", "1"}});
   std::vector<Child> ranks = StartRanks(args);
   ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
   for (int handover = 0; handover < 3; ++handover) {
@@ -76,6 +85,14 @@ TEST_F(Handover, OfAJobOnGpusLosesNoStep) {
   ExpectUndisturbed(args, ranks);
   for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(Report(args, rank).Note("lost a step"), "") << "rank " << rank;
 }
+
+const Args kWriting = {{"trainers_write", "1"}, {"numel", "20011"}};
+INSTANTIATE_TEST_SUITE_P(
+    Jobs, HandoverOnGpus,
+    ::testing::Values(OnGpus{"OfTheDaemonsOptimizer", {}},
+                      OnGpus{"OfAnOptimizerInTheRanks",
+                             kWriting.With({{"model", "pass"}, {"blocks", "3"}, {"trained", "adam"}})}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 TEST_F(Handover, OneThatCannotStartLeavesTheDaemonAsItWas) {
   StartCustodian();

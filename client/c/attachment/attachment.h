@@ -89,6 +89,7 @@ class Attachment {
   // True if the session is over and nothing of this rank is lost, because its daemon has stopped right behind the
   // commit of the step that this rank sent last.
   bool lost_nothing() const { return lost_nothing_; }
+  bool outlives_daemon() const { return outlives_daemon_; }
 
   // These forward to the session and Note what they return.
   absl::Status Wait(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {

@@ -194,9 +194,14 @@ absl::Status Steps::Await() {
   CallSpan span(attachment_, v1::TRACE_CALL_WAIT_STEP, /*group=*/-1, /*steps_ago=*/1);
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   SHARDD_RETURN_IF_ERROR(CheckSent("await_step"));
+  const WaitFor reason{"await_step", nullptr, "the commit of the last step"};
+  // A stream goes on where the daemon dies, and what the program stores behind this would be in the shards when the
+  // next daemon completes the step.
+  if (attachment_.plan().pass_copies() && attachment_.outlives_daemon()) {
+    SHARDD_RETURN_IF_ERROR(attachment_.Wait(attachment_.page().version, last_version_, reason));
+  }
   // All that this rank gave for the step is signalled before its record was sent, so its stream may wait.
-  SHARDD_RETURN_IF_ERROR(attachment_.WaitInStream(attachment_.page().version, last_version_,
-                                                  {"await_step", nullptr, "the commit of the last step"}));
+  SHARDD_RETURN_IF_ERROR(attachment_.WaitInStream(attachment_.page().version, last_version_, reason));
   attachment_.ledger().StreamAwaits(last_version_);
   return span.Of(absl::OkStatus());
 }

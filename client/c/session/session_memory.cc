@@ -12,8 +12,8 @@ namespace shardd {
 namespace {
 
 absl::Status MapOne(std::vector<UniqueFd>& fds, SessionFd which, const char* name, int64_t size_bytes, bool writable,
-                    MappedSlab* slab, bool keep_descriptor = false) {
-  auto mapped = MappedSlab::Map(std::move(fds[which]), size_bytes, writable, keep_descriptor);
+                    MappedSlab* slab, bool keep_descriptor = false, MappedPages pages = MappedPages::kAny) {
+  auto mapped = MappedSlab::Map(std::move(fds[which]), size_bytes, writable, keep_descriptor, pages);
   if (!mapped.ok()) {
     return absl::Status(mapped.status().code(),
                         absl::StrCat("attach: cannot map ", name, ": ", mapped.status().message()));
@@ -74,7 +74,8 @@ absl::Status SessionMemory::MapOnHost(std::vector<UniqueFd>& fds, const ShardPla
     const bool hands_in = HandsInEdits(plan.config);
     UniqueFd of_view(hands_in ? fcntl(fds[kFdShards].get(), F_DUPFD_CLOEXEC, 0) : -1);
     SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdShards, "the shards", plan.memory.shards_bytes, /*writable=*/trainers_write_,
-                                  &shards_, /*keep_descriptor=*/true));
+                                  &shards_, /*keep_descriptor=*/true,
+                                  hands_in ? MappedPages::kSmall : MappedPages::kAny));
     if (hands_in) {
       if (const absl::Status status = PrivateView::Supported(); !status.ok()) {
         return absl::UnimplementedError(

@@ -68,9 +68,9 @@ absl::Status PassCommits::Commit() {
   return absl::OkStatus();
 }
 
-absl::Status PassCommits::Announce() {
+absl::Status PassCommits::Announce(bool tell) {
   SHARDD_RETURN_IF_ERROR(use_.writes->StepComesFirst().status());
-  use_.writes->Announce();
+  use_.writes->Announce(tell);
   return absl::OkStatus();
 }
 

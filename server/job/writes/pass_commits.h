@@ -48,8 +48,9 @@ class PassCommits {
   absl::Status Enter(int rank, RankCommand command);
   // All ranks enter. Makes what they wrote a version, or, where they wrote nothing, lets them in at once.
   absl::Status Commit();
-  // With pass_copies, before Commit: the ranks' streams may go on to what reads the copies.
-  absl::Status Announce();
+  // With pass_copies, before Commit. `tell`: the ranks' streams may go on to what reads the copies; else ranks wait
+  // for the copies.
+  absl::Status Announce(bool tell);
   // With pass_copies: commits when the ranks' devices have done with what they did before.
   absl::Status CommitBehindDevices();
   // Ranks that ask hand in, behind a snapshot that is due.

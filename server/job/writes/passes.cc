@@ -22,7 +22,7 @@ void Passes::StepsCommitted() {
 }
 
 void Passes::LetInAll() {
-  announced_ = copied_ = false;
+  announced_ = told_ = copied_ = false;
   for (OfRank& rank : ranks_) {
     rank.pass = Pass::kInside;
     rank.stepped = false;
@@ -31,7 +31,7 @@ void Passes::LetInAll() {
 
 void Passes::EndEpoch() {
   ranks_.assign(ranks_.size(), OfRank());
-  announced_ = copied_ = awaits_devices_ = false;
+  announced_ = told_ = copied_ = awaits_devices_ = false;
 }
 
 }  // namespace shardd

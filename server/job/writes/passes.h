@@ -5,8 +5,8 @@
 //
 //   rank:  kOutside --Enter--> kEntering --LetInAll (all have entered)--> kInside --Leave--> kOutside
 //
-// With pass_copies a pass reads copies: Announce (ranks may enqueue what reads them) --> the copies are made -->
-// CopiesMade --> LetInAll.
+// With pass_copies a pass reads copies: Announce (ranks may enqueue what reads them, if they are told) --> the copies
+// are made --> CopiesMade --> LetInAll.
 
 #include <cstdint>
 #include <string>
@@ -30,6 +30,8 @@ class Passes {
   // The signal behind which the rank's device has done with what it did before.
   uint64_t enter_signal(int rank) const { return ranks_[rank].enter_signal; }
   bool announced() const { return announced_; }
+  // Ranks know of it, and hosts that are ahead of their devices go on.
+  bool told() const { return told_; }
   bool copied() const { return copied_; }
   // The copies wait for the devices of the ranks.
   bool awaits_devices() const { return awaits_devices_; }
@@ -40,7 +42,10 @@ class Passes {
   // Returns it, and forgets it; empty: the rank has given none.
   std::string TakeTrainerState(int rank) { return std::exchange(ranks_[rank].trainer_state, {}); }
   void ForgetTrainerStates();
-  void Announce() { announced_ = true; }
+  void Announce(bool tell) {
+    announced_ = true;
+    told_ = tell;
+  }
   void AwaitDevices(bool awaits) { awaits_devices_ = awaits; }
   void CopiesMade() { copied_ = true; }
   // What ranks wrote is a version's.
@@ -63,6 +68,7 @@ class Passes {
   };
   std::vector<OfRank> ranks_;
   bool announced_ = false;
+  bool told_ = false;
   bool copied_ = false;
   bool awaits_devices_ = false;
 };

@@ -42,12 +42,16 @@ class Snapshot {
   int64_t step() const { return step_; }  // of which it is
   // Ranks hand in, and passes commit, so often before the next copy is taken (JobConfig.keep_every).
   bool IsDueBeforeHandIn() const { return !whole_ || age_ >= plan_->config.keep_every(); }
-  bool IsDueWithPass() const { return !whole_ || age_ + 1 >= plan_->config.keep_every(); }
+  bool IsDueWithPass() const { return with_each_ || !whole_ || age_ + 1 >= plan_->config.keep_every(); }
 
   // Trainers have written one more version.
   void Age() { ++age_; }
   // The shards have changed otherwise, and moments or counts with them.
   void Outdate() { age_ = std::max<int>(age_, plan_->config.keep_every()); }
+
+  // From here to the end of the epoch it is due with each pass.
+  void TakeWithEach() { with_each_ = true; }
+  void EndEpoch() { with_each_ = taking_ = false; }
 
   // The copy is about to be written over.
   void BeginTaking() {
@@ -62,7 +66,7 @@ class Snapshot {
   bool CommitTaken() { return std::exchange(with_commit_, false); }
   // The copy is whole: of `step`, and with the states that trainers gave with it.
   void Taken(int64_t step, const std::vector<std::string>& trainer_states);
-  // Nothing is being taken any more: an error, or the end of the epoch.
+  // Nothing is being taken any more, because of an error.
   void GiveUpTaking() { taking_ = false; }
 
   // Begins to go back. step() and trainer_states() are the committed ones from here on.
@@ -84,6 +88,7 @@ class Snapshot {
   bool whole_ = false;
   bool taking_ = false;
   bool with_commit_ = false;
+  bool with_each_ = false;
   bool going_back_ = false;
   int64_t step_ = 0;
   std::vector<std::string> trainer_states_;  // by rank

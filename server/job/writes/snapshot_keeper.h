@@ -70,6 +70,8 @@ class SnapshotKeeper final : public JobPart {
   // Trainers have stored into the shards what is about to be committed, or the shards have changed otherwise.
   void Age() { snapshot_.Age(); }
   void Outdate() { snapshot_.Outdate(); }
+  // The epoch is to end behind a step: each is one of which there is a snapshot.
+  void TakeWithEach() { snapshot_.TakeWithEach(); }
 
   // The epoch is ending, and its sessions are still there: what trainers may have stored is to be taken back.
   void GoBackIfStored();
@@ -90,7 +92,7 @@ class SnapshotKeeper final : public JobPart {
   void StepCommitted() override;
   void ValuesCommitted() override { Outdate(); }
   void VersionCommitted() override;
-  void EndEpoch() override { snapshot_.GiveUpTaking(); }
+  void EndEpoch() override { snapshot_.EndEpoch(); }
 
  private:
   // `version`: that of which it will be.

@@ -147,10 +147,10 @@ void TrainerWrites::ReadmitLate(WaitsFor waits_for) {
   }
 }
 
-void TrainerWrites::Announce() {
-  passes_.Announce();
+void TrainerWrites::Announce(bool tell) {
+  passes_.Announce(tell);
   for (const auto& session : *see_.sessions) {
-    if (session != nullptr) session->words().PublishPassIssued();
+    if (session != nullptr && tell) session->words().PublishPassIssued();
   }
 }
 
@@ -172,9 +172,12 @@ void TrainerWrites::StepCommitted() {
 
 void TrainerWrites::LetInAll() {
   counters_->set_passes(counters_->passes() + 1);
+  const bool news = passes_.announced() && !passes_.told();
   passes_.LetInAll();
   for (const auto& session : *see_.sessions) {
-    if (session != nullptr) session->words().PublishPass();
+    if (session == nullptr) continue;
+    if (news) session->words().PublishPassIssued();
+    session->words().PublishPass();
   }
 }
 

@@ -11,6 +11,8 @@
 namespace shardd::e2e {
 namespace {
 
+constexpr int64_t kChunkNumel = 65536;  // that a rank copies at a time
+
 float Target(int64_t i) { return static_cast<float>(i % 13 - 6) / 8; }
 
 float ToFloat(float x) { return x; }
@@ -53,6 +55,7 @@ int BlocksTrainer::Run() {
     status = TrainAll();
     if (!status.aborted() || args_.Int("recover") == 0) break;
     report_.AddNote("aborted " + std::to_string(job_->info().committed_step) + " " + status.message());
+    if (job_->info().lost_nothing == 0) report_.AddNote("lost a step");
     status = job_->Reattach();  // TrainAll looks where its memory is
   }
   if (status.ok()) {
@@ -142,12 +145,14 @@ Status BlocksTrainer::Edit(int64_t step) {
     auto* const values = static_cast<float*>(job_->shard_data(param));
     const int64_t numel = job_->parameter_info(param).numel;
     const int64_t first = numel * info.rank / info.world_size;
-    std::vector<float> edited(static_cast<size_t>(numel * (info.rank + 1) / info.world_size - first));
-    if (edited.empty()) continue;
-    unsharded_.Read(edited.data(), values + first, sizeof(float) * edited.size());
-    for (float& value : edited) value = std::min(std::max(value, -10.0f), 10.0f);
-    edited[0] = 0.001f * static_cast<float>(step % 100);
-    unsharded_.Write(values + first, edited.data(), sizeof(float) * edited.size());
+    const int64_t end = numel * (info.rank + 1) / info.world_size;
+    for (int64_t at = first; at < end; at += kChunkNumel) {
+      std::vector<float> edited(static_cast<size_t>(std::min(kChunkNumel, end - at)));
+      unsharded_.Read(edited.data(), values + at, sizeof(float) * edited.size());
+      for (float& value : edited) value = std::min(std::max(value, -10.0f), 10.0f);
+      if (at == first) edited[0] = 0.001f * static_cast<float>(step % 100);
+      unsharded_.Write(values + at, edited.data(), sizeof(float) * edited.size());
+    }
   }
   return Status();
 }
@@ -163,7 +168,6 @@ Status BlocksTrainer::WithGroup(int group, shardd_phase phase, Body&& body) {
 
 template <typename T, typename Body>
 void BlocksTrainer::WithChunks(int param, Body&& body) const {
-  constexpr int64_t kChunkNumel = 65536;
   const T* const values = static_cast<const T*>(job_->parameter_data(param));
   const int64_t numel = job_->parameter_info(param).numel;
   std::vector<T> chunk(static_cast<size_t>(std::min(numel, kChunkNumel)));

@@ -65,6 +65,7 @@ int PassTrainer::Run() {
     status = TrainAll();
     if (!status.aborted() || args_.Int("recover") == 0) break;
     report_.AddNote("aborted " + std::to_string(job_->info().committed_step) + " " + status.message());
+    if (job_->info().lost_nothing == 0) report_.AddNote("lost a step");
     moments_.Reach("aborted", job_->info().committed_step);
     if (gpu_ != nullptr) gpu_->Synchronise(stream_);
     status = job_->Reattach();

@@ -59,7 +59,7 @@ class PassCommitsWithCopiesTest : public PassCommitsTest {
   PassCommitsWithCopiesTest() : PassCommitsTest(/*pass_copies=*/true) {}
   void BeginPass(bool stepped) {
     EnterAll(stepped);
-    ASSERT_TRUE(pass_commits_.Announce().ok());
+    ASSERT_TRUE(pass_commits_.Announce(/*tell=*/true).ok());
     ASSERT_TRUE(pass_commits_.CommitBehindDevices().ok());
   }
 };
