@@ -108,6 +108,12 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](const JobCore& job, int rank) { return job.summons_.WaitingFor(rank); },
        "EnterFullParams of every rank, and LeaveFullParams of those inside",
        "All ranks enter full parameters together.", "Who is let in to write commits later."},
+      {"end before a pass", kTrainersWrite | kAllEntering, kCommitting | kDeciding | kReducing | kSomeHandIn,
+       [](const JobCore& job) { return job.MayEndBeforePass(); },
+       [](JobCore& job) { job.EndEpoch(job.end_.TakeBeforePass()); }, nullptr, "",
+       "The daemon stops, and what ranks have stored behind its last step is a version: they enter the pass at the "
+       "next daemon.",
+       "Nobody has begun anything in the pass."},
       {"begin a pass", kTrainersWrite | kAllEntering, kPassCopies | kCommitting | kDeciding | kReducing,
        [](const JobCore& job) { return job.writes_.NoStepComesFirst(); },
        [](JobCore& job) { return job.pass_commits_.Commit(); },

@@ -18,6 +18,7 @@ class JobNodes;
 //
 //   epoch:  runs --Await (a version is being made that completes forward)--> is to end --Take (MayBegin)--> ends
 //              \--AwaitStep--> runs, and is to end behind the next step that is committed
+//              \--AwaitPass--> runs, and is to end where all ranks enter a pass, and have nothing else under way
 //   job:    open --Close--> closed
 //
 // Owns the end that waits: the first cause, and all ranks that were lost. Loop-confined.
@@ -45,11 +46,18 @@ class EpochEnd final : public JobPart {
   void AwaitStep(absl::Status cause, std::function<bool()> at_step) {
     behind_step_ = {std::move(cause), std::move(at_step)};
   }
+  void AwaitPass(absl::Status cause) { before_pass_ = std::move(cause); }
   bool awaits_step() const { return behind_step_.has_value(); }
+  bool awaits_pass() const { return before_pass_.has_value(); }
+  // REQUIRES: awaits_pass().
+  Pending TakeBeforePass() { return {*std::exchange(before_pass_, std::nullopt), {}, /*behind_commit=*/true}; }
   // An epoch ends now, and a step of it may yet be committed.
-  void Begins() { behind_step_.reset(); }
+  void Begins() { EndEpoch(); }
   void StepCommitted() override;
-  void EndEpoch() override { behind_step_.reset(); }
+  void EndEpoch() override {
+    behind_step_.reset();
+    before_pass_.reset();
+  }
   // The cause of the end that waits. REQUIRES, as Take: pending().
   const absl::Status& cause() const { return pending_->cause; }
   Pending Take();
@@ -62,6 +70,7 @@ class EpochEnd final : public JobPart {
   const JobNodes* const nodes_;
   std::optional<Pending> pending_;
   std::optional<std::pair<absl::Status, std::function<bool()>>> behind_step_;
+  std::optional<absl::Status> before_pass_;
   bool closed_ = false;
 };
 

@@ -164,7 +164,8 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   std::shared_ptr<void> Keep() override { return shared_from_this(); }
   int world_size() const { return plan()->world_size; }
   void EndEpoch(EpochEnd::Pending end);
-  bool MayEndBehindStep() const;
+  bool EndsBeforePass() const;
+  bool MayEndBeforePass() const;
   bool MayTellOfPass() const;
   bool AwaitEndBehindStep(const absl::Status& cause);
   void EndDetached(int rank, bool finished);

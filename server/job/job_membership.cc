@@ -178,31 +178,37 @@ void JobCore::SessionLost(int rank, const std::string& why, bool replaced) {
 
 bool JobCore::EndBehindStep(const absl::Status& cause) {
   if (!nodes_.over_nodes()) return AwaitEndBehindStep(cause);
-  if (!MayEndBehindStep()) return false;
+  if (sessions_.attached() < world_size()) return false;
   nodes_.steps().EndAttemptBehindStep(cause);
   return true;
 }
 
-// Ranks that edit do it behind the daemon's step, and what they store there would be lost. Where they update, it is the
-// step.
-bool JobCore::MayEndBehindStep() const {
-  const bool in_trainers = plan()->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-  return sessions_.attached() == world_size() && writes_.pass_copies() == in_trainers &&
-         (memory_->kept() == nullptr || in_trainers);
+// Ranks that edit do it behind the daemon's step, and what they store there would be lost: the next pass has it.
+bool JobCore::EndsBeforePass() const {
+  return plan()->config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER &&
+         (writes_.pass_copies() || memory_->kept() != nullptr);
+}
+
+bool JobCore::MayEndBeforePass() const {
+  return end_.awaits_pass() && !view_.IsBeyondPass() && (!writes_.pass_copies() || writes_.passes().copied());
 }
 
 // A host that goes on has its streams store behind this pass, also where nobody waits for its copies any more, because
 // this daemon has died. The next one completes a snapshot of shards into which nobody stores.
 bool JobCore::MayTellOfPass() const {
   const bool takes_snapshot = memory_->kept() == nullptr || snapshots_.snapshot().IsDueWithPass();
-  return !end_.awaits_step() && !(takes_snapshot && committed_.outlives_daemon());
+  return !end_.awaits_step() && !end_.awaits_pass() && !(takes_snapshot && committed_.outlives_daemon());
 }
 
 // Where ranks update, they make a step where its pass begins: the epoch ends behind one of which the snapshot is, and
 // hosts that are ahead of their GPUs have not been told of that pass.
 bool JobCore::AwaitEndBehindStep(const absl::Status& cause) {
-  if (!MayEndBehindStep()) return false;
+  if (sessions_.attached() < world_size()) return false;
   snapshots_.TakeWithEach();
+  if (EndsBeforePass()) {
+    end_.AwaitPass(cause);
+    return true;
+  }
   end_.AwaitStep(cause, [this] {
     const bool ahead = memory_->place().memory != nullptr && writes_.passes().told();
     if (writes_.pass_copies() && (ahead || !snapshots_.snapshot().taken_with_commit())) return false;
@@ -248,7 +254,7 @@ void JobCore::EndEpoch(EpochEnd::Pending end) {
   end_.Begins();
   commits_.decision().applied() ? committed_.EndEpochBehindStep() : committed_.EndEpoch();
   // What it costs is the difference: outside of a step ranks attach again, and nothing is done anew.
-  const bool drops_work = view_.IsMidStep();
+  const bool drops_work = !behind_commit && view_.IsMidStep();
   counters_.set_aborts(counters_.aborts() + (drops_work ? 1 : 0));
   events_.Add(-1, drops_work ? "abort" : "epoch", std::string(cause.message()));
   nodes_.AttemptEnded(cause);

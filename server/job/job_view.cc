@@ -137,9 +137,14 @@ void JobView::DescribeSession(const Session& session, v1::Rank* out) const {
 
 bool JobView::IsMidStep() const {
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (see_.writes->hand_ins().open(rank) || !see_.writes->passes().outside(rank) || see_.pairing->closed(rank) > 0) {
-      return true;
-    }
+    if (!see_.writes->passes().outside(rank)) return true;
+  }
+  return IsBeyondPass();
+}
+
+bool JobView::IsBeyondPass() const {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (see_.writes->hand_ins().open(rank) || see_.pairing->closed(rank) > 0) return true;
   }
   return see_.pairing->any_seen() || see_.writes->hand_ins().any_since_version() || see_.values->any_initial() ||
          see_.summons->full_params().AnyAsked() || see_.steps->any_stepped() || see_.values->commit().any_asked() ||

@@ -76,6 +76,8 @@ class JobView {
   std::string WaitText(int rank) const;
   // The end of the epoch drops something that a rank has begun.
   bool IsMidStep() const;
+  // The same, beside that ranks enter a pass or are in one.
+  bool IsBeyondPass() const;
   // The last step that ranks may know of: on several nodes, that all of them hold.
   int64_t committed_step() const;
   // Also while what it had is brought from another node: ranks that live come back to it.

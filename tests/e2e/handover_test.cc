@@ -55,6 +55,21 @@ TEST_P(HandoverWith, LosesNoStepAtAnyMoment) {
 INSTANTIATE_TEST_SUITE_P(Optimizers, HandoverWith, ::testing::Values("adamw", "sgd"),
                          [](const auto& info) { return std::string(info.param); });
 
+// Edits behind the last step come along.
+TEST_F(Handover, WhereRanksEditLosesNoStep) {
+  StartCustodian();
+  StartKept();
+  const Args args = kEdits.With({{"steps", "300"}});
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
+  for (int handover = 0; handover < 4; ++handover) {
+    ASSERT_TRUE(AllAttached(ranks[0]));
+    ASSERT_EQ(HandOver(), 0) << Said();
+  }
+  ExpectUndisturbed(args, ranks);
+  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(Report(args, rank).Note("lost a step"), "") << "rank " << rank;
+}
+
 struct OnGpus {
   const char* name;
   Args args;
@@ -90,6 +105,7 @@ const Args kWriting = {{"trainers_write", "1"}, {"numel", "20011"}};
 INSTANTIATE_TEST_SUITE_P(
     Jobs, HandoverOnGpus,
     ::testing::Values(OnGpus{"OfTheDaemonsOptimizer", {}},
+                      OnGpus{"OfRanksThatEdit", kWriting.With({{"model", "blocks"}, {"blocks", "2"}})},
                       OnGpus{"OfAnOptimizerInTheRanks",
                              kWriting.With({{"model", "pass"}, {"blocks", "3"}, {"trained", "adam"}})}),
     [](const auto& info) { return std::string(info.param.name); });

@@ -21,6 +21,10 @@
 
 namespace shardd::e2e {
 
+// Ranks train by the daemon's optimizer, and store into parameters between its steps.
+inline const Args kEdits = {{"model", "blocks"}, {"blocks", "2"},         {"numel", "30011"},     {"recover", "1"},
+                            {"keep_every", "1"}, {"trainers_write", "1"}, {"timeout_ms", "60000"}};
+
 class KeptCluster : public Cluster {
  protected:
   void StartCustodian() {

@@ -12,7 +12,7 @@ from models import Case, build, loss_of, shard
 from rank_main import report
 
 
-def train_plainly(count: int, stock: str, ends: list[int]) -> dict[str, Any]:
+def train_plainly(count: int, stock: str, edits: bool, ends: list[int]) -> dict[str, Any]:
     """A loop that knows of no abort. ``stock``: as of ``train``. ``ends``: steps in which the daemon stops, each once."""
     from shardd.torch import fully_shard
     from shardd.torch.optim import AdamW
@@ -32,6 +32,9 @@ def train_plainly(count: int, stock: str, ends: list[int]) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
+        if edits:
+            with torch.no_grad():
+                model.layers[1].up.weight.mul_(0.99)
         losses.append(loss.item())
     return {
         "losses": losses,

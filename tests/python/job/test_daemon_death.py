@@ -146,16 +146,27 @@ def test_training_goes_on_at_the_next_daemon_with_the_same_bits(edits: bool, sto
             torch.testing.assert_close(got["parameters"][name], value, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("stock", ["", "AdamW", "SGD"])  # SGD has no state: the copy that passes read is the snapshot
-def test_a_plain_loop_hears_nothing_of_daemons_that_stop_for_others(stock: str) -> None:
+@pytest.mark.parametrize(
+    ("stock", "edits", "copies"),
+    [
+        ("", False, False),
+        ("", True, False),
+        ("", True, True),
+        ("AdamW", False, False),
+        ("SGD", False, False),  # without state: the copy that passes read is the snapshot
+    ],
+)
+def test_a_plain_loop_hears_nothing_of_daemons_that_stop_for_others(stock: str, edits: bool, copies: bool) -> None:
     count, ends = 24, [3, 4, 9, 14, 20]
+    environment = {"SHARDD_PASS_COPIES": "1"} if copies else {}
+    arguments = (count, stock, edits)
     with (
         _daemon(embedded=False) as daemon,
         tempfile.TemporaryDirectory() as folder,
-        Cluster(2, folder, daemon.environment) as cluster,
+        Cluster(2, folder, {**daemon.environment, **environment}) as cluster,
     ):
         for rank in range(2):
-            cluster.start(daemon_death_scenarios.train_plainly, rank, (count, stock, ends))
+            cluster.start(daemon_death_scenarios.train_plainly, rank, (*arguments, ends))
         for step in ends:
             try:
                 cluster.wait_for_event(0, 120, event="midway", step=step)
@@ -166,7 +177,8 @@ def test_a_plain_loop_hears_nothing_of_daemons_that_stop_for_others(stock: str) 
         codes = cluster.wait(180)
         assert not any(codes.values()), "\n".join([daemon.log(), *(cluster.log(rank) for rank in range(2))])
         disturbed = [cluster.result(rank) for rank in range(2)]
-    for got, want in zip(disturbed, run_ranks(daemon_death_scenarios.train_plainly, 2, count, stock, []), strict=True):
+    undisturbed = run_ranks(daemon_death_scenarios.train_plainly, 2, *arguments, [], environment=environment)
+    for got, want in zip(disturbed, undisturbed, strict=True):
         assert got["losses"] == want["losses"]
         for name, value in want["parameters"].items():
             torch.testing.assert_close(got["parameters"][name], value, rtol=0, atol=0)

@@ -141,9 +141,10 @@ class JobCoreTest : public ::testing::Test {
   JobCoreTest() : JobCoreTest(SgdJob()) {}
   using MakeCollective = std::function<std::unique_ptr<Collective>(std::vector<Device*>)>;
   // `shared_copier`: another job's too; null: one of its own. `place`: where slabs are, if not on the host; this thread
-  // writes and reads them all the same. `collective`: makes another than the configuration asks for.
+  // writes and reads them all the same. `collective`: makes another than the configuration asks for. `outlives_daemon`:
+  // the job tells a next daemon what it has committed.
   explicit JobCoreTest(const SpecBuilder& builder_in, TurnQueue* shared_copier = nullptr, SlabPlace place = {},
-                       const MakeCollective& collective = nullptr)
+                       const MakeCollective& collective = nullptr, bool outlives_daemon = false)
       : place_(std::move(place)) {
     SpecBuilder builder = builder_in;
     plan_ = std::make_shared<const ShardPlan>(builder.Plan());
@@ -157,6 +158,7 @@ class JobCoreTest : public ::testing::Test {
     EXPECT_TRUE(memory.ok() && journal.ok()) << memory.status() << journal.status();
     init.memory = *std::move(memory);
     init.journal = *std::move(journal);
+    if (outlives_daemon) init.take_up_log = *TakeUpLog::Create(TakeUpLog::SizesFor(*plan_));
     auto devices = std::move(MakeDevices("cpu:2")->devices);
     for (auto& device : devices) {
       devices_.push_back(std::make_unique<HeldDevice>(std::move(device)));

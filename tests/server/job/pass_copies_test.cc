@@ -26,7 +26,8 @@ SpecBuilder PassCopies(int keep_every, v1::OptimizerKind kind = v1::OPTIMIZER_KI
 
 class PassCopiesTest : public JobCoreTest {
  protected:
-  explicit PassCopiesTest(const SpecBuilder& builder = PassCopies(1)) : JobCoreTest(builder) {}
+  explicit PassCopiesTest(const SpecBuilder& builder = PassCopies(1), bool outlives_daemon = false)
+      : JobCoreTest(builder, /*shared_copier=*/nullptr, /*place=*/{}, /*collective=*/nullptr, outlives_daemon) {}
 
   void Enter(int rank, bool stepped = false) {
     v1::Command command;
@@ -376,6 +377,27 @@ TEST_F(ReplicasTest, WhatTheFirstReplicaWroteIsCarriedToTheOthersAndStatesAreEac
   EXPECT_EQ(State(1)[0], -6.0f);
 }
 
+class PassesOutliveDaemon : public PassCopiesTest {
+ protected:
+  PassesOutliveDaemon() : PassCopiesTest(PassCopies(3), /*outlives_daemon=*/true) {}
+};
+
+// Their streams would store into shards of which the next daemon completes the snapshot.
+TEST_F(PassesOutliveDaemon, HostsAreNotAheadOfAPassThatTakesTheSnapshot) {
+  std::string ahead;
+  for (uint64_t pass = 1; pass <= 6; ++pass) {
+    for (const auto& device : devices_) device->Hold();
+    for (int rank = 0; rank < kRanks; ++rank) Enter(rank, /*stepped=*/pass > 1);
+    ahead += Word(0, &DaemonPage::passes_issued) == pass ? '+' : '-';
+    EXPECT_EQ(Word(0, &DaemonPage::passes), pass - 1);
+    Release();
+    ASSERT_TRUE(Until([&] { return Word(0, &DaemonPage::passes) == pass && Word(1, &DaemonPage::passes) == pass; }));
+    EXPECT_EQ(Word(0, &DaemonPage::passes_issued), pass);
+    LeaveAll();
+  }
+  EXPECT_EQ(ahead, "++-++-");
+}
+
 class DaemonUpdates : public PassCopiesTest {
  protected:
   DaemonUpdates() : PassCopiesTest(PassCopies(1, v1::OPTIMIZER_KIND_SGD)) {}
@@ -412,6 +434,24 @@ TEST_F(DaemonUpdates, ADeathWhileADecidedStepIsCopiedCommitsItOnce) {
   OnLoop([&] { EXPECT_EQ(job_->committed().trainer_states()[0], "state of rank 0"); });
   AttachAll();
   EXPECT_EQ(value(), 3.5f);
+}
+
+// What ranks have stored behind the step is the pass's, and nobody has begun anything in it.
+TEST_F(DaemonUpdates, AnEpochThatIsToEndBehindTheStepEndsBeforeTheNextPassWithItsStores) {
+  Store(4);
+  Pass();
+  OnLoop([&] { EXPECT_TRUE(job_->EndBehindStep(absl::AbortedError("the daemon stops"))); });
+  for (int rank = 0; rank < kRanks; ++rank) Train(rank);
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
+  EXPECT_EQ(epoch(), 1u);
+  Store(9);
+  for (int rank = 0; rank < kRanks; ++rank) Enter(rank);
+  ASSERT_TRUE(Until([&] { return job_->sessions().attached() == 0; }));
+  EXPECT_EQ(Word(0, &DaemonPage::passes), 0u) << "nobody has a page";
+  EXPECT_TRUE(streams_[0]->Aborted().behind_commit());
+  EXPECT_EQ(streams_[0]->Aborted().committed_step(), 1);
+  AttachAll();
+  EXPECT_EQ(value(), 9);
 }
 
 // Its GPUs have not done with the step when the host asks for the next pass.

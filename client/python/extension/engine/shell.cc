@@ -84,7 +84,7 @@ Status EngineShell::EnterPass(bool stepped, const std::string& state) {
     return engine_.job().EnterPass(commits, rank_state);
   };
   Status status = enter(stepped, state);
-  if (!status.ok() && stepped && engine_.FollowInPass()) {
+  if (!status.ok() && engine_.FollowInPass()) {
     status = enter(/*commits=*/false, "");
   }
   if (status.ok() && engine_.passes().copies()) {
