@@ -12,6 +12,8 @@
 namespace shardd {
 namespace {
 
+constexpr int kQuietTimes = 5;  // ranks that may store are given so often the time of others
+
 v1::SessionEvent Aborted(const Committed& committed, absl::StatusCode code, std::string message) {
   v1::SessionEvent event;
   v1::SessionEvent::Aborted* aborted = event.mutable_aborted();
@@ -190,7 +192,9 @@ bool JobCore::EndsBeforePass() const {
 }
 
 bool JobCore::MayEndBeforePass() const {
-  return end_.awaits_pass() && !view_.IsBeyondPass() && (!writes_.pass_copies() || writes_.passes().copied());
+  const Passes& passes = writes_.passes();
+  return end_.awaits_pass() && !view_.IsBeyondPass() &&
+         (!writes_.pass_copies() || (passes.copied() && !passes.told() && snapshots_.snapshot().fresh()));
 }
 
 // A host that goes on has its streams store behind this pass, also where nobody waits for its copies any more, because
@@ -225,13 +229,17 @@ bool JobCore::AwaitEndBehindStep(const absl::Status& cause) {
 void JobCore::EndIfIdle(const absl::Status& cause, absl::Duration quiet) {
   PollRings();
   const absl::Time now = MonotonicNow();
-  const bool idle = std::all_of(sessions_.begin(), sessions_.end(), [&](const auto& session) {
-    return session == nullptr || now - session->last_command_time >= quiet;
-  });
-  // Where ranks update, a step is made before anything is sent of it.
-  if (idle && !view_.IsMidStep() && sessions_.attached() > 0 && !writes_.pass_copies()) {
-    EndEpoch({cause, {}, /*behind_commit=*/true});
-  }
+  const auto idle_for = [&](absl::Duration time) {
+    return std::all_of(sessions_.begin(), sessions_.end(), [&](const auto& session) {
+      return session == nullptr || now - session->last_command_time >= time;
+    });
+  };
+  if (view_.IsMidStep() || sessions_.attached() == 0) return;
+  // What ranks have stored meanwhile would be lost, and where they update, that is a step. Other jobs wait for this
+  // one.
+  const bool may_store = writes_.pass_copies() || end_.awaits_pass();
+  if (idle_for(may_store ? kQuietTimes * quiet : quiet))
+    EndEpoch({cause, {}, /*behind_commit=*/!writes_.pass_copies()});
 }
 
 void JobCore::EndEpoch(EpochEnd::Pending end) {

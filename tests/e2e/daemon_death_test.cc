@@ -47,6 +47,16 @@ TEST_P(DaemonDeathWith, KillsAtAnyMomentLoseNothing) {
   ExpectUndisturbed(args, ranks);
 }
 
+TEST_F(DaemonDeath, KillsUnderFourRanksLoseNothing) {
+  const Args args = Training(60 * Kills())
+                        .With({{"world", "4"}, {"strategy", "HYBRID_SHARD"}, {"group_size", "2"}, {"max_norm", "0.1"}});
+  StartCustodian();
+  StartKept();
+  std::vector<Child> ranks = StartRanks(args);
+  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
+  ExpectUndisturbed(args, ranks);
+}
+
 // With them an abort goes back to the snapshot.
 TEST_P(DaemonDeathWith, KillsWhereRanksUpdateGoBackToTheSnapshot) {
   const Args args = TrainingByRanks(15 * Kills(), GetParam() == std::string("sgd") ? "sgd" : "adam");

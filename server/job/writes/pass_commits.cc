@@ -57,7 +57,8 @@ absl::Status PassCommits::Commit() {
   version.label = copies ? "copy" : "cast";
   version.ops = std::move(ops);
   version.in_order = settles || use_.plan->shard_copies > 1;
-  version.snapshot_is_due = use_.snapshots->snapshot().IsDueWithPass();
+  // As it was when ranks were told, or not.
+  version.snapshot_is_due = copies && use_.writes->passes().takes_snapshot();
   version.stepped = stepped;
   version.commit = [this, stepped, stored] {
     if (stored) use_.snapshots->Age();
@@ -70,7 +71,7 @@ absl::Status PassCommits::Commit() {
 
 absl::Status PassCommits::Announce(bool tell) {
   SHARDD_RETURN_IF_ERROR(use_.writes->StepComesFirst().status());
-  use_.writes->Announce(tell);
+  use_.writes->Announce(tell, use_.snapshots->snapshot().IsDueWithPass());
   return absl::OkStatus();
 }
 

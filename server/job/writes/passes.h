@@ -32,6 +32,8 @@ class Passes {
   bool announced() const { return announced_; }
   // Ranks know of it, and hosts that are ahead of their devices go on.
   bool told() const { return told_; }
+  // With the copies of the announced pass a snapshot is taken.
+  bool takes_snapshot() const { return takes_snapshot_; }
   bool copied() const { return copied_; }
   // The copies wait for the devices of the ranks.
   bool awaits_devices() const { return awaits_devices_; }
@@ -42,9 +44,10 @@ class Passes {
   // Returns it, and forgets it; empty: the rank has given none.
   std::string TakeTrainerState(int rank) { return std::exchange(ranks_[rank].trainer_state, {}); }
   void ForgetTrainerStates();
-  void Announce(bool tell) {
+  void Announce(bool tell, bool takes_snapshot) {
     announced_ = true;
     told_ = tell;
+    takes_snapshot_ = takes_snapshot;
   }
   void AwaitDevices(bool awaits) { awaits_devices_ = awaits; }
   void CopiesMade() { copied_ = true; }
@@ -69,6 +72,7 @@ class Passes {
   std::vector<OfRank> ranks_;
   bool announced_ = false;
   bool told_ = false;
+  bool takes_snapshot_ = false;
   bool copied_ = false;
   bool awaits_devices_ = false;
 };

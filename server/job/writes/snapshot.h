@@ -40,6 +40,8 @@ class Snapshot {
   // The job goes back to it: nobody attaches.
   bool going_back() const { return going_back_; }
   int64_t step() const { return step_; }  // of which it is
+  // Trainers have written nothing since that is a version.
+  bool fresh() const { return whole_ && age_ == 0; }
   // Ranks hand in, and passes commit, so often before the next copy is taken (JobConfig.keep_every).
   bool IsDueBeforeHandIn() const { return !whole_ || age_ >= plan_->config.keep_every(); }
   bool IsDueWithPass() const { return with_each_ || !whole_ || age_ + 1 >= plan_->config.keep_every(); }

@@ -147,8 +147,8 @@ void TrainerWrites::ReadmitLate(WaitsFor waits_for) {
   }
 }
 
-void TrainerWrites::Announce(bool tell) {
-  passes_.Announce(tell);
+void TrainerWrites::Announce(bool tell, bool takes_snapshot) {
+  passes_.Announce(tell, takes_snapshot);
   for (const auto& session : *see_.sessions) {
     if (session != nullptr && tell) session->words().PublishPassIssued();
   }

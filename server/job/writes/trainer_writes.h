@@ -81,7 +81,7 @@ class TrainerWrites final : public JobPart {
   // With pass_copies: the ranks' streams may go on to what reads the copies. `sums_under_way`: gradients are being
   // added by trainers, whose streams would hold that up.
   bool MayAnnounce(bool sums_under_way) const { return !passes_.announced() && !sums_under_way; }
-  void Announce(bool tell);
+  void Announce(bool tell, bool takes_snapshot);
   void AwaitPassDevices(bool awaits) { passes_.AwaitDevices(awaits); }
   // Returns the rank's trainer state, and forgets it; empty: it has given none, or gave it with a step.
   std::string TakeTrainerState(int rank) { return passes_.TakeTrainerState(rank); }

@@ -31,7 +31,7 @@ TEST(PassesTest, ALateRankGoesOnInTheOthersPass) {
 TEST(PassesTest, CopiesAreMadeForOnePass) {
   Passes passes(1);
   passes.Enter(0, false, 0);
-  passes.Announce(/*tell=*/true);
+  passes.Announce(/*tell=*/true, /*takes_snapshot=*/true);
   passes.AwaitDevices(true);
   passes.AwaitDevices(false);
   passes.CopiesMade();
@@ -54,7 +54,7 @@ TEST(PassesTest, AnEndedEpochForgetsAll) {
   Passes passes(1);
   passes.Enter(0, true, 7);
   passes.SetTrainerState(0, "a");
-  passes.Announce(/*tell=*/true);
+  passes.Announce(/*tell=*/true, /*takes_snapshot=*/true);
   passes.AwaitDevices(true);
   passes.EndEpoch();
   EXPECT_TRUE(passes.outside(0));
