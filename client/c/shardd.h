@@ -133,8 +133,9 @@ typedef struct shardd_job_info {
   /* 1: passes read copies of the shards (JobConfig.passCopies; see "Jobs whose trainers write their shards"). */
   int32_t pass_copies;
   /* 1: the session is over, and this rank has lost nothing: its daemon has stopped for another one, right behind the
-   * commit of the step that the rank sent last. A program that has begun nothing since (no forward, no gradients) goes
-   * on where it is with shardd_reattach, as if there had been no abort. */
+   * commit of the step that the rank sent last, or, where ranks edit parameters, in shardd_enter_pass behind it, with
+   * the edits. A program that has begun nothing since (no forward, no gradients) goes on where it is with
+   * shardd_reattach, as if there had been no abort. */
   int32_t lost_nothing;
 } shardd_job_info;
 SHARDD_API shardd_status* shardd_get_job_info(const shardd_job* job, shardd_job_info* info);

@@ -238,8 +238,9 @@ void JobCore::EndIfIdle(const absl::Status& cause, absl::Duration quiet) {
   // What ranks have stored meanwhile would be lost, and where they update, that is a step. Other jobs wait for this
   // one.
   const bool may_store = writes_.pass_copies() || end_.awaits_pass();
-  if (idle_for(may_store ? kQuietTimes * quiet : quiet))
+  if (idle_for(may_store ? kQuietTimes * quiet : quiet)) {
     EndEpoch({cause, {}, /*behind_commit=*/!writes_.pass_copies()});
+  }
 }
 
 void JobCore::EndEpoch(EpochEnd::Pending end) {
