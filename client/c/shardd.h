@@ -10,10 +10,10 @@
  * Errors: every fallible call returns NULL for success, else a status that the caller frees with shardd_status_free.
  * Codes are those of google.rpc.Code. ABORTED: the epoch advanced (a rank died, or the step was ended by an error that
  * the text explains); everything since the last committed step is dropped; call shardd_reattach and rewind to
- * shardd_job_info.committed_step with shardd_trainer_state. UNAVAILABLE: the daemon is gone; shardd_reattach waits up
- * to 30 s for its successor. NOT_FOUND during training: the job was closed, for good. The first two are sticky until
- * shardd_reattach. FAILED_PRECONDITION and INVALID_ARGUMENT are found before anything is sent and cost the session
- * nothing. Blocking: calls marked [waits] block until the named event, at most options.timeout_ms, then
+ * shardd_job_info.committed_step with shardd_trainer_state. UNAVAILABLE: the daemon is gone; shardd_reattach waits
+ * for its successor (options.daemon_wait_ms). NOT_FOUND during training: the job was closed, for good. The first two
+ * are sticky until shardd_reattach. FAILED_PRECONDITION and INVALID_ARGUMENT are found before anything is sent and cost
+ * the session nothing. Blocking: calls marked [waits] block until the named event, at most options.timeout_ms, then
  * DEADLINE_EXCEEDED with who is waited for, or until the host wants them to end (shardd_set_interrupt), then CANCELLED.
  * All others return without waiting for another process.
  */
@@ -88,6 +88,9 @@ typedef struct shardd_attach_options {
    * is detached. NULL: SHARDD_JOB_SECRET, else the contents of the file SHARDD_JOB_SECRET_FILE, else the job has none.
    * PERMISSION_DENIED: the job has another one. FAILED_PRECONDITION: it was opened without one. */
   const char* job_secret;
+  /* How long shardd_reattach waits for a daemon where there is none. After a second it says so on standard error. 0:
+   * SHARDD_DAEMON_WAIT_MS, else 60 000. */
+  int64_t daemon_wait_ms;
 } shardd_attach_options;
 
 /* Opens or joins the job, attaches the rank, maps its memory. [waits: daemon start, slab allocation] */

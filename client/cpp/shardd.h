@@ -133,7 +133,8 @@ class Job {
     bool device_memory = false;
     int32_t node = -1;
     bool ends_with_launcher = false;
-    std::string job_secret;  // empty: from the environment
+    std::string job_secret;      // empty: from the environment
+    int64_t daemon_wait_ms = 0;  // for another daemon where this one ends; 0: from the environment, else 60 000
   };
   static Status Attach(const Options& options, std::unique_ptr<Job>* job) {
     shardd_attach_options c{};
@@ -148,6 +149,7 @@ class Job {
     c.node = options.node;
     c.ends_with_launcher = options.ends_with_launcher ? 1 : 0;
     c.job_secret = options.job_secret.empty() ? nullptr : options.job_secret.c_str();
+    c.daemon_wait_ms = options.daemon_wait_ms;
     shardd_job* raw = nullptr;
     Status status = Status::Take(shardd_attach(&c, &raw));
     if (status.ok()) {

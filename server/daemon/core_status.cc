@@ -47,6 +47,7 @@ void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
       gpu->set_compute_mode(facts.compute_mode);
     }
     daemon.mutable_warnings()->Add(options_.device_warnings.begin(), options_.device_warnings.end());
+    if (std::string warning = custody_.Warning(); !warning.empty()) daemon.add_warnings(std::move(warning));
     done(std::move(daemon));
   });
 }

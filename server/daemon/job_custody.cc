@@ -78,6 +78,8 @@ absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore
         !may.ok()) {
       LogWarning(absl::StrCat("job ", init->spec.name(),
                               " ends with this daemon: its GPUs' memory cannot be taken up: ", may.message()));
+      absl::MutexLock lock(&mutex_);
+      why_gpus_end_ = std::string(may.message());
       init->take_up_log = nullptr;
       init->memory->FreeOldValues();
       return absl::OkStatus();
@@ -108,6 +110,13 @@ absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore
   SHARDD_RETURN_IF_ERROR(put(kCustodyJobName, record->fd()));
   *exists = true;
   return absl::OkStatus();
+}
+
+std::string JobCustody::Warning() const {
+  absl::MutexLock lock(&mutex_);
+  if (why_gpus_end_.empty()) return "";
+  return absl::StrCat("jobs on GPUs end with this daemon, because its driver lets no other process have their memory (",
+                      why_gpus_end_, "); save checkpoints");
 }
 
 void JobCustody::Review() const {

@@ -10,8 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "server/custodian/custody.h"
 #include "server/daemon/taken_up_job.h"
 #include "server/job/job_core.h"
@@ -27,8 +29,10 @@ class JobCustody {
   // Jobs that will be kept.
   bool Keeps(const ShardPlan& plan) const { return custody_ != nullptr && OutlivesDaemon(plan); }
   // UNAVAILABLE: the custodian does not answer, and the job is not to be. A job on GPUs whose driver does not let
-  // another process have its memory ends with this daemon, and the log says so.
+  // another process have its memory ends with this daemon; the log says so, and Warning() from then on.
   absl::Status HandOver(int node, const std::string& link_key, JobCore::Init* init) const;
+  // Which jobs end with this daemon though it has a custodian, and why; empty: none was found.
+  std::string Warning() const;
   // Looks whether the custodian is still the one that has everything, and hands it to another. Every second or so.
   void Review() const;
   // The job has ended.
@@ -39,6 +43,8 @@ class JobCustody {
 
  private:
   const std::shared_ptr<Custody> custody_;
+  mutable absl::Mutex mutex_;
+  mutable std::string why_gpus_end_ ABSL_GUARDED_BY(mutex_);  // of the last such job; empty: there was none
 };
 
 }  // namespace shardd

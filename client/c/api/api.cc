@@ -73,6 +73,13 @@ absl::StatusOr<AttachOptions> ReadOptions(const shardd_attach_options* options) 
     SHARDD_ASSIGN_OR_RETURN(result.job_secret, ReadJobSecret());
   }
   SHARDD_ASSIGN_OR_RETURN(result.timeout, TimeoutOf("attach", options->timeout_ms));
+  if (options->daemon_wait_ms < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("attach: daemon_wait_ms is out of range (got ", options->daemon_wait_ms, ", want 0 or more)"));
+  }
+  if (const int64_t ms = options->daemon_wait_ms > 0 ? options->daemon_wait_ms : environment.daemon_wait_ms; ms > 0) {
+    result.daemon_wait = absl::Milliseconds(ms);
+  }
   if (environment.grace_ms == 0) {  // else it says how long the job is kept
     result.launcher.set_start_ticks(LauncherStartTicks());
     result.launcher.set_alone(options->ends_with_launcher != 0);

@@ -34,7 +34,9 @@ absl::StatusOr<LaunchEnvironment> ReadLaunchEnvironment() {
   SHARDD_ASSIGN_OR_RETURN(const int world, EnvironmentNumber("WORLD_SIZE", 1));
   SHARDD_ASSIGN_OR_RETURN(const int local_world, EnvironmentNumber("LOCAL_WORLD_SIZE", 1));
   SHARDD_ASSIGN_OR_RETURN(const int grace_ms, EnvironmentNumber("SHARDD_GRACE_MS", 0));
+  SHARDD_ASSIGN_OR_RETURN(const int daemon_wait_ms, EnvironmentNumber("SHARDD_DAEMON_WAIT_MS", 0));
   result.grace_ms = std::max(grace_ms, 0);
+  result.daemon_wait_ms = std::max(daemon_wait_ms, 0);
   result.world_size = std::max(world, 0);
   result.local_world_size = std::max(local_world, 0);
   if (result.rank < 0 && local_world > 0 && local_world == world) {

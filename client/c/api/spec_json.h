@@ -19,6 +19,7 @@ struct LaunchEnvironment {
   int world_size = 0;        // WORLD_SIZE; 0: not set
   int local_world_size = 0;  // LOCAL_WORLD_SIZE; 0: not set
   int grace_ms = 0;          // SHARDD_GRACE_MS; 0: not set
+  int daemon_wait_ms = 0;    // SHARDD_DAEMON_WAIT_MS; 0: not set
 };
 // INVALID_ARGUMENT naming a variable that is no number in range.
 absl::StatusOr<LaunchEnvironment> ReadLaunchEnvironment();

@@ -30,7 +30,8 @@ struct AttachOptions {
   int node = 0;            // of the spec's nodes
   std::string job_secret;  // empty: none
   absl::Duration timeout;
-  v1::Launcher launcher;  // start_ticks 0: none is told
+  absl::Duration daemon_wait = absl::Seconds(60);  // of Reattach, where there is no daemon
+  v1::Launcher launcher;                           // start_ticks 0: none is told
 };
 
 // Ties a rank to its job at the daemon. Owns the session, the failure that ended it, the plan and the ledger of

@@ -17,8 +17,6 @@ namespace {
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(5);
 constexpr absl::Duration kLongestRetry = absl::Milliseconds(500);
 constexpr absl::Duration kLongestRetryOfAgain = absl::Milliseconds(50);  // the others train no sooner than this rank
-// A daemon that is being replaced.
-constexpr absl::Duration kRestartGrace = absl::Seconds(60);
 // After so long, the rank says what it waits for.
 constexpr absl::Duration kSayAfter = absl::Seconds(1);
 // An embedded daemon that is just ending while another is started.
@@ -44,7 +42,7 @@ absl::Status Attachment::Establish(absl::Time deadline) {
     if (again && !said && absl::IsUnavailable(status) && absl::Now() - start > kSayAfter) {
       said = true;
       std::fprintf(stderr, "shardd: job \"%s\": rank %d waits up to %s for a daemon (%s)\n", plan_.job().c_str(),
-                   rank(), absl::FormatDuration(kRestartGrace).c_str(), std::string(status.message()).c_str());
+                   rank(), absl::FormatDuration(options_.daemon_wait).c_str(), std::string(status.message()).c_str());
     }
     if (status.ok() || !MayRetry(status, again, absl::Now() - start) || absl::Now() + pause >= deadline) {
       return status;
@@ -58,12 +56,12 @@ bool Attachment::MayRetry(const absl::Status& status, bool again, absl::Duration
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
       // With an address given, a first attach says at once that nobody listens there.
-      return (again && waited < kRestartGrace) || (target_.found_here && waited < kAutostartGrace);
+      return (again && waited < options_.daemon_wait) || (target_.found_here && waited < kAutostartGrace);
     case absl::StatusCode::kCancelled:
       // A daemon that was started for others is just ending, with its last job; another one takes its place. What an
       // interrupt has ended has the same code and stays ended: by its text, because a signal can be asked for once.
       return absl::StrContains(status.message(), "the daemon is shutting down") &&
-             (again ? waited < kRestartGrace : target_.found_here && waited < kAutostartGrace);
+             (again ? waited < options_.daemon_wait : target_.found_here && waited < kAutostartGrace);
     case absl::StatusCode::kAborted:
       // Somebody else was lost between two of our calls. Nothing was given out yet, so nothing has to be rewound.
       return true;

@@ -1,6 +1,7 @@
 // Attach, reattach, detach against a real daemon.
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -230,6 +231,45 @@ TEST(Attach, ADeadDaemonIsUnavailableWithinASecondAndItsSuccessorIsFound) {
   daemon.Restart();
   EXPECT_C_OK(shardd_reattach(rank.job()));
   EXPECT_EQ(rank.Info().rank, 0);
+}
+
+TEST(Attach, ARankWaitsForADaemonAsLongAsItsOptionsSay) {
+  Daemon daemon;
+  const std::string json = ToJson(SmallSpec("job", 1));
+  shardd_attach_options options = {};
+  options.struct_size = sizeof(options);
+  options.spec_json = json.c_str();
+  const std::string address = daemon.address();
+  options.address = address.c_str();
+  const auto wait = [&] {
+    shardd_job* job = nullptr;
+    EXPECT_C_OK(shardd_attach(&options, &job));
+    daemon.process().Kill();
+    EXPECT_C_ERROR(shardd_commit_parameters(job), kUnavailable, "daemon");
+    const absl::Time start = absl::Now();
+    EXPECT_C_ERROR(shardd_reattach(job), kUnavailable, "");
+    const absl::Duration waited = absl::Now() - start;
+    EXPECT_C_OK(shardd_detach(job, 0));
+    daemon.Restart();
+    return waited;
+  };
+  options.daemon_wait_ms = 1500;
+  ::testing::internal::CaptureStderr();
+  const absl::Duration first = wait();
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ::testing::HasSubstr("job \"job\": rank 0 waits up to 1.5s for a daemon"));
+  EXPECT_GE(first, absl::Milliseconds(1500));
+  EXPECT_LT(first, absl::Milliseconds(2500));
+  options.daemon_wait_ms = 0;
+  setenv("SHARDD_DAEMON_WAIT_MS", "300", 1);
+  ::testing::internal::CaptureStderr();
+  const absl::Duration second = wait();
+  unsetenv("SHARDD_DAEMON_WAIT_MS");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "") << "a pause of less than a second is not worth a line";
+  EXPECT_LT(second, absl::Milliseconds(1300));
+  options.daemon_wait_ms = -1;
+  shardd_job* job = nullptr;
+  EXPECT_C_ERROR(shardd_attach(&options, &job), kInvalidArgument, "daemon_wait_ms");
 }
 
 TEST(Attach, ALostRankAbortsTheOthersWhoReattachAtTheCommittedStep) {

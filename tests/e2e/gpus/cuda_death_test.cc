@@ -3,6 +3,7 @@
 
 #include "tests/e2e/gpus/cuda_death.h"
 
+#include <gmock/gmock.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -221,6 +222,8 @@ TEST_F(CudaDeath, WhereTheDriverImportsNothingTheJobEndsWithTheDaemonAndTheLogSa
   ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
   EXPECT_TRUE(absl::StrContains(testing::ReadWholeFile(DaemonLog()),
                                 "job job ends with this daemon: its GPUs' memory cannot be taken up"));
+  EXPECT_THAT(DaemonStatus().warnings(),
+              ::testing::Contains(::testing::HasSubstr("jobs on GPUs end with this daemon")));
   EXPECT_EQ(Purposes().count("old values"), 0u);
   KillDaemon();
   StartKept();
