@@ -19,13 +19,28 @@ absl::StatusOr<DecidedStep> DecidedStepOf(const ShardPlan& plan, const v1::Decid
   step.groups.assign(record.groups().begin(), record.groups().end());
   step.clip_factor = record.clip_factor();
   step.step_counts.assign(record.step_counts().begin(), record.step_counts().end());
-  if (step.step_counts.size() != plan.params.size() || record.present().size() * 8 < plan.params.size()) {
+  if (step.step_counts.size() != plan.params.size() || record.present().size() * 8 < plan.params.size() ||
+      record.groups_size() != OptimizerGroups(plan)) {
     return absl::DataLossError(absl::StrCat("the record of step ", record.step(), " is of another plan"));
   }
   for (size_t param = 0; param < plan.params.size(); ++param) {
     step.present.push_back((record.present()[param / 8] >> (param % 8) & 1) != 0);
   }
   return step;
+}
+
+// What a log says of a torn block is no reason to write elsewhere than there.
+absl::Status CheckLogs(const std::vector<DeviceOp>& ops, int64_t step) {
+  for (const DeviceOp& op : ops) {
+    const Logged* const logged = LoggedOf(op);
+    if (logged == nullptr || !logged->log->is_torn(step)) continue;
+    const int64_t most = logged->place.old == nullptr ? UpdateLog::kBlockNumel : logged->place.numel;
+    if (const int64_t numel = logged->log->block_numel(); numel < 1 || numel > most) {
+      return absl::DataLossError(absl::StrCat("take-up log: the block of step ", step, "'s update that is torn has ",
+                                              numel, " elements (want 1 to ", most, ")"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RunHere(const std::vector<DeviceOp>& ops) {
@@ -57,6 +72,7 @@ absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& re
   }
   for (const std::vector<DeviceOp>& part : parts) {
     for (const DeviceOp& op : part) SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
+    SHARDD_RETURN_IF_ERROR(CheckLogs(part, record.step()));
   }
   // Ranks wait for this: a large model takes one thread seconds.
   InParallel(parts.size(), [&](size_t part) {
@@ -97,8 +113,9 @@ absl::Status CompleteStepOnGpus(const ShardPlan& plan, const v1::DecidedStepReco
   for (int rank = 0; rank < plan.world_size; ++rank) {
     UpdateLog& update = log.update(rank);
     if (!update.is_of(record.step())) update.Begin(record.step());
-    RestOfUpdate of_rank =
-        RestOf(UpdateOps(plan, memory.pointers(), step, rank, memory.LoggedBy(&update, rank)), record.step());
+    const std::vector<DeviceOp> ops = UpdateOps(plan, memory.pointers(), step, rank, memory.LoggedBy(&update, rank));
+    SHARDD_RETURN_IF_ERROR(CheckLogs(ops, record.step()));
+    RestOfUpdate of_rank = RestOf(ops, record.step());
     put_back.push_back(std::move(of_rank.put_back));
     rest.push_back(std::move(of_rank.ops));
   }

@@ -129,11 +129,15 @@ absl::Status CheckSgd(int group, const v1::HyperParameters& h, bool has_buffer) 
 
 }  // namespace
 
+int OptimizerGroups(const ShardPlan& plan) {
+  const v1::OptimizerConfig& optimizer = plan.config.optimizer();
+  return IsAdam(optimizer.kind()) || optimizer.kind() == v1::OPTIMIZER_KIND_SGD ? optimizer.groups_size() + 1 : 0;
+}
+
 absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step) {
   const v1::OptimizerConfig& optimizer = plan.config.optimizer();
   const bool adamw = IsAdam(optimizer.kind());
-  const bool sgd = optimizer.kind() == v1::OPTIMIZER_KIND_SGD;
-  const int want = adamw || sgd ? optimizer.groups_size() + 1 : 0;
+  const int want = OptimizerGroups(plan);
   if (step.groups_size() != want) {
     return absl::InvalidArgumentError(
         absl::StrCat("step: wrong number of optimizer groups (got ", step.groups_size(), ", want ", want, ")"));

@@ -30,6 +30,9 @@ struct DecidedStep {
   std::vector<int64_t> step_counts;  // by parameter: updates before this step
 };
 
+// How many groups of hyperparameters a step brings: the config's and the default one; 0: no parameter changes by it.
+int OptimizerGroups(const ShardPlan& plan);
+
 // INVALID_ARGUMENT: the number of groups is wrong, PyTorch's optimizer would refuse a value (negative lr, beta outside
 // [0, 1), nesterov without momentum), there is momentum without a planned buffer, or the norm type is invalid. Names
 // group, field and value.

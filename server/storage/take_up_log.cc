@@ -209,8 +209,10 @@ void TakeUpLog::Write() {
 
 absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
   const RawTakeUpHeader best = LastHeader(*slab_);
-  if (best.sequence == 0 || best.facts > 2 || best.counts > 2)
+  constexpr int64_t kMostSteps = int64_t{1} << 62;
+  if (best.sequence == 0 || best.facts > 2 || best.counts > 2 || best.step < 0 || best.step > kMostSteps) {
     return absl::DataLossError("take-up log: no header is valid");
+  }
   Left left;
   left.header = {best.epoch, best.step, best.version};
   left.touched = (best.flags & kTouched) != 0;
