@@ -21,7 +21,7 @@ constexpr int kFirstDevicePid = 100000;
 constexpr int kOnlyThread = 1;  // of the job: its steps; of a rank: its trainer
 constexpr int kFirstSlotThread = 2;
 // Ours, in the order in which a device prefers them.
-constexpr const char* kStreams[] = {"pre_unshard", "unshard", "post_backward", "all_reduce", "optimizer"};
+constexpr const char* kStreams[] = {"unshard", "post_backward", "optimizer"};
 
 std::string Quoted(absl::string_view text) {
   std::string out = "\"";

@@ -26,9 +26,9 @@ class UpdateLog;
 
 // Ordered queues of a device. Work of one job in one stream runs in order. Between streams, and between jobs, the only
 // order is what the caller makes by submitting after a completion.
-enum class StreamId { kPreUnshard = 0, kUnshard, kPostBackward, kAllReduce, kOptimizer };
-inline constexpr int kStreamCount = 5;
-absl::string_view StreamName(StreamId stream);  // "pre_unshard", "unshard", "post_backward", "all_reduce", "optimizer"
+enum class StreamId { kUnshard = 0, kPostBackward, kOptimizer };
+inline constexpr int kStreamCount = 3;
+absl::string_view StreamName(StreamId stream);  // "unshard", "post_backward", "optimizer"
 
 // Memory that an operation names must stay valid until its `done` runs. common/tensor/kernels.h has the kernels'
 // contracts.

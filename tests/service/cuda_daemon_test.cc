@@ -81,7 +81,7 @@ TEST(CudaDaemonTest, EveryGpuIsServedWithItsStreamsUnderItsName) {
   EXPECT_THAT(Shardctl(daemon, folder, "status"), ContainsRegex("devices +cuda:1 cuda:0\n"));  // in the order asked for
   const std::string streams = Shardctl(daemon, folder, "streams");
   for (const char* gpu : {"cuda:0", "cuda:1"}) {
-    for (const char* stream : {"pre_unshard", "unshard", "post_backward", "all_reduce", "optimizer"}) {
+    for (const char* stream : {"unshard", "post_backward", "optimizer"}) {
       EXPECT_THAT(streams, ContainsRegex(absl::StrCat(gpu, " +", stream, " +0 +0 +0")));
     }
   }

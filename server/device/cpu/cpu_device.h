@@ -18,7 +18,7 @@
 
 namespace shardd {
 
-// A logical device on host memory: one worker thread serves the five streams of all jobs.
+// A logical device on host memory: one worker thread serves the three streams of all jobs.
 //
 // The worker takes the first unfinished work of a stream of a job, runs a slice of it (an operation, or a part of a
 // large one: about a millisecond), and then chooses again. First it chooses the job whose turn it is, by the worker's

@@ -16,7 +16,7 @@
 
 namespace shardd {
 
-// Driver objects of one GPU's device (the primary context, five streams, the kernels, scratch), and the translation of
+// Driver objects of one GPU's device (the primary context, three streams, the kernels, scratch), and the translation of
 // operations into calls. Loop-confined: one thread at a time calls it, with the context current. Only Create,
 // SynchroniseStream and the destructor wait for the GPU.
 class CudaEngine {

@@ -5,14 +5,10 @@ namespace shardd {
 
 absl::string_view StreamName(StreamId stream) {
   switch (stream) {
-    case StreamId::kPreUnshard:
-      return "pre_unshard";
     case StreamId::kUnshard:
       return "unshard";
     case StreamId::kPostBackward:
       return "post_backward";
-    case StreamId::kAllReduce:
-      return "all_reduce";
     case StreamId::kOptimizer:
       return "optimizer";
   }

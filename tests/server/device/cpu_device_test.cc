@@ -24,10 +24,10 @@ class CpuDeviceTest : public testing::Test {
   template <typename Submit>
   std::vector<std::string> OrderOf(Submit&& submit) {
     absl::Notification entered, opened;
-    device_.Submit(StreamId::kPreUnshard, {"gate", {}, [&](absl::Status) {
-                                             entered.Notify();
-                                             opened.WaitForNotificationWithTimeout(kLimit);
-                                           }});
+    device_.Submit(StreamId::kUnshard, {"gate", {}, [&](absl::Status) {
+                                          entered.Notify();
+                                          opened.WaitForNotificationWithTimeout(kLimit);
+                                        }});
     entered.WaitForNotification();
     submit();
     opened.Notify();
@@ -58,23 +58,21 @@ class CpuDeviceTest : public testing::Test {
 TEST_F(CpuDeviceTest, UnshardGoesFirstAndTheOptimizerLast) {
   EXPECT_THAT(OrderOf([&] {
                 Submit(StreamId::kOptimizer, "optimizer");
-                Submit(StreamId::kAllReduce, "all_reduce");
                 Submit(StreamId::kPostBackward, "post_backward");
                 Submit(StreamId::kUnshard, "unshard");
-                Submit(StreamId::kPreUnshard, "pre_unshard");
               }),
-              ElementsAre("pre_unshard", "unshard", "post_backward", "all_reduce", "optimizer"));
+              ElementsAre("unshard", "post_backward", "optimizer"));
 }
 
 TEST_F(CpuDeviceTest, AStreamOfLowPreferenceIsNotStarved) {
   const std::vector<std::string> order = OrderOf([&] {
     for (int i = 0; i < 200; ++i) Submit(StreamId::kUnshard, "unshard");
     Submit(StreamId::kOptimizer, "optimizer");
-    Submit(StreamId::kAllReduce, "all_reduce");
+    Submit(StreamId::kPostBackward, "post_backward");
   });
   const auto position = [&](const char* label) { return std::find(order.begin(), order.end(), label) - order.begin(); };
   EXPECT_LT(position("optimizer"), 50);
-  EXPECT_LT(position("all_reduce"), 50);
+  EXPECT_LT(position("post_backward"), 50);
 }
 
 TEST_F(CpuDeviceTest, AnUnshardDoesNotWaitForAWholeUpdate) {
@@ -92,12 +90,12 @@ TEST_F(CpuDeviceTest, AnUnshardDoesNotWaitForAWholeUpdate) {
   // Many seconds of work; the shutdown below ends it.
   Submit(StreamId::kOptimizer, "update", std::vector<DeviceOp>(5000, update));
   const absl::Time deadline = absl::Now() + kLimit;
-  while (device_.Status()[4].current.empty() && absl::Now() < deadline) {
+  while (device_.Status()[2].current.empty() && absl::Now() < deadline) {
   }
   absl::Notification unsharded;
   device_.Submit(StreamId::kUnshard, {"unshard", {}, [&](absl::Status) { unsharded.Notify(); }});
   EXPECT_TRUE(unsharded.WaitForNotificationWithTimeout(kLimit));
-  EXPECT_EQ(device_.Status()[4].current, "update");
+  EXPECT_EQ(device_.Status()[2].current, "update");
   device_.Shutdown();
 }
 
@@ -113,7 +111,7 @@ TEST_F(CpuDeviceTest, JobsTakeTurnsWithinTheirWorks) {
   constexpr int kCopies = 50;
   EXPECT_THAT(OrderOf([&] {
                 // A stream is preferred within a job alone.
-                Submit(StreamId::kPreUnshard, "large", Copies(from, to, 8 * kCopies), {1, 1});
+                Submit(StreamId::kUnshard, "large", Copies(from, to, 8 * kCopies), {1, 1});
                 Submit(StreamId::kOptimizer, "small", Copies(from, to, kCopies), {1, 2});
                 Submit(StreamId::kOptimizer, "smaller", Copies(from, to, kCopies / 4), {1, 3});
               }),
@@ -135,7 +133,7 @@ TEST_F(CpuDeviceTest, OneUserOfManyJobsIsOneUser) {
   std::vector<char> to(from.size());
   const std::vector<std::string> order = OrderOf([&] {
     for (uint64_t job = 0; job < 60; ++job) {
-      Submit(StreamId::kPreUnshard, "many", Copies(from, to, 4), {1, job});
+      Submit(StreamId::kUnshard, "many", Copies(from, to, 4), {1, job});
     }
     Submit(StreamId::kOptimizer, "one", Copies(from, to, 20), {2, 100});
   });
@@ -149,7 +147,7 @@ TEST_F(CpuDeviceTest, AJobThatComesLateIsServedAtOnceAndThenShares) {
   std::vector<char> to_late(from.size());
   Submit(StreamId::kOptimizer, "early", Copies(from, to, 200), {1, 1});
   const absl::Time deadline = absl::Now() + kLimit;
-  while (device_.Status()[4].busy_us < 100'000 && absl::Now() < deadline) {
+  while (device_.Status()[2].busy_us < 100'000 && absl::Now() < deadline) {
   }
   Submit(StreamId::kOptimizer, "late", {}, {1, 2});
   Submit(StreamId::kOptimizer, "as long", Copies(from, to_late, 400), {1, 2});

@@ -389,16 +389,16 @@ TEST_P(DeviceTest, StatusNamesTheRunningWorkAndItsTime) {
     for (int i = 0; i < 200; ++i)
       work.ops.emplace_back(CopyOp{src.data(), dst.data(), static_cast<int64_t>(src.size())});
     work.done = log.Entry("copy");
-    device_->Submit(StreamId::kAllReduce, std::move(work));
+    device_->Submit(StreamId::kOptimizer, std::move(work));
     ++submitted;
     for (StreamStatus status; !seen && status.done < submitted && absl::Now() < deadline;) {
-      status = device_->Status()[3];
+      status = device_->Status()[2];
       seen = status.current == "copy a lot" && status.busy_us > 0;
     }
     log.WaitFor(submitted);
   }
   EXPECT_TRUE(seen);
-  const StreamStatus after = device_->Status()[3];
+  const StreamStatus after = device_->Status()[2];
   EXPECT_EQ(after.current, "");
   EXPECT_GT(after.busy_us, 100);
 }
@@ -445,7 +445,7 @@ TEST_P(DeviceTest, ShutdownInterruptsALongWorkBetweenOperations) {
   work.done = log.Entry("long");
   device_->Submit(StreamId::kOptimizer, std::move(work));
   const absl::Time deadline = absl::Now() + kLimit;
-  while (device_->Status()[4].current.empty() && absl::Now() < deadline) {
+  while (device_->Status()[2].current.empty() && absl::Now() < deadline) {
   }
   const absl::Time before = absl::Now();
   device_->Shutdown();

@@ -53,10 +53,8 @@ TEST(MakeDevicesTest, WithoutADriverTheErrorSaysWhatWasLookedFor) {
 }
 
 TEST(StreamNameTest, StreamsHaveTheNamesOfTheDesign) {
-  EXPECT_EQ(StreamName(StreamId::kPreUnshard), "pre_unshard");
   EXPECT_EQ(StreamName(StreamId::kUnshard), "unshard");
   EXPECT_EQ(StreamName(StreamId::kPostBackward), "post_backward");
-  EXPECT_EQ(StreamName(StreamId::kAllReduce), "all_reduce");
   EXPECT_EQ(StreamName(StreamId::kOptimizer), "optimizer");
 }
 
