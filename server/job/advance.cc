@@ -55,9 +55,9 @@ absl::Span<const Transition> JobCore::Transitions() {
       {"say that backwards are closed", kOverNodes, 0,
        [](const JobCore& job) { return job.nodes_.sums().MaySayClosed(); },
        [](JobCore& job) { job.nodes_.sums().SayClosed(); }, nullptr, "",
-       "Node 0 takes it that what was not said of these backwards by then never will be.",
+       "After this, node 0 assumes that no further contribution to these backwards will come.",
        "The other nodes wait for the word."},
-      {"say that backwards are reduced", kToldLess, 0, kAlways,
+      {"say that backwards are reduced", kOwesWord, 0, kAlways,
        [](JobCore& job) { job.gradients_.reductions().Publish(); }, nullptr,
        "BackwardDone of every rank, and sums under way",
        "A backward that all ranks have closed has nothing waiting, and what it has under way ends together.",
@@ -126,8 +126,9 @@ absl::Span<const Transition> JobCore::Transitions() {
        },
        [](JobCore& job) { return job.pass_commits_.Announce(job.MayTellOfPass()); },
        [](const JobCore& job, int rank) { return job.writes_.WaitingToEnter(rank); }, "EnterPass of every rank",
-       "What is still to come are devices: reductions, a decided step, the signals that ranks have given. So the "
-       "ranks' streams may go on.",
+       "The pass waits only for devices now (reductions, a decided step, the ranks' signals), so the ranks' streams "
+       "may "
+       "go on.",
        "Ranks go on with what the copies do not touch."},
       {"let into a pass", kPassCopies | kAllEntering, 0,
        [](const JobCore& job) { return job.writes_.passes().announced() && job.writes_.passes().copied(); },
@@ -185,7 +186,7 @@ uint32_t JobCore::SeeFacts() const {
                    when(gradients_.reductions().under_way(), kReducing) |
                    when(writes_.hand_ins().any_since_version(), kSomeHandIn) | when(end_.pending(), kEnding) |
                    when(sessions_.attached() == 0, kNobodyAttached) | when(extensions_.all_asked(), kAllExtend) |
-                   when(gradients_.reductions().OwesWord(), kToldLess);
+                   when(gradients_.reductions().OwesWord(), kOwesWord);
   uint32_t all = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted;
   for (int at = 0; at < world_size(); ++at) {
     const bool enters = writes_.passes().entering(at);

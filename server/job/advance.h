@@ -37,7 +37,7 @@ enum Fact : uint32_t {
   kSomeBlocked = 1u << 16,       // some rank sleeps until its gradient slot is released
   kSomeLate = 1u << 17,          // some rank enters a pass without an optimizer step
   kSomeLeft = 1u << 18,          // some rank has said good-bye and is kept for its gradients or its step
-  kToldLess = 1u << 19,          // ranks have closed backwards that nobody was told are reduced
+  kOwesWord = 1u << 19,          // ranks have closed backwards that nobody was told are reduced
   kAllExtend = 1u << 20,         // every rank has sent ExtendJob
   kNobodyAttached = 1u << 21,    // no rank has a session
 };

@@ -86,7 +86,7 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   void StartNodes() { nodes_.Start(); }
 
   // Membership -------------------------------------------------------------------------------------
-  // (job_membership.cc)
+  // (rank_sessions.cc, lost_ranks.cc)
   const JobIdentity& identity() const { return identity_; }
   const std::string& name() const { return identity_.name(); }
   const std::shared_ptr<const ShardPlan>& plan() const { return identity_.plan; }

@@ -1,7 +1,9 @@
 #ifndef SHARDD_SERVER_MULTINODE_VALUE_DIGEST_H_
 #define SHARDD_SERVER_MULTINODE_VALUE_DIGEST_H_
 
-// Whether two daemons have the same bytes: 64 bits, the same on every machine; against mistakes, not attackers.
+// Whether two daemons have the same bytes: 64 bits, the same on every machine; against mistakes, not attackers. Not
+// xxHash, though it is faster: here one word that differs always makes another digest, and this is what daemons of two
+// versions compare.
 
 #include <cstddef>
 #include <cstdint>

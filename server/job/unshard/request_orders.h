@@ -13,7 +13,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
-#include "server/job/unshard/captured_order.h"
+#include "server/job/unshard/prefetch_order.h"
 
 namespace shardd {
 

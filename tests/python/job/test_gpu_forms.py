@@ -12,7 +12,7 @@ from cluster import run_ranks
 from job import gpu_forms
 from shardd.torch._job import gradient_moves
 from shardd.torch._sharding import wrapper_arguments
-from shardd.torch._torch_optimizers.memory import scalar_device
+from shardd.torch._torch_optimizers.optimizer_state import scalar_device
 
 
 def test_state_dicts_of_a_model_on_a_gpu_are_copies_and_full_ones_are_read_from_the_job() -> None:

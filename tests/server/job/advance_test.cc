@@ -51,7 +51,7 @@ constexpr const char* kFactNames[] = {"pooled",
                                       "some blocked",
                                       "some late",
                                       "some left",
-                                      "told less",
+                                      "owes word",
                                       "all in ExtendJob",
                                       "nobody attached"};
 static_assert(sizeof kFactNames / sizeof *kFactNames == kFacts);

@@ -16,7 +16,7 @@ from shardd.torch._daemon_optimizers.sharded_params import name_of, roots_with, 
 from shardd.torch._job.job import TorchJob, job_of, jobs
 from shardd.torch._job.job_optimizer import JobOptimizer
 from shardd.torch._job.write_mode import edits_of
-from shardd.torch._torch_optimizers.memory import in_form_of
+from shardd.torch._torch_optimizers.optimizer_state import in_form_of
 from shardd.torch._units.place import Place, local_of
 
 logger = logging.getLogger("shardd.torch")

@@ -22,7 +22,7 @@ from shardd.torch._process.progress import Progress
 from shardd.torch._ranks.agreement import Meeting
 from shardd.torch._ranks.nodes import JobRanks
 from shardd.torch._ranks.this_rank import rank_thread
-from shardd.torch._torch_optimizers.memory import OptimizerMemory
+from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
 from shardd.torch._units.place import Place
 from shardd.torch._units.state import ShardState
 

@@ -32,7 +32,7 @@ from shardd.torch._ranks.nodes import JobRanks, opened, ranks_of
 from shardd.torch._ranks.pending import Pending
 from shardd.torch._ranks.this_rank import rank_thread
 from shardd.torch._torch_optimizers import hooks
-from shardd.torch._torch_optimizers.memory import OptimizerMemory
+from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
 from shardd.torch._units.names import WRAPPED_MODULE
 from shardd.torch._units.state import ShardState
 

@@ -16,7 +16,7 @@ from shardd.torch._job.write_mode import config_of_writes, evaluates_alone
 from shardd.torch._process import environment
 from shardd.torch._process.memory import gives_back
 from shardd.torch._ranks.nodes import cuts_over_nodes
-from shardd.torch._torch_optimizers.planned_states import planned_states
+from shardd.torch._torch_optimizers.state_counts import planned_states
 from shardd.torch._units.names import WRAPPED_MODULE, unwrapped
 from shardd.torch._units.placement import shape_in_job
 from shardd.torch._units.shard_group import ShardGroup, offloads

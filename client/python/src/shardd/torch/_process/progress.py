@@ -1,4 +1,7 @@
-"""What a long wait says while it lasts, to a person: on a terminal and nowhere else."""
+"""What a long wait says while it lasts, to a person: on a terminal and nowhere else.
+
+Not tqdm, which torch does not bring along, and which counts what a loop does: here one call into the library waits.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from shardd.torch._process.extension import _C
 from shardd.torch._ranks.nodes import JobRanks
-from shardd.torch._torch_optimizers.memory import OptimizerMemory
+from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
 from shardd.torch._units.place import Place
 from shardd.torch._units.state import ShardState, units
 

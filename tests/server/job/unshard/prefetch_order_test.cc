@@ -1,4 +1,4 @@
-#include "server/job/unshard/captured_order.h"
+#include "server/job/unshard/prefetch_order.h"
 
 #include <gtest/gtest.h>
 
