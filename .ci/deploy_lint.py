@@ -64,8 +64,11 @@ def units():
             analyze, "security", "--offline=true", f"--threshold={MAX_EXPOSURE}", f"{folder}/shardd.service"
         )
         findings += [f"shardd.service: exposure above {MAX_EXPOSURE / 10}: {text.splitlines()[-1]}"] if status else []
-        if re.search(r"^ProtectProc=(?!default)", (DEPLOY / "systemd" / "shardd.service").read_text(), flags=re.M):
+        daemon = (DEPLOY / "systemd" / "shardd.service").read_text()
+        if re.search(r"^ProtectProc=(?!default)", daemon, flags=re.M):
             findings.append("shardd.service: ProtectProc hides launchers, as long as which jobs are kept")
+        if not re.search(r"^RuntimeDirectoryPreserve=(restart|yes)$", daemon, flags=re.M):
+            findings.append("shardd.service: a restart takes the directory from containers (RuntimeDirectoryPreserve)")
         dropins = pathlib.Path(folder, "shardd.service.d")
         dropins.mkdir()
         for conf in (None, *(DEPLOY / "systemd").glob("*.conf")):

@@ -47,8 +47,10 @@ bool HasOnePid(pid_t pid) {
   return false;
 }
 
+std::string MapOfUids(pid_t pid) { return ReadFile(absl::StrCat("/proc/", pid, "/uid_map")); }
+
 bool HasOwnMapOfUids(pid_t pid) {
-  const std::string map = ReadFile(absl::StrCat("/proc/", pid, "/uid_map"));
+  const std::string map = MapOfUids(pid);
   return !map.empty() && map == ReadFile("/proc/self/uid_map");
 }
 
@@ -65,6 +67,14 @@ bool SharesNamespaces(pid_t pid, int pidfd) {
   // Behind the reading: what lives still had the number all the time.
   pollfd ended{pidfd, POLLIN, 0};
   return shares && (pidfd < 0 || poll(&ended, 1, 0) == 0);
+}
+
+bool IsInOtherUserNamespace(pid_t pid) {
+  if (pid <= 0) {
+    return false;
+  }
+  const std::optional<bool> shares = SharesNamespace(pid, "user");
+  return shares.has_value() ? !*shares : !MapOfUids(pid).empty() && !HasOwnMapOfUids(pid);
 }
 
 }  // namespace shardd

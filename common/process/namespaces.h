@@ -11,6 +11,10 @@ namespace shardd {
 // themselves is not noticed then. Reads /proc; does not block.
 bool SharesNamespaces(pid_t pid, int pidfd);
 
+// Whether process `pid` is seen to be in another user namespace than this one, also as the same uid. False too if that
+// cannot be told: it has ended, or has no number in this PID namespace (pid 0). Reads /proc; does not block.
+bool IsInOtherUserNamespace(pid_t pid);
+
 }  // namespace shardd
 
 #endif  // SHARDD_COMMON_PROCESS_NAMESPACES_H_

@@ -246,7 +246,7 @@ if(TARGET shardd_client)
     ${CMAKE_CURRENT_SOURCE_DIR}/tests/faults/hostile/*.cc)
   list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
   add_library(shardd_faults OBJECT ${sources})
-  target_link_libraries(shardd_faults PUBLIC shardd_cpp shardd_peer shardd_common shardd_grpc shardd_testing GTest::gmock
+  target_link_libraries(shardd_faults PUBLIC shardd_cpp shardd_peer shardd_custodian shardd_common shardd_grpc shardd_testing GTest::gmock
     PRIVATE shardd_options)
   # As an executable's objects, or the headers' would not fit.
   set_target_properties(shardd_faults PROPERTIES POSITION_INDEPENDENT_CODE OFF)

@@ -1,6 +1,7 @@
 #include "server/custodian/custodian.h"
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/process/namespaces.h"
 
 namespace shardd {
 namespace {
@@ -33,7 +35,11 @@ void Say(absl::string_view text) {
 absl::StatusOr<std::unique_ptr<Custodian>> Custodian::Create(Options options) {
   absl::StatusOr<std::unique_ptr<SocketPath>> socket = SocketPath::Bind(options.path, SOCK_SEQPACKET, 0600);
   if (!socket.ok()) return socket.status();
-  std::unique_ptr<Custodian> custodian(new Custodian(std::move(options), *std::move(socket)));
+  size_t most_objects = kMostObjects;
+  if (rlimit files{}; getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < kMostObjects + kDescriptorsForOthers) {
+    most_objects = files.rlim_cur - std::min<size_t>(files.rlim_cur, kDescriptorsForOthers);
+  }
+  std::unique_ptr<Custodian> custodian(new Custodian(std::move(options), *std::move(socket), most_objects));
   custodian->ends_ = Now() + kFirstOwner;
   return custodian;
 }
@@ -68,6 +74,10 @@ void Custodian::Accept() {
   if (!socket.valid() || getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return;
   if (peer.uid != geteuid()) {
     Say(absl::StrCat("uid ", peer.uid, " is refused (pid ", peer.pid, ", want uid ", geteuid(), ")"));
+    return;
+  }
+  if (IsInOtherUserNamespace(peer.pid)) {  // as this uid, which root of a container may have
+    Say(absl::StrCat("pid ", peer.pid, " is refused: it is in another user namespace"));
     return;
   }
   if (connections_.size() >= kMostConnections) {
@@ -118,10 +128,13 @@ absl::Status Custodian::Do(Connection& connection, const CustodyMessage& request
       if (!fd.valid() || !IsCustodyName(request.name)) {
         return absl::InvalidArgumentError("put: want a descriptor and a name of a-z, 0-9, space and '-'");
       }
-      if (objects_.size() >= kMostObjects) {
-        return absl::ResourceExhaustedError(absl::StrCat("put: ", objects_.size(), " objects are kept already"));
+      const std::pair<uint64_t, std::string> key = {request.job, request.name};
+      if (objects_.size() >= most_objects_ && objects_.count(key) == 0) {
+        return absl::ResourceExhaustedError(absl::StrCat("put: the custodian is full (got ", objects_.size(),
+                                                         " objects already, want at most ", most_objects_,
+                                                         "); raise its limit of open files, or close a job"));
       }
-      objects_[{request.job, request.name}] = std::move(fd);
+      objects_[key] = std::move(fd);
       return absl::OkStatus();
     }
     case CustodyOp::kDrop:

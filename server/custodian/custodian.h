@@ -39,14 +39,16 @@ class Custodian {
   // No client of its uid is an enemy, but a mad one takes no more than this.
   static constexpr size_t kMostConnections = 16;
   static constexpr size_t kMostObjects = 65536;
+  // Descriptors for all else, so that a full custodian still answers, and admits the next owner.
+  static constexpr size_t kDescriptorsForOthers = 2 * kMostConnections;
   struct Connection {
     UniqueFd socket;
     pid_t pid = 0;
     int version = 0;  // of its messages, since kOwn
   };
 
-  Custodian(Options options, std::unique_ptr<SocketPath> socket)
-      : options_(std::move(options)), socket_(std::move(socket)) {}
+  Custodian(Options options, std::unique_ptr<SocketPath> socket, size_t most_objects)
+      : options_(std::move(options)), socket_(std::move(socket)), most_objects_(most_objects) {}
   void Accept();
   // False: the connection is over.
   bool Serve(Connection& connection);
@@ -59,6 +61,7 @@ class Custodian {
 
   const Options options_;
   const std::unique_ptr<SocketPath> socket_;
+  const size_t most_objects_;
   std::list<Connection> connections_;
   const Connection* owner_ = nullptr;
   absl::Time unowned_since_ = absl::InfiniteFuture();  // of a clock that nobody sets

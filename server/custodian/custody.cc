@@ -179,7 +179,8 @@ absl::Status Custody::Put(uint64_t job, absl::string_view name, int fd) {
   if (!copy.valid()) {
     return absl::ResourceExhaustedError(absl::StrCat("hand over \"", name, "\": ", std::strerror(errno)));
   }
-  held_[{job, std::string(name)}] = std::move(copy);
+  const std::pair<uint64_t, std::string> key = {job, std::string(name)};
+  UniqueFd before = std::exchange(held_[key], std::move(copy));
   if (!socket_.valid()) return PutAllLocked();
   CustodyMessage put;
   put.op = CustodyOp::kPut;
@@ -187,7 +188,15 @@ absl::Status Custody::Put(uint64_t job, absl::string_view name, int fd) {
   put.SetName(name);
   const absl::Status status = CallLocked(put, fd);
   // The custodian has died, and there may be another one already.
-  return status.ok() || socket_.valid() ? status : PutAllLocked();
+  if (!status.ok() && !socket_.valid()) return PutAllLocked();
+  if (!status.ok()) {  // it was refused, and another custodian is not to be asked for it
+    if (before.valid()) {
+      held_[key] = std::move(before);
+    } else {
+      held_.erase(key);
+    }
+  }
+  return status;
 }
 
 void Custody::Release() {

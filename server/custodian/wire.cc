@@ -75,6 +75,9 @@ absl::StatusOr<CustodyMessage> ReceiveCustody(int socket, UniqueFd* fd, absl::Du
                                                 : absl::StrCat("receive: ", std::strerror(errno)));
   }
   std::vector<UniqueFd> fds = shm_internal::TakeDescriptors(message);
+  if ((message.msg_flags & MSG_CTRUNC) != 0 && fds.empty()) {
+    return absl::ResourceExhaustedError("a descriptor was lost, because this process has too many open files");
+  }
   const CustodyMessage want;
   const bool is_ours = received == sizeof(result) && std::memcmp(result.magic, want.magic, sizeof(want.magic)) == 0 &&
                        (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0 && fds.size() <= 1;

@@ -53,7 +53,8 @@ bool IsCustodyName(absl::string_view name);
 // Sends the message with `fd` (-1: none). UNAVAILABLE: the other side is gone. DEADLINE_EXCEEDED: it does not read.
 absl::Status SendCustody(int socket, const CustodyMessage& message, int fd, absl::Duration limit);
 // UNAVAILABLE: the other side is gone. INVALID_ARGUMENT: it is no message; what came with it is closed. The caller
-// checks its version. DEADLINE_EXCEEDED: nothing has come.
+// checks its version. DEADLINE_EXCEEDED: nothing has come. RESOURCE_EXHAUSTED: this process has no descriptor left for
+// what came with it.
 absl::StatusOr<CustodyMessage> ReceiveCustody(int socket, UniqueFd* fd, absl::Duration limit);
 
 }  // namespace shardd

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <random>
+#include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/loop/core_loop.h"
 #include "server/observe/log.h"
@@ -376,7 +378,14 @@ void LinkLoop::End(LinkPtr link, const absl::Status& why) {  // NOLINT(performan
 void LinkLoop::TellDown(Peer& peer, int node, const absl::Status& why) {
   peer.told = why.code();
   const std::string own = transport_.own_problem();
-  const absl::Status named(why.code(), absl::StrCat(Name(node), ": ", why.message(), own.empty() ? "" : "; ", own));
+  std::string text = absl::StrCat(Name(node), ": ", why.message());
+  // OpenSSL knows which of the two it is, and gRPC does not pass it on.
+  if (absl::StrContains(why.message(), "certificate verify failed")) {
+    absl::StrAppend(&text, "; the certificate of node ", node,
+                    " has expired, or is of another authority: an expired one is named in that daemon's log");
+  }
+  if (!own.empty()) absl::StrAppend(&text, "; ", own);
+  const absl::Status named(why.code(), text);
   absl::MutexLock lock(&peer.events_mutex);
   peer.told_up = nullptr;
   events_->OnDown(node, named);

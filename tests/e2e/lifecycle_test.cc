@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "tests/e2e/cluster.h"
 #include "tests/testing/programs.h"
 
@@ -190,6 +192,30 @@ TEST_F(Lifecycle, EveryRankThatIsLostIsAnEvent) {
   EXPECT_TRUE(PollUntil([&] { return is_lost(0) && is_lost(1); }));
 }
 
+// Who watches the log for what is amiss sees it without the other lines.
+TEST_F(Lifecycle, ALostRankAndItsAbortAreWarningsInTheLog) {
+  StartDaemon();
+  const Args args = {{"steps", "6"}};
+  Child survivor = StartRank(0, args);
+  Child victim = StartRank(1, args.With({{"kill", "backward_done@3"}}));
+  EXPECT_EQ(survivor.Wait(), 0);
+  EXPECT_NE(victim.Wait(), 0);
+  const auto is_said = [this](const std::string& level, const std::string& kind) {
+    for (const auto line : absl::StrSplit(testing::ReadWholeFile(DaemonLog()), '\n')) {
+      if (absl::StrContains(line, absl::StrCat("Z ", level, " ")) && absl::StrContains(line, " job job epoch ") &&
+          absl::StrContains(line, absl::StrCat(" ", kind, ": "))) {
+        return true;
+      }
+    }
+    return false;
+  };
+  for (const char* kind : {"lost", "abort"}) {
+    EXPECT_TRUE(PollUntil([&] { return is_said("W", kind); })) << kind;
+    EXPECT_FALSE(is_said("I", kind)) << kind;
+  }
+  EXPECT_TRUE(is_said("I", "open"));
+}
+
 TEST_F(Lifecycle, ARankThatLeavesOutsideOfAStepAbortsNone) {
   StartDaemon();
   const Args args = {{"steps", "3"}, {"read_values", "0"}, {"wait_step", "1"}, {"finish", "0"}};
@@ -233,6 +259,23 @@ TEST_F(Lifecycle, AnEmbeddedDaemonEndsAfterItsLastJob) {
   ExpectAllOk(RunRanks(args, {}, [&] { ExpectAllOk(RunRanks(other)); }));  // one is left: it goes on
   EXPECT_TRUE(PollUntil([&] { return access(socket().c_str(), F_OK) != 0; }));
   EXPECT_EQ(WaitForDaemon(), 0);
+}
+
+// Nobody rotates the file that each of a user's embedded daemons appends to; a shared one's is its operator's.
+TEST_F(Lifecycle, TheLogOfAnEmbeddedDaemonIsBounded) {
+  constexpr uintmax_t kMostBytes = 4 << 20;  // server/main.cc
+  const std::string log = File("daemon.log");
+  for (const bool embedded : {false, true}) {
+    {
+      std::ofstream before(log);
+      for (uintmax_t bytes = 0; bytes <= kMostBytes; bytes += 100) before << std::string(99, 'x') << '\n';
+    }
+    StartDaemon(embedded ? std::vector<std::string>{"--embedded"} : std::vector<std::string>());
+    ASSERT_EQ(DaemonLog(), log);
+    ASSERT_TRUE(PollUntil([&] { return absl::StrContains(testing::ReadWholeFile(log), "listens on"); }));
+    EXPECT_EQ(std::filesystem::file_size(log) <= kMostBytes, embedded) << embedded;
+    EXPECT_EQ(StopDaemon(), 0);
+  }
 }
 
 TEST_F(Lifecycle, SigtermEndsTheDaemonInOrderAlsoWithRanksAttached) {

@@ -1,7 +1,14 @@
 // What a large job makes the daemon do, and where: nobody else waits for it.
 
+#include <signal.h>
+#include <sys/ptrace.h>
+
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <thread>
 
@@ -9,6 +16,7 @@
 #include "tests/faults/bad_input.h"
 #include "tests/faults/commands.h"
 #include "tests/testing/files.h"
+#include "tests/testing/sanitizers.h"
 
 namespace shardd::faults {
 namespace {
@@ -26,6 +34,22 @@ class Isolation : public BadInput {
       }
     }
     return total_ns;
+  }
+  static constexpr int kMost = 200;  // MiB of a large job's parameter
+  static v1::JobSpec Large(const std::string& name) {
+    v1::JobSpec spec = SpecOf({{"name", name}, {"world", "1"}, {"optimizer", "sgd"}});
+    SetShape(spec, {kMost * kMiB / 4});
+    return spec;
+  }
+  // `body` makes the copier run, and the loop for no longer than its `commands` and the looks at it take.
+  void ExpectCopierRuns(const std::string& what, int commands, const std::function<void()>& body) {
+    SCOPED_TRACE(what);
+    constexpr int64_t kLeastCopierNs = 5'000'000;
+    const int64_t most_loop_ns = (testing::kSanitized ? 10 : 1) * (3'000'000 + commands * int64_t{40'000});
+    const int64_t copier_ns = ThreadNs("copier"), loop_ns = ThreadNs("core");
+    ASSERT_NO_FATAL_FAILURE(body());
+    EXPECT_TRUE(testing::PollUntil([&] { return ThreadNs("copier") - copier_ns > kLeastCopierNs; }));
+    EXPECT_LT(ThreadNs("core") - loop_ns, most_loop_ns);
   }
   // `count` MiB of a parameter, by the ring.
   static void Write(RawClient& client, int count) {
@@ -67,27 +91,80 @@ TEST_F(Isolation, AnAttachThatTakesLongHoldsUpNoOtherJobs) {
   EXPECT_GE(served, 3);
 }
 
+// The holder is killed, and its last store has to be behind it: the daemon waits for its end. Here a debugger holds it
+// at its exit, as a driver or a file system that hangs does.
+TEST_F(Isolation, AReplacementOfAProcessThatDoesNotDieHoldsUpNoOtherJobs) {
+  StartDaemon();
+  const e2e::Args args = {{"world", "1"}, {"pause", "before_step@2"}};
+  testing::Child holder = StartRank(0, args);
+  AwaitPause(args, "before_step", 0);
+  // Threads are traced one by one; the first one's end is the process's.
+  if (ptrace(PTRACE_SEIZE, holder.pid(), nullptr, PTRACE_O_TRACEEXIT) != 0) {
+    GTEST_SKIP() << "this user may not trace: " << std::strerror(errno);
+  }
+  const uint64_t job_id = Job().job_id();
+  std::atomic<bool> ended = false;
+  absl::Duration replaced_in;
+  std::thread replacing([&] {
+    const absl::Time begin = absl::Now();
+    absl::Status attached = absl::AbortedError("not asked");
+    while (absl::IsAborted(attached)) attached = RawClient(socket()).Attach(job_id, 0, /*replace=*/true).status();
+    EXPECT_TRUE(attached.ok()) << attached;
+    replaced_in = absl::Now() - begin;
+    ended = true;
+  });
+  ASSERT_TRUE(testing::PollUntil([&] { return HasEvent("job", "lost", "it was replaced"); }));
+  int served = 0;
+  absl::Duration longest;
+  RawClient other(socket());
+  for (int i = 0; i < 100 && !ended; ++i) {
+    const absl::Time begin = absl::Now();
+    const absl::StatusOr<v1::OpenJobResponse> job = other.Open(SpecOf({{"name", absl::StrCat(i)}, {"world", "1"}}));
+    ASSERT_TRUE(job.ok()) << job.status();
+    EXPECT_TRUE(other.Attach(job->job_id(), 0).ok());
+    EXPECT_TRUE(other.Close(job->job_id()).ok());
+    longest = std::max(longest, absl::Now() - begin);
+    served += ended ? 0 : 1;
+  }
+  replacing.join();
+  EXPECT_GE(replaced_in, absl::Seconds(1)) << "nothing was waited for";
+  EXPECT_GE(served, 10);
+  EXPECT_LT(longest, absl::Seconds(1));
+  ptrace(PTRACE_DETACH, holder.pid(), nullptr, nullptr);
+  EXPECT_EQ(holder.Wait(), 1000 + SIGKILL);
+}
+
 TEST_F(Isolation, ValuesAreWrittenAndTakenBackOffTheLoop) {
-  constexpr int kMost = 200;
-  constexpr int64_t kLeastNs = 5'000'000;
   StartDaemon();
   RawClient client(socket());
-  v1::JobSpec spec = SpecOf({{"name", "written"}, {"world", "1"}, {"optimizer", "sgd"}});
-  SetShape(spec, {kMost * kMiB / 4});
-  ASSERT_TRUE(client.Enter(spec, 0).ok());
-  ASSERT_NO_FATAL_FAILURE(Write(client, kMost));
-  EXPECT_GT(ThreadNs("copier"), kLeastNs) << "initial values";
+  ASSERT_TRUE(client.Enter(Large("written"), 0).ok());
+  ExpectCopierRuns("initial values", kMost, [&] { Write(client, kMost); });
   client.Send(Record(Opcode::kCommitParameters));
   ASSERT_TRUE(testing::PollUntil([this] { return HasEvent("written", "parameters", "version 1"); }));
   client.Send(Record(Opcode::kEnterFullParams, 0, 0, 0, 0, kWriteback));
   ASSERT_TRUE(client.Consumed());
-  int64_t before_ns = ThreadNs("copier");
-  ASSERT_NO_FATAL_FAILURE(Write(client, kMost));
-  EXPECT_GT(ThreadNs("copier") - before_ns, kLeastNs) << "writeback";
-  before_ns = ThreadNs("copier");
-  client.Send(Record(Opcode::kStep));  // not inside of full parameters: the epoch ends
-  ASSERT_TRUE(testing::PollUntil([this] { return HasEvent("written", "abort", ""); }));
-  EXPECT_TRUE(testing::PollUntil([&] { return ThreadNs("copier") - before_ns > kLeastNs; })) << "taken back";
+  ExpectCopierRuns("writeback", kMost, [&] { Write(client, kMost); });
+  ExpectCopierRuns("taken back", 1, [&] {
+    client.Send(Record(Opcode::kStep));  // not inside of full parameters: the epoch ends
+    ASSERT_TRUE(testing::PollUntil([this] { return HasEvent("written", "abort", ""); }));
+  });
+}
+
+// Of an epoch that wrote initial values and committed none.
+TEST_F(Isolation, ValuesThatWereGivenUpAreClearedOffTheLoop) {
+  StartDaemon();
+  {
+    RawClient first(socket());
+    ASSERT_TRUE(first.Enter(Large("cleared"), 0).ok());
+    Write(first, kMost);
+  }
+  ASSERT_TRUE(testing::PollUntil([this] { return Job("cleared").attached_ranks() == 0; }));
+  RawClient second(socket());
+  ASSERT_TRUE(second.Enter(Large("cleared"), 0).ok());
+  ExpectCopierRuns("cleared", 1, [&] {
+    second.Send(Record(Opcode::kCommitParameters));
+    ASSERT_TRUE(testing::PollUntil([this] { return HasEvent("cleared", "parameters", "version 1"); }));
+  });
 }
 
 }  // namespace

@@ -34,7 +34,10 @@ void Nodes::Start(int nodes, int ranks, const std::vector<std::string>& flags) {
   ranks_ = ranks;
   flags_ = flags;
   for (int node = 0; node < nodes; ++node) {
-    addresses_.push_back(absl::StrCat("localhost:", FreePort()));
+    const int port = FreePort();
+    listens_.push_back(absl::StrCat("localhost:", port));
+    if (behind_proxies_) proxies_.push_back(std::make_unique<testing::TcpProxy>(port));
+    addresses_.push_back(behind_proxies_ ? proxies_.back()->address() : listens_.back());
     nodes_.push_back(std::make_unique<Node>());
   }
   for (int node = 0; node < nodes; ++node) {
@@ -60,7 +63,8 @@ void Nodes::ReplaceDaemon(int node, int signal_number) {
 }
 
 void Nodes::StartDaemon(int node) {
-  std::vector<std::string> flags = {"--peer_listen=" + addresses_[static_cast<size_t>(node)]};
+  std::vector<std::string> flags = {"--peer_listen=" + listens_[static_cast<size_t>(node)]};
+  if (behind_proxies_) flags.push_back("--peer_address=" + addresses_[static_cast<size_t>(node)]);
   flags.insert(flags.end(), flags_.begin(), flags_.end());
   Node& started = *nodes_[static_cast<size_t>(node)];
   if (with_custodians_) {

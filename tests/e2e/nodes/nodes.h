@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/cluster.h"
+#include "tests/testing/tcp_proxy.h"
 
 namespace shardd::e2e {
 
@@ -52,6 +53,9 @@ class Nodes : public ::testing::Test {
   void OnGpus(int gpus) { gpus_ = gpus; }
   // Before Start: each node has a custodian of its own, which its daemons use one after the other.
   void WithCustodians() { with_custodians_ = true; }
+  // Before Start: others reach each node by a middlebox, which harms nothing until it is told to.
+  void BehindProxies() { behind_proxies_ = true; }
+  testing::TcpProxy& proxy(int node) { return *proxies_[static_cast<size_t>(node)]; }
   // The daemon of a node that has ended.
   void StartAgain(int node);
   // Its daemon is sent the signal and has ended; another one listens where it did, for the ranks that live on.
@@ -87,8 +91,11 @@ class Nodes : public ::testing::Test {
   int ranks_ = 0;
   int gpus_ = 0;
   bool with_custodians_ = false;
+  bool behind_proxies_ = false;
   std::vector<std::string> flags_;
-  std::vector<std::string> addresses_;
+  std::vector<std::string> listens_;    // where each daemon listens for others
+  std::vector<std::string> addresses_;  // where others reach it
+  std::vector<std::unique_ptr<testing::TcpProxy>> proxies_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<testing::Child> custodians_;
 };

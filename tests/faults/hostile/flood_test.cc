@@ -1,13 +1,18 @@
 // Clients that send faster than they are served.
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "common/plan/session_layout.h"
 #include "tests/faults/bad_input.h"
 #include "tests/faults/commands.h"
@@ -168,6 +173,47 @@ TEST_F(Flood, OfWordsAboutGradientsOfALargeGroupHoldsUpNobody) {
     EXPECT_TRUE(testing::PollUntil([this] { return Job("flood").committed_step() == 1; }));
   }
   ExpectJobIntact();
+}
+
+// protobuf complains to the log of each.
+TEST_F(Flood, OfTextsThatAreNoUtf8DoesNotFillTheLog) {
+  constexpr int kCalls = 10'000;  // without a limit they are megabytes
+  constexpr uintmax_t kMostLogBytes = 256 << 10;
+  StartDaemonWithJob();
+  {
+    v1::OpenJobRequest open;
+    *open.mutable_spec() = SpecOf({{"name", "no-text"}, {"world", "1"}});
+    v1::JobRef ref;
+    ref.set_job("no-text");
+    RawClient client(socket());
+    for (const auto& [method, bytes] :
+         {std::pair<std::string, std::string>{"/shardd.v1.TrainerService/OpenJob", open.SerializeAsString()},
+          {"/shardd.v1.JobsService/ListRanks", ref.SerializeAsString()}}) {
+      const std::string no_text = absl::StrReplaceAll(bytes, {{"no-text", "\xff\xfe\xc0\x80\xed\xa0\x80"}});
+      ASSERT_NE(no_text, bytes);
+      for (int i = 0; i < kCalls / 2; ++i) ASSERT_FALSE(client.Call(method, no_text).ok());
+    }
+    EXPECT_TRUE(absl::StrContains(testing::ReadWholeFile(DaemonLog()), "UTF-8"));
+    EXPECT_LT(std::filesystem::file_size(DaemonLog()), kMostLogBytes);
+  }
+  ExpectJobIntact();
+}
+
+// So that it is not parsed for each step, and nobody complains of it.
+TEST_F(Flood, OfTextsHasNoPlaceInSessions) {
+  std::vector<const google::protobuf::Descriptor*> messages = {v1::SessionRequest::descriptor(),
+                                                               v1::Step::descriptor()};
+  for (size_t i = 0; i < messages.size(); ++i) {
+    for (int k = 0; k < messages[i]->field_count(); ++k) {
+      const google::protobuf::FieldDescriptor& field = *messages[i]->field(k);
+      EXPECT_NE(field.type(), google::protobuf::FieldDescriptor::TYPE_STRING) << field.full_name();
+      const google::protobuf::Descriptor* const inner = field.message_type();
+      if (inner != nullptr && std::find(messages.begin(), messages.end(), inner) == messages.end()) {
+        messages.push_back(inner);
+      }
+    }
+  }
+  EXPECT_GT(messages.size(), 10u);
 }
 
 }  // namespace

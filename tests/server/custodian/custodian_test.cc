@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -25,6 +26,7 @@
 #include "tests/testing/process.h"
 #include "tests/testing/programs.h"
 #include "tests/testing/run_as_uid.h"
+#include "tests/testing/user_namespace.h"
 
 namespace shardd {
 namespace {
@@ -37,8 +39,10 @@ class CustodianTest : public ::testing::Test {
  protected:
   CustodianTest() { Start(); }
 
-  void Start(absl::Duration unowned = absl::Minutes(15)) {
-    custodian_ = std::make_unique<Child>([path = path_, unowned] {
+  // `open_files`: its limit; 0: this process's.
+  void Start(absl::Duration unowned = absl::Minutes(15), rlim_t open_files = 0) {
+    custodian_ = std::make_unique<Child>([path = path_, unowned, open_files] {
+      if (const rlimit files{open_files, open_files}; open_files > 0 && setrlimit(RLIMIT_NOFILE, &files) != 0) return 3;
       auto custodian = Custodian::Create({path, unowned});
       if (!custodian.ok()) return 2;
       const UniqueFd never(eventfd(0, EFD_CLOEXEC));
@@ -60,8 +64,8 @@ class CustodianTest : public ::testing::Test {
     if (connect(raw.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) raw.reset();
     return raw;
   }
-  static CustodyMessage Ask(const UniqueFd& raw, const CustodyMessage& request) {
-    EXPECT_TRUE(SendCustody(raw.get(), request, -1, absl::Seconds(5)).ok());
+  static CustodyMessage Ask(const UniqueFd& raw, const CustodyMessage& request, int fd = -1) {
+    EXPECT_TRUE(SendCustody(raw.get(), request, fd, absl::Seconds(5)).ok());
     UniqueFd none;
     auto answer = ReceiveCustody(raw.get(), &none, absl::Seconds(5));
     EXPECT_TRUE(answer.ok()) << answer.status();
@@ -289,6 +293,95 @@ TEST_F(CustodianTest, BytesThatAreNoRequestEndTheirConnectionAlone) {
   ASSERT_TRUE(next.ok()) << next.status();
   Custody::Objects objects = (*next)->TakeUp();
   EXPECT_EQ(TextOf(objects), "safe");
+}
+
+// A process of its uid, with the socket, beside a daemon that lives.
+TEST_F(CustodianTest, WhoIsNotTheOwnerIsRefusedWhateverItAsks) {
+  const auto owner = Owner("safe");
+  const UniqueFd raw = Raw();
+  const auto other = Slab::Create("shards", SlabBacking::kSealedMemfd, 4096);
+  for (const CustodyOp op : {CustodyOp::kOwn, CustodyOp::kPut, CustodyOp::kList, CustodyOp::kDrop}) {
+    SCOPED_TRACE(static_cast<int>(op));
+    CustodyMessage request;
+    request.op = op;
+    request.job = 7;
+    request.SetName("shards");
+    const CustodyMessage answer = Ask(raw, request, op == CustodyOp::kPut ? (*other)->fd() : -1);
+    EXPECT_EQ(answer.op, CustodyOp::kAnswer);
+    EXPECT_EQ(answer.code, static_cast<int>(absl::StatusCode::kFailedPrecondition));
+    EXPECT_THAT(answer.text, HasSubstr(op == CustodyOp::kOwn ? absl::StrCat("pid ", owner->pid(), " owns")
+                                                             : "the sender is not the owner"));
+  }
+  EXPECT_EQ(Held(), 1);
+  owner->Kill(SIGKILL);
+  const auto next = Custody::Connect(path_, absl::Seconds(5));
+  ASSERT_TRUE(next.ok()) << next.status();
+  Custody::Objects objects = (*next)->TakeUp();
+  EXPECT_EQ(objects.size(), 1u);
+  EXPECT_EQ(TextOf(objects), "safe");
+}
+
+// Also where nobody owns what is kept: between two daemons.
+TEST_F(CustodianTest, ItsUidInAnotherUserNamespaceIsRefused) {
+  constexpr int kNoNamespace = 77;
+  Child attacker([this] {
+    if (!testing::BecomeRootOfUserNamespace()) return kNoNamespace;
+    return Custody::Connect(path_, absl::Milliseconds(100)).ok() ? 1 : 0;
+  });
+  const int code = attacker.Wait();
+  if (code == kNoNamespace) GTEST_SKIP() << "this user can have no user namespace of its own (uid " << geteuid() << ")";
+  EXPECT_EQ(code, 0) << "it owned what is kept";
+  EXPECT_TRUE(Custody::Connect(path_, absl::Seconds(5)).ok());
+}
+
+// As full as its limit of open files allows: what it has it keeps, and whoever comes next has it.
+TEST_F(CustodianTest, AFullOneNamesWhatItRefusesAndLosesNothing) {
+  EndCustodian();
+  Start(absl::Minutes(15), /*open_files=*/64);
+  auto custody = Custody::Connect(path_, absl::Seconds(5));
+  ASSERT_TRUE(custody.ok()) << custody.status();
+  const auto slab = Slab::Create("shards", SlabBacking::kSealedMemfd, 4096);
+  absl::Status status;
+  uint64_t kept = 0;
+  for (; kept < 64 && status.ok(); kept += status.ok() ? 1 : 0) {
+    status = (*custody)->Put(kept + 1, "shards", (*slab)->fd());
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("put: the custodian is full"));
+  EXPECT_GE(kept, 16u);
+  // What takes the place of something needs no more; who comes besides has an answer.
+  const auto newer = Slab::Create("shards", SlabBacking::kSealedMemfd, 4096);
+  std::strcpy((*newer)->At<char>(0), "newer");
+  EXPECT_TRUE((*custody)->Put(1, "shards", (*newer)->fd()).ok());
+  CustodyMessage own;
+  own.op = CustodyOp::kOwn;
+  EXPECT_EQ(Ask(Raw(), own).code, static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  (*custody)->Drop(2);
+  EXPECT_TRUE((*custody)->Put(kept + 1, "shards", (*slab)->fd()).ok()) << "there is room again";
+  custody->reset();
+  const auto next = Custody::Connect(path_, absl::Seconds(5));
+  ASSERT_TRUE(next.ok()) << next.status();
+  Custody::Objects objects = (*next)->TakeUp();
+  EXPECT_EQ(objects.size(), kept);
+  EXPECT_EQ(TextOf(objects, 1), "newer");
+}
+
+// What a full one refused is not handed to the next one, which would be full of it.
+TEST_F(CustodianTest, WhatWasRefusedIsNotHandedOverAgain) {
+  EndCustodian();
+  Start(absl::Minutes(15), /*open_files=*/64);
+  auto custody = Custody::Connect(path_, absl::Seconds(5));
+  ASSERT_TRUE(custody.ok()) << custody.status();
+  const auto slab = Slab::Create("shards", SlabBacking::kSealedMemfd, 4096);
+  uint64_t kept = 0;
+  while (kept < 64 && (*custody)->Put(kept + 1, "shards", (*slab)->fd()).ok()) ++kept;
+  EndCustodian();
+  Start();
+  (*custody)->Review();
+  custody->reset();
+  const auto next = Custody::Connect(path_, absl::Seconds(5));
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_EQ((*next)->TakeUp().size(), kept);
 }
 
 TEST_F(CustodianTest, AnotherUidIsRefused) {
