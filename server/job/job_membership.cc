@@ -83,6 +83,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   WatchProcess(sessions_[rank].get(), std::move(pidfd));
   waits_.sums().SessionBegins(*sessions_[rank]);
   counters_.set_attaches(counters_.attaches() + 1);
+  meter_.SessionBegins();
   return absl::OkStatus();
 }
 
@@ -266,6 +267,7 @@ void JobCore::EndEpoch(EpochEnd::Pending end) {
   const bool drops_work = !behind_commit && view_.IsMidStep();
   counters_.set_aborts(counters_.aborts() + (drops_work ? 1 : 0));
   events_.Add(-1, drops_work ? "abort" : "epoch", std::string(cause.message()));
+  meter_.EpochEnds(cause, !lost_ranks.empty(), behind_commit, drops_work);
   nodes_.AttemptEnded(cause);
   values_.Undo();
   if (end_.closed()) {
