@@ -37,6 +37,7 @@
 #include "server/handover/take_over.h"
 #include "server/observe/log.h"
 #include "server/observe/notify.h"
+#include "server/peer/link_certificate.h"
 #include "server/peer/peer_network.h"
 #include "server/service/grpc_server.h"
 #include "server/service/jobs_service.h"
@@ -303,6 +304,9 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   }
   if (absl::GetFlag(FLAGS_take_over)) SHARDD_RETURN_IF_ERROR(TakeOver(path));
   SHARDD_ASSIGN_OR_RETURN(options.custody, ConnectCustody(path));
+  if (const std::string certificate = absl::GetFlag(FLAGS_peer_cert); !certificate.empty()) {
+    options.certificate_expiry = [certificate] { return CertificateExpiry(certificate); };
+  }
   // Outlives the core, which is never destroyed.
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<PeerNetwork> made_network, MakePeerNetwork(&options.peer_address));
   if (PeerNetwork* const network = made_network.release(); network != nullptr) {

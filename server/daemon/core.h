@@ -54,9 +54,10 @@ struct CoreOptions {
                                                               std::vector<Device*> devices,
                                                               std::function<void(int node, v1::PeerMessage)> send)>
       node_exchanges;
-  std::shared_ptr<Custody> custody;  // null: jobs end with the daemon
-  std::string peer_address;          // where others reach this daemon: what stands in JobConfig.nodes
-  std::function<void()> on_idle;     // embedded: the daemon has nothing left to do; any thread
+  std::shared_ptr<Custody> custody;                // null: jobs end with the daemon
+  std::function<absl::Time()> certificate_expiry;  // of the one for other daemons; null: there is none. Any thread
+  std::string peer_address;                        // where others reach this daemon: what stands in JobConfig.nodes
+  std::function<void()> on_idle;                   // embedded: the daemon has nothing left to do; any thread
 };
 
 using MemoryWritten = std::function<void(bool is_quiet)>;
@@ -98,6 +99,7 @@ class Core final : public JobsSource {
   void ListGroups(const Caller& caller, const v1::JobRef& job, Done<v1::ListGroupsResponse> done) override;
   void ListParameters(const Caller& caller, const v1::JobRef& job, Done<v1::ListParametersResponse> done) override;
   void ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) override;
+  void GetMetrics(const Caller& caller, Done<v1::GetMetricsResponse> done) override;
   void GetMemory(const Caller& caller, const v1::JobRef& job, Done<v1::Memory> done) override;
   void ListEvents(const Caller& caller, const v1::JobRef& job, int limit, Done<v1::ListEventsResponse> done) override;
   void CloseJobByName(const Caller& caller, const v1::JobRef& job, Done<v1::CloseJobByNameResponse> done) override;
@@ -208,11 +210,12 @@ class Core final : public JobsSource {
   Session* FindSessionOf(uint64_t session_id, const SessionStream& stream, JobCore** job) const;
   void ReviewJobs();  // grace times, finished and closed jobs
   void ReviewEmpty(Entry* entry, absl::Time now);
-  // `fill` runs on the loop; QueryPlan's on the status thread, for answers that grow with the plan.
+  // `fill` runs on the loop; what it returns, unless that is null, on the status thread, for answers that grow with the
+  // plan.
   template <typename T>
-  void Query(const Caller& caller, const v1::JobRef& job, Done<T> done, std::function<void(const JobCore&, T*)> fill);
+  using Fill = std::function<std::function<void(T*)>(const JobCore&, T*)>;
   template <typename T>
-  void QueryPlan(const Caller& caller, const v1::JobRef& job, Done<T> done, void (*fill)(const ShardPlan&, T*));
+  void Query(const Caller& caller, const v1::JobRef& job, Done<T> done, Fill<T> fill);
 
   // Constant after construction.
   const CoreOptions options_;

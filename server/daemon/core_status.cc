@@ -9,6 +9,7 @@
 #include "common/version.h"
 #include "common/versions/versions.h"
 #include "server/daemon/core.h"
+#include "server/daemon/gpu_status.h"
 
 namespace shardd {
 void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
@@ -37,15 +38,7 @@ void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
                                           : "none: the kernel gives shared memory 4 KiB pages");
     daemon.set_isolation(options_.embedded ? "accident only: the daemon runs under the trainers' uid"
                                            : "own uid where trainers run under another one; else accident only");
-    for (const GpuFacts& facts : options_.gpus) {
-      v1::Gpu* const gpu = daemon.add_gpus();
-      gpu->set_device(facts.device);
-      gpu->set_description(facts.description);
-      gpu->set_pci_bus_id(facts.pci_bus_id);
-      gpu->set_mps(facts.mps);
-      gpu->set_persistence_mode(facts.persistence_mode);
-      gpu->set_compute_mode(facts.compute_mode);
-    }
+    DescribeGpus(options_.gpus, daemon.mutable_gpus());
     daemon.mutable_warnings()->Add(options_.device_warnings.begin(), options_.device_warnings.end());
     if (std::string warning = custody_.Warning(); !warning.empty()) daemon.add_warnings(std::move(warning));
     done(std::move(daemon));
@@ -72,49 +65,47 @@ void Core::ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) {
 }
 
 template <typename T>
-void Core::Query(const Caller& caller, const v1::JobRef& job, Done<T> done,
-                 std::function<void(const JobCore&, T*)> fill) {
+void Core::Query(const Caller& caller, const v1::JobRef& job, Done<T> done, Fill<T> fill) {
   loop_.Post([this, caller, job, done = std::move(done), fill = std::move(fill)] {
-    absl::StatusOr<JobCore*> found = FindJobByName(caller, job);
+    const absl::StatusOr<JobCore*> found = FindJobByName(caller, job);
     if (!found.ok()) {
       done(found.status());
       return;
     }
     T response;
-    fill(**found, &response);
-    done(std::move(response));
-  });
-}
-
-void Core::ListRanks(const Caller& caller, const v1::JobRef& job, Done<v1::ListRanksResponse> done) {
-  Query<v1::ListRanksResponse>(caller, job, std::move(done),
-                               [](const JobCore& j, auto* out) { j.view().DescribeRanks(out); });
-}
-template <typename T>
-void Core::QueryPlan(const Caller& caller, const v1::JobRef& job, Done<T> done, void (*fill)(const ShardPlan&, T*)) {
-  loop_.Post([this, caller, job, done = std::move(done), fill] {
-    absl::StatusOr<JobCore*> found = FindJobByName(caller, job);
-    if (!found.ok()) {
-      done(found.status());
+    std::function<void(T*)> rest = fill(**found, &response);
+    if (rest == nullptr) {
+      done(std::move(response));
       return;
     }
-    status_.Post([plan = (*found)->plan(), done = std::move(done), fill] {
-      T response;
-      fill(*plan, &response);
+    status_.Post([done = std::move(done), response = std::move(response), rest = std::move(rest)]() mutable {
+      rest(&response);
       done(std::move(response));
     });
   });
 }
 
+void Core::ListRanks(const Caller& caller, const v1::JobRef& job, Done<v1::ListRanksResponse> done) {
+  Query<v1::ListRanksResponse>(caller, job, std::move(done), [](const JobCore& j, auto* out) {
+    j.view().DescribeRanks(out);
+    return nullptr;
+  });
+}
 void Core::ListGroups(const Caller& caller, const v1::JobRef& job, Done<v1::ListGroupsResponse> done) {
-  QueryPlan<v1::ListGroupsResponse>(caller, job, std::move(done), &DescribeGroups);
+  Query<v1::ListGroupsResponse>(caller, job, std::move(done), [](const JobCore& j, auto*) {
+    return [plan = j.plan()](v1::ListGroupsResponse* out) { DescribeGroups(*plan, out); };
+  });
 }
 void Core::ListParameters(const Caller& caller, const v1::JobRef& job, Done<v1::ListParametersResponse> done) {
-  QueryPlan<v1::ListParametersResponse>(caller, job, std::move(done), &DescribeParameters);
+  Query<v1::ListParametersResponse>(caller, job, std::move(done), [](const JobCore& j, auto*) {
+    return [plan = j.plan()](v1::ListParametersResponse* out) { DescribeParameters(*plan, out); };
+  });
 }
 void Core::GetMemory(const Caller& caller, const v1::JobRef& job, Done<v1::Memory> done) {
-  Query<v1::Memory>(caller, job, std::move(done),
-                    [](const JobCore& j, auto* out) { j.memory_account().Describe(out); });
+  Query<v1::Memory>(caller, job, std::move(done), [](const JobCore& j, auto* out) {
+    j.memory_account().Describe(out);
+    return nullptr;
+  });
 }
 
 void Core::ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) {
@@ -171,7 +162,7 @@ void Core::TraceJob(const Caller& caller, const v1::TraceJobRequest& request, st
       sink->Finish(job.status());
       return;
     }
-    // As QueryPlan: the names of all groups.
+    // As ListGroups: the names of all groups.
     status_.Post([this, caller, ref, request, plan = (*job)->plan(), sink = std::move(sink)]() mutable {
       v1::TraceJobResponse start;
       DescribeTraced(*plan, start.mutable_start());

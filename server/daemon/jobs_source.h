@@ -38,6 +38,7 @@ class JobsSource {
   virtual void ListGroups(const Caller& caller, const v1::JobRef& job, Done<v1::ListGroupsResponse> done) = 0;
   virtual void ListParameters(const Caller& caller, const v1::JobRef& job, Done<v1::ListParametersResponse> done) = 0;
   virtual void ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) = 0;
+  virtual void GetMetrics(const Caller& caller, Done<v1::GetMetricsResponse> done) = 0;
   virtual void GetMemory(const Caller& caller, const v1::JobRef& job, Done<v1::Memory> done) = 0;
   // Without a name: of all jobs that the caller may see. `limit` is between 1 and EventLog::kCapacity.
   virtual void ListEvents(const Caller& caller, const v1::JobRef& job, int limit,

@@ -180,6 +180,8 @@ class Device {
   // milliseconds, and so do the jobs of each user.
   virtual void Submit(StreamId stream, DeviceWork work) = 0;
   virtual std::vector<StreamStatus> Status() const = 0;
+  // OK, or the error after which it runs nothing any more.
+  virtual absl::Status lost() const { return absl::OkStatus(); }
   // Finishes what runs, cancels the rest, joins. Idempotent.
   virtual void Shutdown() = 0;
 };

@@ -103,14 +103,18 @@ JobCore::JobCore(Init init)
              &nodes_,
              &snapshots_,
              &end_,
-             [this](int rank) { return WaitingFor(rank); }}),
+             [this](int rank) { return WaitingFor(rank); },
+             &gradients_.reductions(),
+             &meter_}),
       trace_({name(), plan(), &devices_.by_rank(), &sessions_, &committed_, &memory_account_,
               [this](int rank) { return view_.WaitText(rank); }},
              std::move(init.work_trace), &work_),
+      meter_(world_size(), plan()->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER,
+             {&sessions_, &committed_, &commits_.decision()}),
       // Who reads whether a version is being made comes behind commits_; who reads what trainers handed in, before
       // writes_; what waits for ranks' devices is dropped (here) before the slots that it would have filled.
-      parts_({&commits_, &gradients_, &waits_, &nodes_, &snapshots_, &values_, &work_, &writes_, &leavers_, &summons_,
-              &unsharding_, &extensions_, &waits_.sums(), &trace_, &end_}) {
+      parts_({&meter_, &commits_, &gradients_, &waits_, &nodes_, &snapshots_, &values_, &work_, &writes_, &leavers_,
+              &summons_, &unsharding_, &extensions_, &waits_.sums(), &trace_, &end_}) {
   committed_.KeepIn(std::move(init.take_up_log));
   committed_.Tell(&parts_);
   parts_.EndEpoch();
@@ -180,8 +184,12 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
   SHARDD_RETURN_IF_ERROR(extensions_.GoOn(rank));
   // Where parameters are given and taken nothing changes that a row of the table asks for, and every layer does so.
   const bool moves = command.opcode != Opcode::kUnshard && command.opcode != Opcode::kReshard;
+  const Opcode opcode = command.opcode;
+  const bool stepped = opcode == Opcode::kEnterPass && (command.flags & kStepped) != 0;
+  meter_.Begins(rank, opcode, command.arg0);
   SHARDD_RETURN_IF_ERROR(Dispatch(session, std::move(command)));
   if (moves) {
+    meter_.Executed(rank, opcode, stepped, [this](int r) { return gradients_.pairing().SleepsForTurn(r); });
     Advance();
   }
   return absl::OkStatus();

@@ -35,6 +35,7 @@
 #include "server/job/membership/leavers.h"
 #include "server/job/membership/sessions.h"
 #include "server/job/memory_account.h"
+#include "server/job/meter/job_meter.h"
 #include "server/job/nodes/job_nodes.h"
 #include "server/job/step/commits.h"
 #include "server/job/step/committed.h"
@@ -211,6 +212,7 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   MemoryAccount memory_account_;
   const JobView view_;
   JobTrace trace_;
+  JobMeter meter_;
   JobParts parts_;
 };
 

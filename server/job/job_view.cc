@@ -94,15 +94,56 @@ void JobView::DescribeRanks(v1::ListRanksResponse* out) const {
     described->set_waiting_for(WaitText(rank));
     if (const Session* session = (*see_.sessions)[rank].get(); session != nullptr) {
       DescribeSession(*session, described);
-    } else {
-      described->set_state(see_.leavers->finished(rank) ? v1::RANK_STATE_FINISHED : v1::RANK_STATE_ABSENT);
     }
+    described->set_state(StateOf(rank));
   }
 }
 
-void JobView::DescribeSession(const Session& session, v1::Rank* out) const {
-  const int rank = session.rank();
+v1::RankState JobView::StateOf(int rank) const {
+  const Session* session = (*see_.sessions)[rank].get();
+  if (session == nullptr) return see_.leavers->finished(rank) ? v1::RANK_STATE_FINISHED : v1::RANK_STATE_ABSENT;
+  if (session->stream == nullptr) return v1::RANK_STATE_ATTACHING;
+  if (see_.steps->stepped(rank)) return v1::RANK_STATE_STEPPED;
+  if (see_.summons->full_params().asked(rank)) return v1::RANK_STATE_FULL_PARAMS;
   v1::RankState state = v1::RANK_STATE_IDLE;
+  for (const Handle& handle : session->handles) {
+    const TrainingState training = handle.training();
+    if (training == TrainingState::kBackwardPre || training == TrainingState::kBackwardPost) {
+      return v1::RANK_STATE_BACKWARD;
+    }
+    if (training == TrainingState::kForward) state = v1::RANK_STATE_FORWARD;
+  }
+  return state;
+}
+
+void JobView::DescribeMetrics(v1::JobMetrics* out) const {
+  out->set_name(see_.identity->name());
+  out->set_uid(see_.identity->owner.uid);
+  out->set_world_size(world_size());
+  out->set_state(State());
+  out->set_epoch(see_.committed->epoch());
+  out->set_committed_step(committed_step());
+  *out->mutable_counters() = *see_.counters;
+  v1::Job described;  // the nodes, as ListJobs says them
+  see_.nodes->Describe(&described);
+  out->mutable_nodes()->Swap(described.mutable_nodes());
+  const std::string collective = see_.collective->Describe();
+  out->set_collective(collective.substr(0, collective.find_first_of(" :;")));
+  const absl::Time now = MonotonicNow();
+  for (int rank = 0; rank < world_size(); ++rank) {
+    v1::RankMetrics* const described_rank = out->add_ranks();
+    described_rank->set_state(StateOf(rank));
+    const Session* session = (*see_.sessions)[rank].get();
+    described_rank->set_last_heard_ns(
+        session == nullptr ? -1
+                           : absl::ToInt64Nanoseconds(
+                                 now - std::max(session->last_command_time, session->words().last_progress_time())));
+  }
+  see_.meter->Describe(out);
+  shardd::Describe(see_.reductions->durations(), out->mutable_reductions());
+}
+
+void JobView::DescribeSession(const Session& session, v1::Rank* out) const {
   for (size_t group = 0; group < session.handles.size(); ++group) {
     const Handle& handle = session.handles[group];
     v1::HandleStatus* described = out->add_handles();
@@ -111,20 +152,7 @@ void JobView::DescribeSession(const Session& session, v1::Rank* out) const {
                                      ? absl::StrCat(StorageStateName(handle.storage()), "(", handle.users(), ")")
                                      : std::string(StorageStateName(handle.storage())));
     described->set_training_state(std::string(TrainingStateName(handle.training())));
-    if (handle.training() == TrainingState::kBackwardPre || handle.training() == TrainingState::kBackwardPost) {
-      state = v1::RANK_STATE_BACKWARD;
-    } else if (handle.training() == TrainingState::kForward && state == v1::RANK_STATE_IDLE) {
-      state = v1::RANK_STATE_FORWARD;
-    }
   }
-  if (session.stream == nullptr) {
-    state = v1::RANK_STATE_ATTACHING;
-  } else if (see_.steps->stepped(rank)) {
-    state = v1::RANK_STATE_STEPPED;
-  } else if (see_.summons->full_params().asked(rank)) {
-    state = v1::RANK_STATE_FULL_PARAMS;
-  }
-  out->set_state(state);
   out->set_pid(session.peer.pid);
   out->set_session_id(session.id());
   out->set_protocol_version(session.protocol_version());

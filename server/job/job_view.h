@@ -14,10 +14,12 @@
 #include "server/job/epoch_end.h"
 #include "server/job/full_params/summons.h"
 #include "server/job/gradients/pairing.h"
+#include "server/job/gradients/reductions.h"
 #include "server/job/job_identity.h"
 #include "server/job/membership/absent_ranks.h"
 #include "server/job/membership/leavers.h"
 #include "server/job/membership/sessions.h"
+#include "server/job/meter/job_meter.h"
 #include "server/job/nodes/job_nodes.h"
 #include "server/job/step/asked_steps.h"
 #include "server/job/step/committed.h"
@@ -66,12 +68,16 @@ class JobView {
     const SnapshotKeeper* snapshots = nullptr;
     const EpochEnd* end = nullptr;
     std::function<Wait(int rank)> waiting_for;  // as the rows of the table say
+    const Reductions* reductions = nullptr;
+    const JobMeter* meter = nullptr;
   };
   explicit JobView(Facts facts) : see_(std::move(facts)) {}
 
   // What does not grow with the model; the rest is JobDescription's.
   [[nodiscard]] JobDescription Describe(v1::Job* out) const;
   void DescribeRanks(v1::ListRanksResponse* out) const;
+  // All but its memory.
+  void DescribeMetrics(v1::JobMetrics* out) const;
   // For whom, and for what, the rank cannot go on; empty: it is its own turn.
   std::string WaitText(int rank) const;
   // The end of the epoch drops something that a rank has begun.
@@ -88,6 +94,7 @@ class JobView {
  private:
   int world_size() const { return see_.identity->plan->world_size; }
   v1::JobState State() const;
+  v1::RankState StateOf(int rank) const;
   void DescribeSession(const Session& session, v1::Rank* out) const;
 
   const Facts see_;

@@ -177,6 +177,7 @@ void JobCore::EndEpoch(EpochEnd::Pending end) {
   const bool drops_work = !behind_commit && view_.IsMidStep();
   counters_.set_aborts(counters_.aborts() + (drops_work ? 1 : 0));
   events_.Add(-1, drops_work ? "abort" : "epoch", std::string(cause.message()));
+  meter_.EpochEnds(cause, !lost_ranks.empty(), behind_commit, drops_work);
   nodes_.AttemptEnded(cause);
   values_.Undo();
   if (end_.closed()) {

@@ -58,6 +58,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   WatchProcess(sessions_[rank].get(), std::move(pidfd));
   waits_.sums().SessionBegins(*sessions_[rank]);
   counters_.set_attaches(counters_.attaches() + 1);
+  meter_.SessionBegins();
   return absl::OkStatus();
 }
 

@@ -153,6 +153,7 @@ int CoreLoop::RunTimers() {
   while (!timers_.empty() && timers_.begin()->first.first <= now) {
     auto node = timers_.extract(timers_.begin());
     timer_times_.erase(node.key().second);
+    lag_.Add(MonotonicNow() - node.key().first);
     node.mapped()();
   }
   if (timers_.empty()) {

@@ -20,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "common/shm/unique_fd.h"
+#include "server/observe/duration_histogram.h"
 
 namespace shardd {
 
@@ -64,6 +65,8 @@ class CoreLoop {
   // Runs once, at or after `when` (of MonotonicNow). Ids are never reused; cancelling a timer that has run is a no-op.
   uint64_t AddTimer(absl::Time when, Closure closure);
   void CancelTimer(uint64_t id);
+  // How much later than asked for each timer ran.
+  const DurationHistogram& lag() const { return lag_; }
 
  private:
   void Run();
@@ -93,6 +96,7 @@ class CoreLoop {
   std::map<std::pair<absl::Time, uint64_t>, Closure> timers_;
   absl::flat_hash_map<uint64_t, absl::Time> timer_times_;
   uint64_t next_timer_ = 1;
+  DurationHistogram lag_;
   uint64_t next_generation_ = 1;
   // Last: starts when all else is there.
   std::thread thread_;

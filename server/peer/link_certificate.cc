@@ -28,6 +28,15 @@ Certificate CertificateOf(const std::string& pem) {
   return {PEM_read_bio_X509(BioOf(pem).get(), nullptr, nullptr, nullptr), X509_free};
 }
 
+Certificate CertificateIn(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  Certificate certificate = CertificateOf(text.str());
+  ERR_clear_error();
+  return certificate;
+}
+
 absl::Time TimeOf(const ASN1_TIME* time, absl::Time otherwise) {
   std::tm parts = {};
   return ASN1_TIME_to_tm(time, &parts) == 1 ? absl::FromTM(parts, absl::UTCTimeZone()) : otherwise;
@@ -50,11 +59,7 @@ absl::Status CheckKeyOfCertificate(const std::string& certificate, const std::st
 }
 
 std::string CertificateProblem(const std::string& path, absl::Time now) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  text << file.rdbuf();
-  const Certificate certificate = CertificateOf(text.str());
-  ERR_clear_error();
+  const Certificate certificate = CertificateIn(path);
   if (certificate == nullptr) {
     return "";
   }
@@ -67,6 +72,12 @@ std::string CertificateProblem(const std::string& path, absl::Time now) {
                       now > ends ? "\" has expired (notAfter " : "\" is not valid yet (notBefore ",
                       absl::FormatTime(absl::RFC3339_sec, now > ends ? ends : begins, absl::UTCTimeZone()),
                       "); put a new one into its place");
+}
+
+absl::Time CertificateExpiry(const std::string& path) {
+  const Certificate certificate = CertificateIn(path);
+  return certificate == nullptr ? absl::InfiniteFuture()
+                                : TimeOf(X509_get0_notAfter(certificate.get()), absl::InfiniteFuture());
 }
 
 }  // namespace shardd

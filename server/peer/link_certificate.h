@@ -16,6 +16,9 @@ absl::Status CheckKeyOfCertificate(const std::string& certificate, const std::st
 // the time. Empty: it is valid, or cannot be read. Reads the file each time.
 std::string CertificateProblem(const std::string& path, absl::Time now);
 
+// When that certificate expires (notAfter); infinite future: there is none that can be read. Reads the file each time.
+absl::Time CertificateExpiry(const std::string& path);
+
 }  // namespace shardd
 
 #endif  // SHARDD_SERVER_PEER_LINK_CERTIFICATE_H_

@@ -142,6 +142,13 @@ grpc::ServerUnaryReactor* JobsService::ListStreams(grpc::CallbackServerContext* 
       [this](const Caller& caller, const auto&, auto done) { source_->ListStreams(caller, std::move(done)); });
 }
 
+grpc::ServerUnaryReactor* JobsService::GetMetrics(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
+                                                  grpc::ByteBuffer* response) {
+  return Serve<v1::GetMetricsRequest, v1::GetMetricsResponse>(
+      context, "get metrics", *bytes, response,
+      [this](const Caller& caller, const auto&, auto done) { source_->GetMetrics(caller, std::move(done)); });
+}
+
 grpc::ServerUnaryReactor* JobsService::GetMemory(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
                                                  grpc::ByteBuffer* response) {
   return Serve<v1::JobRef, v1::Memory>(

@@ -13,12 +13,13 @@
 namespace shardd {
 
 // Every method gets its request as bytes (message.h).
-using RawJobsService = v1::JobsService::WithRawCallbackMethod_GetDaemon<v1::JobsService::WithRawCallbackMethod_ListJobs<
-    v1::JobsService::WithRawCallbackMethod_ListRanks<v1::JobsService::WithRawCallbackMethod_ListGroups<
-        v1::JobsService::WithRawCallbackMethod_ListParameters<v1::JobsService::WithRawCallbackMethod_ListStreams<
-            v1::JobsService::WithRawCallbackMethod_GetMemory<v1::JobsService::WithRawCallbackMethod_ListEvents<
-                v1::JobsService::WithRawCallbackMethod_CloseJobByName<v1::JobsService::WithRawCallbackMethod_TraceJob<
-                    v1::JobsService::WithRawCallbackMethod_HandOver<v1::JobsService::Service>>>>>>>>>>>;
+using RawJobsService = v1::JobsService::WithRawCallbackMethod_GetDaemon<
+    v1::JobsService::WithRawCallbackMethod_ListJobs<v1::JobsService::WithRawCallbackMethod_ListRanks<
+        v1::JobsService::WithRawCallbackMethod_ListGroups<v1::JobsService::WithRawCallbackMethod_ListParameters<
+            v1::JobsService::WithRawCallbackMethod_ListStreams<v1::JobsService::WithRawCallbackMethod_GetMemory<
+                v1::JobsService::WithRawCallbackMethod_ListEvents<v1::JobsService::WithRawCallbackMethod_CloseJobByName<
+                    v1::JobsService::WithRawCallbackMethod_TraceJob<v1::JobsService::WithRawCallbackMethod_HandOver<
+                        v1::JobsService::WithRawCallbackMethod_GetMetrics<v1::JobsService::Service>>>>>>>>>>>>;
 
 // The operator's rpcs over gRPC: identifies the caller, checks the request, asks the source, encodes. Its only state is
 // the number of calls and traces under way. Thread-safe; no call blocks a gRPC thread.
@@ -50,6 +51,8 @@ class JobsService final : public RawJobsService {
                                            grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* ListStreams(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                         grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* GetMetrics(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                       grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* GetMemory(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                       grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* ListEvents(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,

@@ -104,6 +104,12 @@ TEST_F(AnotherUser, ReachesNothingOfTheJob) {
     for (const v1::Stream& stream : streams.streams()) {
       EXPECT_TRUE(stream.submitted() == 0 && stream.busy_us() == 0) << stream.ShortDebugString();
     }
+    v1::GetMetricsResponse metrics;
+    EXPECT_TRUE(stranger.Ask(&Jobs::GetMetrics, v1::GetMetricsRequest(), &metrics).ok());
+    EXPECT_EQ(metrics.jobs_size() + metrics.daemon().quotas_size(), 0) << metrics.ShortDebugString();
+    for (const v1::Stream& stream : metrics.daemon().streams()) {
+      EXPECT_TRUE(stream.submitted() == 0 && stream.busy_us() == 0) << stream.ShortDebugString();
+    }
     v1::ListEventsRequest which;
     which.set_limit(1000);
     v1::ListEventsResponse events;

@@ -54,6 +54,7 @@ TEST_F(JobsServiceTest, EveryCallReachesTheSourceWithItsJob) {
   source_.parameters["gpt"].add_parameters()->set_fqn("layers.0.weight");
   source_.memory["gpt"].set_planned_bytes(11);
   source_.streams.add_streams()->set_name("unshard");
+  source_.metrics.add_jobs()->set_committed_step(12);
   source_.jobs.add_jobs()->set_name("gpt");
   source_.daemon.set_pid(4711);
   Start();
@@ -77,6 +78,9 @@ TEST_F(JobsServiceTest, EveryCallReachesTheSourceWithItsJob) {
   v1::ListStreamsResponse streams;
   EXPECT_TRUE(stub->ListStreams(Context().get(), {}, &streams).ok());
   EXPECT_EQ(streams.streams(0).name(), "unshard");
+  v1::GetMetricsResponse metrics;
+  EXPECT_TRUE(stub->GetMetrics(Context().get(), {}, &metrics).ok());
+  EXPECT_EQ(metrics.jobs(0).committed_step(), 12);
   v1::Memory memory;
   EXPECT_TRUE(stub->GetMemory(Context().get(), Ref("gpt"), &memory).ok());
   EXPECT_EQ(memory.planned_bytes(), 11);
@@ -93,7 +97,7 @@ TEST_F(JobsServiceTest, EveryCallReachesTheSourceWithItsJob) {
     EXPECT_TRUE(call.caller.is_admin);
   }
   EXPECT_THAT(seen, ElementsAre("GetDaemon ", "ListJobs ", "ListRanks gpt", "ListGroups gpt", "ListParameters gpt",
-                                "ListStreams ", "GetMemory gpt", "ListEvents ", "CloseJobByName gpt"));
+                                "ListStreams ", "GetMetrics ", "GetMemory gpt", "ListEvents ", "CloseJobByName gpt"));
 }
 
 TEST_F(JobsServiceTest, ASecretIsOfItsCallAlone) {

@@ -100,6 +100,9 @@ void FakeJobsSource::ListParameters(const Caller& caller, const v1::JobRef& job,
 void FakeJobsSource::ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) {
   Deliver<v1::ListStreamsResponse>({"ListStreams", caller, "", 0}, streams, std::move(done));
 }
+void FakeJobsSource::GetMetrics(const Caller& caller, Done<v1::GetMetricsResponse> done) {
+  Deliver<v1::GetMetricsResponse>({"GetMetrics", caller, "", 0}, metrics, std::move(done));
+}
 void FakeJobsSource::GetMemory(const Caller& caller, const v1::JobRef& job, Done<v1::Memory> done) {
   Deliver({"GetMemory", caller, job.job(), 0, UidOf(job)}, Find(memory, job.job()), std::move(done));
 }

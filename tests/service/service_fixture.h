@@ -63,6 +63,7 @@ class FakeJobsSource : public JobsSource {
   std::map<std::string, v1::ListParametersResponse> parameters;
   std::map<std::string, v1::Memory> memory;
   v1::ListStreamsResponse streams;
+  v1::GetMetricsResponse metrics;
   v1::ListEventsResponse events;
   // What a trace of a job that has ranks consists of, sent before Finish.
   std::vector<v1::TraceJobResponse> trace;
@@ -82,6 +83,7 @@ class FakeJobsSource : public JobsSource {
   void ListGroups(const Caller& caller, const v1::JobRef& job, Done<v1::ListGroupsResponse> done) override;
   void ListParameters(const Caller& caller, const v1::JobRef& job, Done<v1::ListParametersResponse> done) override;
   void ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) override;
+  void GetMetrics(const Caller& caller, Done<v1::GetMetricsResponse> done) override;
   void GetMemory(const Caller& caller, const v1::JobRef& job, Done<v1::Memory> done) override;
   void ListEvents(const Caller& caller, const v1::JobRef& job, int limit, Done<v1::ListEventsResponse> done) override;
   void TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) override;

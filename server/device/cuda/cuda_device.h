@@ -80,8 +80,7 @@ class CudaDevice final : public Device {
   // hangs in a call of the driver, it is leaked after twice that, with its works, which do not end: the destructor
   // would wait for it, so a process that wants to end must not destroy the device. REQUIRES: not called from a `done`.
   void Shutdown() override;
-  // OK, or the error that lost the device.
-  absl::Status lost() const;
+  absl::Status lost() const override;
 
  private:
   static constexpr int64_t kSharedForNs = 60'000'000'000;

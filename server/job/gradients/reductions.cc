@@ -169,7 +169,7 @@ void Reductions::Submit(Reduction reduction) {
   const auto done = use_.work->JoinGradientWork(
       parts, [this, group = reduction.group, ranks = std::move(reduction.ranks),
               stream_ordered = std::move(reduction.stream_ordered), keep = std::move(reduction.keep),
-              epoch = see_.committed->epoch()](absl::Status status) mutable {
+              epoch = see_.committed->epoch(), begin = MonotonicNow()](absl::Status status) mutable {
         if (epoch != see_.committed->epoch()) {  // as also where the job was closed
           use_.reaper->Post([gone = std::move(keep)] {});
           return;
@@ -179,6 +179,7 @@ void Reductions::Submit(Reduction reduction) {
           use_.job->Fail(std::move(status));
           return;
         }
+        durations_.Add(MonotonicNow() - begin);
         for (size_t i = 0; i < ranks.size(); ++i) {
           use_.trace->Reduced(ranks[i], group, see_.committed->step() + 1);
           ReleaseSlot(ranks[i], plan_->groups[static_cast<size_t>(group)].gradient_slot, stream_ordered[i]);

@@ -21,6 +21,7 @@
 #include "server/job/work/optimizer_devices.h"
 #include "server/job/writes/trainer_writes.h"
 #include "server/multinode/given_gradients.h"
+#include "server/observe/duration_histogram.h"
 #include "server/storage/job_memory.h"
 #include "shardd/v1/jobs.pb.h"
 
@@ -63,6 +64,8 @@ class Reductions {
 
   bool under_way() const { return under_way_ > 0; }
   bool over_nodes() const { return nodes_.say_ready != nullptr; }
+  // How long each took, from its submission to the collective.
+  const DurationHistogram& durations() const { return durations_; }
 
   // Adds what of the pair is complete; over several nodes, says so, and AddGiven goes on.
   absl::Status AddComplete(PairKey key);
@@ -120,6 +123,7 @@ class Reductions {
   const float scale_;
   OverNodes nodes_;  // empty: there is one node
   int under_way_ = 0;
+  DurationHistogram durations_;
   // Backwards of the step of which ranks were told: that all is under way, that all is added.
   int told_under_way_ = 0;
   int told_added_ = 0;

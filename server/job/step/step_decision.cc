@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "server/loop/core_loop.h"
 #include "server/multinode/param_mask.h"
 
 namespace shardd {
@@ -10,6 +11,16 @@ namespace {
 double Unscale(const v1::Step& step) { return step.loss_scale() > 0 ? 1 / step.loss_scale() : 1; }
 
 }  // namespace
+
+void StepDecision::BeginMeasuring() {
+  state_ = State::kMeasuring;
+  measuring_since_ = MonotonicNow();
+}
+
+void StepDecision::Applied() {
+  state_ = State::kApplied;
+  applied_since_ = MonotonicNow();
+}
 
 void StepDecision::Measured(double norm, const v1::Step& step) {
   // A gradient that is not finite makes the norm so, whichever rank it comes from.

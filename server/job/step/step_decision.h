@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "server/optimizer/optimizer.h"
 #include "shardd/v1/journal.pb.h"
 #include "shardd/v1/peer.pb.h"
@@ -29,11 +30,15 @@ class StepDecision {
   bool applied() const { return state_ >= State::kApplied; }  // the shards are those of the decided step
   bool showing() const { return state_ == State::kShowing; }  // ranks are about to see it
   bool decided() const { return state_ >= State::kUpdating; }
+  // Of the newest step: it updates nothing, and when it began to be measured and was applied (MonotonicNow).
+  bool skipped() const { return skipped_; }
+  absl::Time measuring_since() const { return measuring_since_; }
+  absl::Time applied_since() const { return applied_since_; }
 
   // The ranks' devices have not done with the step yet; then they have.
   void AwaitDevices() { state_ = State::kAwaitsDevices; }
   void DevicesCame() { state_ = awaits_devices() ? State::kOpen : state_; }
-  void BeginMeasuring() { state_ = State::kMeasuring; }
+  void BeginMeasuring();
   // The global norm of the gradients is there. Not finite under a loss scale: the step is skipped.
   void Measured(double norm, const v1::Step& step);
   // Node 0 has measured.
@@ -42,7 +47,7 @@ class StepDecision {
   // before this step.
   void Fix(const v1::Step& step, const std::vector<bool>& present, const std::vector<int64_t>& step_counts);
   void BeginUpdate() { state_ = State::kUpdating; }
-  void Applied() { state_ = State::kApplied; }
+  void Applied();
   void Show() { state_ = State::kShowing; }
 
   // A version that no step decides.
@@ -69,6 +74,8 @@ class StepDecision {
   double grad_norm_ = 0;
   double clip_factor_ = 1;  // without the loss scale
   bool skipped_ = false;
+  absl::Time measuring_since_ = absl::InfinitePast();
+  absl::Time applied_since_ = absl::InfinitePast();
 };
 
 }  // namespace shardd
