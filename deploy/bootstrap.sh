@@ -32,7 +32,7 @@ packages=(
   clang-14 clang-tidy-14 clang-format-14 libclang-rt-14-dev
   # libraries
   libgrpc++-dev libgrpc-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev libabsl-dev libssl-dev libc-ares-dev
-  libre2-dev zlib1g-dev nlohmann-json3-dev libcli11-dev grpc-proto
+  libre2-dev zlib1g-dev libzstd-dev nlohmann-json3-dev libcli11-dev grpc-proto
   # tests
   libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv python3-grpcio python3-protobuf
 )

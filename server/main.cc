@@ -35,6 +35,7 @@
 #include "server/handover/handover.h"
 #include "server/handover/successor.h"
 #include "server/handover/take_over.h"
+#include "server/history/history.h"
 #include "server/observe/log.h"
 #include "server/observe/notify.h"
 #include "server/peer/link_certificate.h"
@@ -84,6 +85,10 @@ ABSL_FLAG(
     "socket of shardd-custodian, as in unix:/run/shardd/custody.sock: jobs outlive this daemon, "
     "and the next one goes on with them; empty: jobs end with the daemon, but for an embedded one's, which starts its "
     "own");
+ABSL_FLAG(std::string, history_dir, "",
+          "folder for a history of all jobs' steps and events, which shardctl history and why show, also of those that "
+          "have ended; empty: there is none");
+ABSL_FLAG(int, history_mib, 64, "room for that history; the oldest goes (8 to 1000000)");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or if no job is opened for a minute");
 ABSL_FLAG(bool, take_over, false,
           "take the place of the daemon that listens on --listen, if one does, when this one is ready: jobs that a "
@@ -149,6 +154,17 @@ absl::StatusOr<std::shared_ptr<Custody>> ConnectCustody(const std::string& path)
   if (own.ok()) return *std::move(own);
   LogWarning(absl::StrCat("jobs end with this daemon: ", own.status().message()));
   return nullptr;
+}
+
+// The history of --history_dir; null: not requested.
+absl::StatusOr<std::unique_ptr<History>> MakeHistory() {
+  const std::string folder = absl::GetFlag(FLAGS_history_dir);
+  if (folder.empty()) return nullptr;
+  const int mib = absl::GetFlag(FLAGS_history_mib);
+  if (mib < 8 || mib > 1'000'000) {
+    return absl::InvalidArgumentError(absl::StrCat("--history_mib: out of range (got ", mib, ", want 8 to 1000000)"));
+  }
+  return History::Open(folder, int64_t{mib} << 20);
 }
 
 // The network for --peer_listen; null: not requested.
@@ -315,6 +331,8 @@ absl::Status Run(const std::vector<std::string>& arguments) {
     };
   }
   options.on_idle = [] { kill(getpid(), SIGTERM); };
+  SHARDD_ASSIGN_OR_RETURN(const std::unique_ptr<History> history, MakeHistory());
+  options.history = history.get();
   // Never destroyed: the process ends after the shutdown, and a hung GPU would block the release of the driver's
   // resources.
   Core* const core = new Core(options, std::move(made.devices));
@@ -323,8 +341,8 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   PeerRegistry peers;
   std::vector<GrpcServer::NamedService> services;
   services.push_back({v1::TrainerService::service_full_name(), std::make_unique<TrainerService>(core, &peers)});
-  services.push_back(
-      {v1::JobsService::service_full_name(), std::make_unique<JobsService>(core, &peers, geteuid(), &handover)});
+  services.push_back({v1::JobsService::service_full_name(),
+                      std::make_unique<JobsService>(core, &peers, geteuid(), &handover, history.get())});
   GrpcServerOptions serving;
   serving.reflection = absl::GetFlag(FLAGS_reflection);
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server, GrpcServer::Create(std::move(services), serving));

@@ -42,6 +42,7 @@ Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
       started_(MonotonicNow()),
       custody_(options_.custody),
       loop_([this] { return BeforeSleep(); }) {
+  events_.KeepBy(options_.history);
   loop_.Post([this] { Tick(); });
 }
 

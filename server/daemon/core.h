@@ -57,6 +57,7 @@ struct CoreOptions {
   std::shared_ptr<Custody> custody;                // null: jobs end with the daemon
   std::function<absl::Time()> certificate_expiry;  // of the one for other daemons; null: there is none. Any thread
   std::string peer_address;                        // where others reach this daemon: what stands in JobConfig.nodes
+  EventKeeper* history = nullptr;                  // of events and steps; null: they end with the daemon
   std::function<void()> on_idle;                   // embedded: the daemon has nothing left to do; any thread
 };
 

@@ -110,7 +110,7 @@ JobCore::JobCore(Init init)
               [this](int rank) { return view_.WaitText(rank); }},
              std::move(init.work_trace), &work_),
       meter_(world_size(), plan()->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER,
-             {&sessions_, &committed_, &commits_.decision()}),
+             {&sessions_, &committed_, &commits_.decision()}, [this](const v1::StepRecord& times) { Remember(times); }),
       // Who reads whether a version is being made comes behind commits_; who reads what trainers handed in, before
       // writes_; what waits for ranks' devices is dropped (here) before the slots that it would have filled.
       parts_({&meter_, &commits_, &gradients_, &waits_, &nodes_, &snapshots_, &values_, &work_, &writes_, &leavers_,
@@ -147,6 +147,15 @@ JobCore::JobCore(Init init)
   if (identity_.lost.has_value()) {
     events_.Add(-1, "lost", identity_.lost->text());
   }
+}
+
+void JobCore::Remember(const v1::StepRecord& times) {
+  v1::HistoryStep step;
+  *step.mutable_times() = times;
+  step.set_grad_norm(commits_.decision().grad_norm());
+  step.set_clip_factor(commits_.decision().clip_factor());
+  step.set_memory_bytes(memory_->allocated_bytes());
+  events_.AddStep(step);
 }
 
 JobCore::~JobCore() {

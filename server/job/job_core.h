@@ -171,6 +171,7 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   bool AwaitEndBehindStep(const absl::Status& cause);
   void EndDetached(int rank, bool finished);
   void EndSession(int rank);
+  void Remember(const v1::StepRecord& times);  // the step that was committed
   // Commands. Each returns an error only for what the client must not do, which ends the epoch (CommandIntake).
   absl::Status Execute(Session* session, RankCommand command);
   absl::Status Dispatch(Session* session, RankCommand command);

@@ -20,6 +20,8 @@ class JobEvents {
 
   // `rank` -1: the job as a whole.
   void Add(int rank, absl::string_view kind, std::string text);
+  // A step is committed.
+  void AddStep(const v1::HistoryStep& step) { events_->AddStep(job_, owner_, step); }
 
  private:
   const std::string job_;

@@ -41,6 +41,7 @@ void EventLog::Add(absl::string_view job, const Tenant& owner, uint64_t epoch, i
   // Under the mutex, so that times and sequence numbers have the same order.
   entry.event.set_unix_us(absl::ToUnixMicros(absl::Now()));
   entry.event.set_sequence(++last_sequence_);
+  if (keeper_ != nullptr) keeper_->KeepEvent(entry.event, owner);
   if (ring_.size() == capacity_) {
     ring_.pop_front();
   }

@@ -16,6 +16,14 @@
 
 namespace shardd {
 
+// Keeps events and steps for longer than the daemon lives. Thread-safe; never waits for a disk.
+class EventKeeper {
+ public:
+  virtual ~EventKeeper() = default;
+  virtual void KeepEvent(const v1::Event& event, const Tenant& owner) = 0;
+  virtual void KeepStep(absl::string_view job, const Tenant& owner, const v1::HistoryStep& step) = 0;
+};
+
 // The newest events of all jobs, for operators to read after a failure. Bounded: drops the oldest. Sequence numbers
 // start at 1 and never repeat, so a gap shows a reader that events were dropped.
 //
@@ -33,6 +41,13 @@ class EventLog {
   // `owner` is the job's and decides who may read the event, which does not contain it. `rank` -1: the job.
   void Add(absl::string_view job, const Tenant& owner, uint64_t epoch, int64_t step, int rank, absl::string_view kind,
            std::string text) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Everything from here on is kept there, too, and steps there alone. Outlives this; null: nowhere. Before the first
+  // event.
+  void KeepBy(EventKeeper* keeper) { keeper_ = keeper; }
+  void AddStep(absl::string_view job, const Tenant& owner, const v1::HistoryStep& step) {
+    if (keeper_ != nullptr) keeper_->KeepStep(job, owner, step);
+  }
 
   // The newest `limit` events (<= 0: 100) of `job` (empty: every job) whose owner `may_see` accepts, oldest first.
   // `may_see` runs under the mutex and must not call back into the log.
@@ -52,6 +67,7 @@ class EventLog {
   };
 
   const size_t capacity_;
+  EventKeeper* keeper_ = nullptr;
 
   mutable absl::Mutex mutex_;
   std::deque<Entry> ring_ ABSL_GUARDED_BY(mutex_);

@@ -29,6 +29,13 @@ absl::Status Check(absl::string_view operation, const v1::ListEventsRequest& req
                                                                        request.limit(), ", want 0 or more)"))
                              : absl::OkStatus();
 }
+absl::Status Check(absl::string_view operation, const v1::ListHistoryRequest& request) {
+  return request.limit() >= 0 && request.since_unix_ms() >= 0
+             ? absl::OkStatus()
+             : absl::InvalidArgumentError(absl::StrCat(operation, ": limit or since_unix_ms is negative (got ",
+                                                       request.limit(), " and ", request.since_unix_ms(),
+                                                       ", want 0 or more)"));
+}
 absl::Status Check(absl::string_view operation, const v1::TraceJobRequest& request) {
   const auto refuse = [&](absl::string_view field, int64_t got, int64_t most) {
     return absl::InvalidArgumentError(
@@ -168,6 +175,18 @@ grpc::ServerUnaryReactor* JobsService::ListEvents(grpc::CallbackServerContext* c
           ref.set_uid(request.uid());
         }
         source_->ListEvents(caller, ref, limit, std::move(done));
+      });
+}
+
+grpc::ServerUnaryReactor* JobsService::ListHistory(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
+                                                   grpc::ByteBuffer* response) {
+  return Serve<v1::ListHistoryRequest, v1::ListHistoryResponse>(
+      context, "list history", *bytes, response, [this](const Caller& caller, const auto& request, auto done) {
+        if (history_ == nullptr) {
+          done(absl::FailedPreconditionError("list history: this daemon keeps none; start it with --history_dir"));
+          return;
+        }
+        history_->List(request, caller.tenant.uid, caller.is_admin, std::move(done));
       });
 }
 

@@ -6,6 +6,7 @@
 #include "grpcpp/grpcpp.h"
 #include "server/daemon/jobs_source.h"
 #include "server/handover/handover.h"
+#include "server/history/history.h"
 #include "server/service/fd_reply.h"
 #include "server/service/peer_registry.h"
 #include "shardd/v1/jobs.grpc.pb.h"
@@ -13,13 +14,13 @@
 namespace shardd {
 
 // Every method gets its request as bytes (message.h).
-using RawJobsService = v1::JobsService::WithRawCallbackMethod_GetDaemon<
-    v1::JobsService::WithRawCallbackMethod_ListJobs<v1::JobsService::WithRawCallbackMethod_ListRanks<
-        v1::JobsService::WithRawCallbackMethod_ListGroups<v1::JobsService::WithRawCallbackMethod_ListParameters<
-            v1::JobsService::WithRawCallbackMethod_ListStreams<v1::JobsService::WithRawCallbackMethod_GetMemory<
-                v1::JobsService::WithRawCallbackMethod_ListEvents<v1::JobsService::WithRawCallbackMethod_CloseJobByName<
-                    v1::JobsService::WithRawCallbackMethod_TraceJob<v1::JobsService::WithRawCallbackMethod_HandOver<
-                        v1::JobsService::WithRawCallbackMethod_GetMetrics<v1::JobsService::Service>>>>>>>>>>>>;
+using RawJobsService = v1::JobsService::WithRawCallbackMethod_GetDaemon<v1::JobsService::WithRawCallbackMethod_ListJobs<
+    v1::JobsService::WithRawCallbackMethod_ListRanks<v1::JobsService::WithRawCallbackMethod_ListGroups<
+        v1::JobsService::WithRawCallbackMethod_ListParameters<v1::JobsService::WithRawCallbackMethod_ListStreams<
+            v1::JobsService::WithRawCallbackMethod_GetMemory<v1::JobsService::WithRawCallbackMethod_ListEvents<
+                v1::JobsService::WithRawCallbackMethod_CloseJobByName<v1::JobsService::WithRawCallbackMethod_TraceJob<
+                    v1::JobsService::WithRawCallbackMethod_HandOver<v1::JobsService::WithRawCallbackMethod_GetMetrics<
+                        v1::JobsService::WithRawCallbackMethod_ListHistory<v1::JobsService::Service>>>>>>>>>>>>>;
 
 // The operator's rpcs over gRPC: identifies the caller, checks the request, asks the source, encodes. Its only state is
 // the number of calls and traces under way. Thread-safe; no call blocks a gRPC thread.
@@ -36,8 +37,10 @@ class JobsService final : public RawJobsService {
 
   // All must outlive the server. `admin_uid` (the daemon's own) and root see all jobs, from the daemon's own
   // namespaces.
-  JobsService(JobsSource* source, const PeerRegistry* peers, uint32_t admin_uid, Handover* handover)
-      : source_(source), peers_(peers), admin_uid_(admin_uid), handover_(handover) {}
+  // `history` null: the daemon keeps none.
+  JobsService(JobsSource* source, const PeerRegistry* peers, uint32_t admin_uid, Handover* handover,
+              History* history = nullptr)
+      : source_(source), peers_(peers), admin_uid_(admin_uid), handover_(handover), history_(history) {}
 
   grpc::ServerUnaryReactor* GetDaemon(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                       grpc::ByteBuffer* response) override;
@@ -57,6 +60,8 @@ class JobsService final : public RawJobsService {
                                       grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* ListEvents(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                        grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* ListHistory(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                        grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* CloseJobByName(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                            grpc::ByteBuffer* response) override;
   grpc::ServerWriteReactor<grpc::ByteBuffer>* TraceJob(grpc::CallbackServerContext* context,
@@ -75,6 +80,7 @@ class JobsService final : public RawJobsService {
   const PeerRegistry* const peers_;
   const uint32_t admin_uid_;
   Handover* const handover_;
+  History* const history_;
   const std::shared_ptr<PendingCount> calls_ = std::make_shared<PendingCount>();
   const std::shared_ptr<PendingCount> traces_ = std::make_shared<PendingCount>();
 };

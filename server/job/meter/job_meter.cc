@@ -25,8 +25,13 @@ v1::InterruptionCause CauseOf(const absl::Status& cause, bool lost, bool behind_
 
 }  // namespace
 
-JobMeter::JobMeter(int ranks, bool trainers_update, Facts facts)
-    : see_(facts), count_(ranks), goodput_(MonotonicNow()), waits_(ranks), phases_(ranks, trainers_update) {}
+JobMeter::JobMeter(int ranks, bool trainers_update, Facts facts, std::function<void(const v1::StepRecord&)> on_step)
+    : see_(facts),
+      on_step_(std::move(on_step)),
+      count_(ranks),
+      goodput_(MonotonicNow()),
+      waits_(ranks),
+      phases_(ranks, trainers_update) {}
 
 void JobMeter::Review() {
   goodput_.TakenBack(see_.committed->step());
@@ -85,6 +90,7 @@ void JobMeter::StepCommitted() {
     const int awaited = waits_.most_awaited_in_step();
     last_.set_slowest_rank(awaited);
     last_.set_slowest_rank_ns(awaited < 0 ? 0 : absl::ToInt64Nanoseconds(waits_.awaited_in_step(awaited)));
+    if (on_step_ != nullptr) on_step_(last_);
   }
   waits_.BeginStep();
 }

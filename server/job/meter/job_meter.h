@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -30,7 +31,8 @@ class JobMeter final : public JobPart {
     const Committed* committed = nullptr;
     const StepDecision* decision = nullptr;
   };
-  JobMeter(int ranks, bool trainers_update, Facts facts);
+  // `on_step`: hears of each committed step that was measured; null: nobody does.
+  JobMeter(int ranks, bool trainers_update, Facts facts, std::function<void(const v1::StepRecord&)> on_step = nullptr);
 
   // A session has begun: it may have been the last that lacked.
   void SessionBegins() { Review(); }
@@ -54,6 +56,7 @@ class JobMeter final : public JobPart {
   void Review();
 
   const Facts see_;
+  const std::function<void(const v1::StepRecord&)> on_step_;
   const int count_;
   Goodput goodput_;
   RankWaits waits_;

@@ -32,6 +32,8 @@ class StepDecision {
   bool decided() const { return state_ >= State::kUpdating; }
   // Of the newest step: it updates nothing, and when it began to be measured and was applied (MonotonicNow).
   bool skipped() const { return skipped_; }
+  double grad_norm() const { return grad_norm_; }
+  double clip_factor() const { return clip_factor_; }
   absl::Time measuring_since() const { return measuring_since_; }
   absl::Time applied_since() const { return applied_since_; }
 
