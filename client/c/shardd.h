@@ -11,7 +11,7 @@
  * Codes are those of google.rpc.Code. ABORTED: the epoch advanced (a rank died, or the step was ended by an error that
  * the text explains); everything since the last committed step is dropped; call shardd_reattach and rewind to
  * shardd_job_info.committed_step with shardd_trainer_state. UNAVAILABLE: the daemon is gone; shardd_reattach waits up
- * to 30 s for its successor. NOT_FOUND during training: the job was closed, for good. The first two are sticky until
+ * to 60 s for its successor. NOT_FOUND during training: the job was closed, for good. The first two are sticky until
  * shardd_reattach. FAILED_PRECONDITION and INVALID_ARGUMENT are found before anything is sent and cost the session
  * nothing. Blocking: calls marked [waits] block until the named event, at most options.timeout_ms, then
  * DEADLINE_EXCEEDED with who is waited for, or until the host wants them to end (shardd_set_interrupt), then CANCELLED.
@@ -90,7 +90,8 @@ typedef struct shardd_attach_options {
   const char* job_secret;
 } shardd_attach_options;
 
-/* Opens or joins the job, attaches the rank, maps its memory. [waits: daemon start, slab allocation] */
+/* Opens or joins the job, attaches the rank, maps its memory. A daemon that dies meanwhile is waited for as by
+ * shardd_reattach. [waits: daemon start, slab allocation] */
 SHARDD_API shardd_status* shardd_attach(const shardd_attach_options* options, shardd_job** job);
 
 /* After ABORTED or UNAVAILABLE: attaches the same rank in the current epoch. Every pointer that this job gave out
