@@ -93,7 +93,8 @@ typedef struct shardd_attach_options {
   int64_t daemon_wait_ms;
 } shardd_attach_options;
 
-/* Opens or joins the job, attaches the rank, maps its memory. [waits: daemon start, slab allocation] */
+/* Opens or joins the job, attaches the rank, maps its memory. A daemon that dies meanwhile is waited for as by
+ * shardd_reattach. [waits: daemon start, slab allocation] */
 SHARDD_API shardd_status* shardd_attach(const shardd_attach_options* options, shardd_job** job);
 
 /* After ABORTED or UNAVAILABLE: attaches the same rank in the current epoch. Every pointer that this job gave out

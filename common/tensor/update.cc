@@ -2,6 +2,7 @@
 
 #include "common/tensor/isa_internal.h"
 #include "common/tensor/kernels.h"
+#include "common/tensor/logged_blocks.h"
 #include "common/tensor/update_log.h"
 #include "common/tensor/update_scalars.h"
 
@@ -56,25 +57,6 @@ struct SgdBody {
     }
   }
 };
-
-// Runs run(element, count) by blocks of the log, each behind save(element, count).
-template <typename Save, typename RunBlock>
-SHARDD_ALWAYS_INLINE void RunLogged(UpdateLog* log, int64_t first, int64_t numel, Save save, RunBlock run) {
-  constexpr int64_t kBlock = UpdateLog::kBlockNumel;
-  int64_t i = 0;
-  for (; i + kBlock <= numel; i += kBlock) {  // of a size that the compiler knows
-    save(i, kBlock);
-    log->Begun(first + i, kBlock);
-    run(i, kBlock);
-    log->Done(first + i + kBlock);
-  }
-  if (i < numel) {
-    save(i, numel - i);
-    log->Begun(first + i, numel - i);
-    run(i, numel - i);
-    log->Done(first + numel);
-  }
-}
 
 template <typename Param>
 struct LoggedAdamWBody {

@@ -164,6 +164,28 @@ if(TARGET shardd AND TARGET shardd_client)
   endforeach()
 endif()
 
+# Records of the next one have a field more.
+if(TARGET shardd_next)
+  target_sources(shardd_next PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/tests/next/next_records.cc)
+endif()
+
+# tests/deadly: a daemon that dies where it writes what its successor goes by. As above, its own sources come first.
+if(TARGET shardd)
+  add_library(shardd_deadly_update STATIC common/tensor/update.cc)
+  target_include_directories(shardd_deadly_update BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/tests/deadly)
+  target_link_libraries(shardd_deadly_update PRIVATE shardd_tensor shardd_options)
+  shardd_vectorise(shardd_deadly_update)
+  add_executable(shardd_deadly $<TARGET_OBJECTS:shardd> $<TARGET_OBJECTS:shardd_deadly_update> tests/deadly/kept_write.cc)
+  target_include_directories(shardd_deadly PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+  get_target_property(libraries shardd LINK_LIBRARIES)
+  target_link_libraries(shardd_deadly PRIVATE ${libraries})
+  get_target_property(flags shardd LINK_OPTIONS)
+  target_link_options(shardd_deadly PRIVATE ${flags})
+  set_target_properties(shardd_deadly PROPERTIES OUTPUT_NAME shardd LINKER_LANGUAGE CXX
+    RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/deadly/bin)
+  add_dependencies(shardd_programs shardd_deadly)
+endif()
+
 shardd_tests(common/status unit shardd_status shardd_grpc)
 shardd_tests(common/versions unit shardd_versions)
 shardd_tests(common/fqn unit shardd_fqn)

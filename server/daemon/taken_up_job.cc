@@ -174,7 +174,7 @@ bool OutlivesDaemon(const ShardPlan& plan) {
 }
 
 absl::StatusOr<std::unique_ptr<Slab>> MakeCustodyRecord(const char* name, const google::protobuf::MessageLite& record) {
-  const int64_t size_bytes = kRecordHeadBytes + static_cast<int64_t>(record.ByteSizeLong());
+  const int64_t size_bytes = RecordBytes(record);
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab, Slab::Create(name, SlabBacking::kSealedMemfd, size_bytes));
   SHARDD_RETURN_IF_ERROR(WriteRecord(slab->At<char>(0), size_bytes, record));
   return slab;
@@ -216,11 +216,20 @@ v1::KeptFormats TakenUpJob::formats() const {
   return KeptFormatsOf(static_cast<int>(job.format()), journal->format(), log->format());
 }
 
-absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& on) {
+namespace {
+
+// Whether a rank's update of the step may have changed anything: only a step that was decided has one.
+bool HasBegun(const TakeUpLog& log, int ranks, int64_t step) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (log.update(rank).is_of(step)) return true;
+  }
+  return false;
+}
+
+// What ReadTakenUpJob does when it knows which job it is.
+absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, const TakeUpOn& on) {
   TakenUpJob result;
-  UniqueFd job = TakeKept(kept, kCustodyJobName);
-  if (!job.valid()) return absl::NotFoundError("it was being opened");
-  SHARDD_RETURN_IF_ERROR(ReadCustodyRecord(kCustodyJobName, std::move(job), &result.job));
+  result.job = std::move(job);
   SHARDD_RETURN_IF_ERROR(CheckFormat("record of the job", static_cast<int>(result.job.format()), kCustodyFormats));
   SHARDD_ASSIGN_OR_RETURN(result.plan, PlanShards(result.job.spec(), result.job.node()));
   const ShardPlan& plan = result.plan;
@@ -244,6 +253,10 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
   const bool completes = decided.ok() && decided->epoch() == header.epoch && (DaemonUpdates(plan) || !pass_copies);
   if (left.touched && (pass_copies || !completes)) {
     return absl::DataLossError("the daemon had not written down what it committed last, as its log says");
+  }
+  const bool shards_count = !pass_copies && left.counts == TakeUpLog::Counts::kShards;
+  if (shards_count && !decided.ok() && HasBegun(*result.log, plan.world_size, header.step + 1)) {
+    return absl::DataLossError(absl::StrCat(decided.status().message(), ", whose update had begun"));
   }
   const bool in_snapshot = completes ? pass_copies : left.counts != TakeUpLog::Counts::kShards;
   const bool completes_snapshot = in_snapshot && (completes || left.counts == TakeUpLog::Counts::kSnapshotBeingTaken);
@@ -349,6 +362,19 @@ absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& 
     result.memory->rank_slots()->SetProcess(rank, {last.pid, last.start_ticks});
   }
   return result;
+}
+
+}  // namespace
+
+absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& on) {
+  UniqueFd record = TakeKept(kept, kCustodyJobName);
+  if (!record.valid()) return absl::NotFoundError("it was being opened");
+  v1::CustodyJob job;
+  SHARDD_RETURN_IF_ERROR(ReadCustodyRecord(kCustodyJobName, std::move(record), &job));
+  const std::string name = job.spec().name();
+  absl::StatusOr<TakenUpJob> result = ReadJob(std::move(job), std::move(kept), on);
+  if (result.ok()) return result;
+  return absl::Status(result.status().code(), absl::StrCat("\"", name, "\": ", result.status().message()));
 }
 
 }  // namespace shardd

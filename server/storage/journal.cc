@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/process/kept_write.h"
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
 #include "server/storage/record_place.h"
@@ -58,7 +59,9 @@ absl::Status Journal::WriteHeader(const Header& header) {
   raw.committed_step = header.committed_step;
   raw.version = header.version;
   raw.crc = HeaderCrc(raw);
+  AtKeptWrite();
   std::memcpy(slab_->data(), &raw, sizeof(raw));
+  AtKeptWrite();
   return absl::OkStatus();
 }
 

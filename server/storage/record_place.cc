@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/process/kept_write.h"
 
 namespace shardd {
 
@@ -24,6 +25,10 @@ std::optional<int> FormatAt(int fd, int64_t offset_bytes, const char (&magic)[4]
   return is_it ? std::optional(static_cast<int>(head.format)) : std::nullopt;
 }
 
+int64_t RecordBytes(const google::protobuf::MessageLite& record) {
+  return kRecordHeadBytes + static_cast<int64_t>(record.ByteSizeLong());
+}
+
 absl::Status WriteRecord(char* place, int64_t place_bytes, const google::protobuf::MessageLite& record) {
   std::string bytes(kRecordHeadBytes, '\0');
   if (!record.AppendToString(&bytes) || static_cast<int64_t>(bytes.size()) > place_bytes) {
@@ -34,7 +39,11 @@ absl::Status WriteRecord(char* place, int64_t place_bytes, const google::protobu
   const uint32_t crc = RecordCrc(bytes.data() + kRecordHeadBytes, length);
   std::memcpy(bytes.data(), &length, sizeof(length));
   std::memcpy(bytes.data() + sizeof(length), &crc, sizeof(crc));
-  std::memcpy(place, bytes.data(), bytes.size());
+  AtKeptWrite();
+  std::memcpy(place, bytes.data(), kRecordHeadBytes);
+  AtKeptWrite();
+  std::memcpy(place + kRecordHeadBytes, bytes.data() + kRecordHeadBytes, length);
+  AtKeptWrite();
   return absl::OkStatus();
 }
 

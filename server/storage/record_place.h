@@ -21,6 +21,8 @@ uint32_t RecordCrc(const void* data, int64_t size_bytes);
 // The number behind this magic, before anything is mapped; nothing: there is no such magic.
 std::optional<int> FormatAt(int fd, int64_t offset_bytes, const char (&magic)[4]);
 
+// Of a place that the record fills.
+int64_t RecordBytes(const google::protobuf::MessageLite& record);
 // RESOURCE_EXHAUSTED: the record is larger than the place, which stays as it was.
 absl::Status WriteRecord(char* place, int64_t place_bytes, const google::protobuf::MessageLite& record);
 // False: there is none.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/process/kept_write.h"
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
 #include "server/storage/record_place.h"
@@ -201,9 +202,14 @@ void TakeUpLog::Write() {
   raw.flags = (touched_ ? kTouched : 0) | (promised_ ? kPromised : 0) | (finished_ ? kFinished : 0);
   raw.counts = static_cast<uint32_t>(counts_);
   raw.crc = TakeUpCrc(raw);
+  char* const place = slab_->At<char>(static_cast<int64_t>(sequence_ % 2) * static_cast<int64_t>(sizeof(raw)));
+  constexpr size_t kHalf = sizeof(raw) / 2;
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  std::memcpy(slab_->At<char>(static_cast<int64_t>(sequence_ % 2) * static_cast<int64_t>(sizeof(raw))), &raw,
-              sizeof(raw));
+  AtKeptWrite();
+  std::memcpy(place, &raw, kHalf);
+  AtKeptWrite();
+  std::memcpy(place + kHalf, reinterpret_cast<const char*>(&raw) + kHalf, sizeof(raw) - kHalf);
+  AtKeptWrite();
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 

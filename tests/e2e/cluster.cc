@@ -33,6 +33,17 @@ int CountEntries(const std::string& path) {
   return count;
 }
 
+int DescriptorsOf(pid_t pid) { return CountEntries(absl::StrCat("/proc/", pid, "/fd")); }
+
+// That have the text in their arguments.
+int ProcessesOf(const std::string& text) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    count += absl::StrContains(testing::ReadWholeFile(entry.path() / "cmdline"), text) ? 1 : 0;
+  }
+  return count;
+}
+
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const Footprint& f) {
@@ -74,12 +85,29 @@ bool Cluster::DaemonAlive() { return DaemonStatus().pid() == daemon_->pid(); }
 Footprint Cluster::DaemonFootprint() const {
   Footprint footprint;
   const std::string proc = absl::StrCat("/proc/", daemon_->pid());
-  footprint.descriptors = CountEntries(proc + "/fd");
+  footprint.descriptors = DescriptorsOf(daemon_->pid());
   std::ifstream maps(proc + "/maps");
   for (std::string line; std::getline(maps, line);) {
     footprint.shared_maps += absl::StrContains(line, "memfd:") ? 1 : 0;
   }
   return footprint;
+}
+
+Cluster::Empty Cluster::EmptyWith(const Child& custodian) const {
+  return {DaemonFootprint(), DescriptorsOf(custodian.pid())};
+}
+
+void Cluster::ExpectNothingLeft(const Empty& empty, const Child& custodian) const {
+  // The daemon that had just begun may have had a connection more.
+  const auto at_most = [&](const Footprint& now) {
+    return now.descriptors <= empty.daemon.descriptors && now.shared_maps <= empty.daemon.shared_maps;
+  };
+  EXPECT_TRUE(PollUntil([&] { return at_most(DaemonFootprint()); })) << DaemonFootprint() << ", want " << empty.daemon;
+  const auto kept = [&] { return DescriptorsOf(custodian.pid()); };
+  EXPECT_TRUE(PollUntil([&] { return kept() == empty.custodian_descriptors; }))
+      << "the custodian has " << kept() << " descriptors, want " << empty.custodian_descriptors;
+  const auto processes = [this] { return ProcessesOf(File("")); };
+  EXPECT_TRUE(PollUntil([&] { return processes() == 2; })) << processes() << " processes, want 2";
 }
 
 std::string Cluster::Folder(const Args& args) const { return folder_.path() + "/" + args.Text("name", "job"); }
@@ -331,6 +359,7 @@ void ExpectSame(const std::vector<TrainerReport>& got, const std::vector<Trainer
     if (want[rank].values[0].empty()) {
       EXPECT_EQ(got[rank].losses, want[rank].losses) << "rank " << rank;
     }
+    EXPECT_EQ(got[rank].bits, want[rank].bits) << "rank " << rank;
   }
 }
 

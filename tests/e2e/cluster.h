@@ -54,6 +54,15 @@ class Cluster : public ::testing::Test {
   pid_t daemon_pid() const { return daemon_->pid(); }
   std::string DaemonLog() const { return daemon_->log(); }  // its path
   Footprint DaemonFootprint() const;
+  // What the daemon and a custodian have beside it, before any job.
+  struct Empty {
+    Footprint daemon;
+    int custodian_descriptors = 0;
+  };
+  Empty EmptyWith(const testing::Child& custodian) const;
+  // All jobs have come to their end: this daemon and the custodian have what they had then at most, and no other
+  // process that has the test's folder in its arguments is there.
+  void ExpectNothingLeft(const Empty& empty, const testing::Child& custodian) const;
   std::string socket() const { return daemon_->socket_path(); }
   std::string File(const std::string& name) const { return folder_.File(name); }
 

@@ -3,19 +3,34 @@
 
 // A daemon that is killed while ranks train, and its successors.
 
+#include <signal.h>
+
 #include <cstdint>
+#include <filesystem>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/e2e/kept_cluster.h"
+#include "tests/testing/daemon_process.h"
 #include "tests/testing/long_run.h"
 #include "tests/testing/poll.h"
+#include "tests/testing/programs.h"
 
 namespace shardd::e2e {
 
 class DaemonDeath : public KeptCluster {
  protected:
+  // A daemon that dies at its nth write of what the next one goes by (tests/deadly), perhaps before it listens.
+  void DieAtWrite(int nth) {
+    const std::filesystem::path shardd = testing::ProgramPath("shardd");
+    testing::DaemonProcess dying(File("").substr(0, File("").size() - 1), devices_, {"--custodian=unix:" + Custody()},
+                                 {absl::StrCat("DEADLY_AT=", nth)},
+                                 shardd.parent_path().parent_path() / "deadly/bin/shardd");
+    ASSERT_EQ(dying.process().Wait(), 1000 + SIGKILL) << "at write " << nth;
+  }
   // Until the rank has ended, or the daemon has died so often.
   void KillAgainAndAgain(testing::Child& rank, int most, int64_t most_steps_lost) {
     ASSERT_TRUE(testing::PollUntil([this] { return Committed() >= 2; }));
@@ -37,6 +52,7 @@ class DaemonDeath : public KeptCluster {
     std::vector<testing::Child> ranks = StartRanks(args);
     KillAgainAndAgain(ranks[0], kills, /*most_steps_lost=*/0);
     ExpectUndisturbed(args, ranks);
+    ExpectNothingLeft();
   }
   // `undisturbed` loads values at its end, after five steps: some are written into full parameters when the daemon
   // dies, and no version has them. REQUIRES: a custodian runs.
@@ -49,6 +65,7 @@ class DaemonDeath : public KeptCluster {
     StartKept();
     for (int rank = 0; rank < 2; ++rank) LetGo(args, "writeback", rank);
     ExpectUndisturbed(undisturbed, ranks);
+    ExpectNothingLeft();
   }
 };
 

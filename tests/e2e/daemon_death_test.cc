@@ -45,6 +45,7 @@ TEST_P(DaemonDeathWith, KillsAtAnyMomentLoseNothing) {
   std::vector<Child> ranks = StartRanks(args);
   KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
   ExpectUndisturbed(args, ranks);
+  ExpectNothingLeft();
 }
 
 TEST_F(DaemonDeath, KillsUnderFourRanksLoseNothing) {
@@ -55,6 +56,7 @@ TEST_F(DaemonDeath, KillsUnderFourRanksLoseNothing) {
   std::vector<Child> ranks = StartRanks(args);
   KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
   ExpectUndisturbed(args, ranks);
+  ExpectNothingLeft();
 }
 
 // With them an abort goes back to the snapshot.
@@ -64,8 +66,8 @@ TEST_P(DaemonDeathWith, KillsWhereRanksUpdateGoBackToTheSnapshot) {
   StartKept();
   std::vector<Child> ranks = StartRanks(args);
   KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/kKeepEvery);
-  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
-  ExpectAllOk({Report(args, 0), Report(args, 1)});
+  ExpectUndisturbed(args, ranks);
+  ExpectNothingLeft();
 }
 
 // What is torn while they hand in is made of the snapshot, and the optimizer's states stay.
@@ -94,6 +96,7 @@ TEST_F(DaemonDeath, ASuccessorGoesOnAfterOneThatWasStopped) {
   KillDaemon(SIGTERM);
   StartKept();
   ExpectUndisturbed(args, ranks);
+  ExpectNothingLeft();
 }
 
 // The next one has to know that nobody comes again: a later run of the name begins anew.
@@ -161,10 +164,10 @@ TEST_F(DaemonDeath, RanksOfTheJobMayDieWithIt) {
   EXPECT_GE(Committed(), 20);
   std::vector<Child> ranks = StartRanks(args);
   for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
-  const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+  const std::vector<TrainerReport> reports = Reports(args);
   ExpectAllOk(reports);
-  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
-  for (size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(reports[rank].values, want[rank].values);
+  ExpectAsUndisturbed(reports, args);
+  ExpectNothingLeft();
 }
 
 TEST_F(DaemonDeath, WithItsCustodianLosesTheJobAndSaysSo) {
@@ -175,13 +178,17 @@ TEST_F(DaemonDeath, WithItsCustodianLosesTheJobAndSaysSo) {
   ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
   custodian_->Kill(SIGKILL);
   custodian_->Wait();
+  const int64_t killed_ms = NowMs();
   KillDaemon();
   StartCustodian();
   StartKept();
+  const int64_t there_ms = NowMs();
   for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
-  for (int rank = 0; rank < 2; ++rank) {
-    const std::string message = Report(args, rank).message;
-    EXPECT_TRUE(absl::StrContains(message, "parameters are lost") || absl::StrContains(message, "lost")) << message;
+  for (const TrainerReport& report : Reports(args)) {
+    EXPECT_EQ(report.code, static_cast<int>(Code::kNotFound)) << report.message;
+    EXPECT_TRUE(absl::StrContains(report.message, "lost")) << report.message;
+    // No wait for what does not come.
+    EXPECT_LE(report.ended_ms - there_ms, 1000) << "the daemon was replaced in " << there_ms - killed_ms << " ms";
   }
 }
 
@@ -199,6 +206,7 @@ TEST_F(DaemonDeath, ACustodianThatDiesIsGivenTheJobsAgain) {
   KillDaemon();
   StartKept();
   ExpectUndisturbed(args, ranks);
+  ExpectNothingLeft();
 }
 
 TEST_F(DaemonDeath, WhereDaemonOrCustodianIsStoppedForAWhileNothingEnds) {

@@ -6,6 +6,10 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -47,6 +51,28 @@ class HandoverCluster : public KeptCluster {
     command.insert(command.end(), flags.begin(), flags.end());
     unlink(File("handover.log").c_str());
     return testing::Spawn(command, {.log = File("handover.log")}).Wait();
+  }
+  // Prints the longest step of any rank for each handover (the median and the longest of them), which began at these
+  // times (NowMs).
+  static void PrintPauses(const std::vector<int64_t>& begins_ms, const std::vector<TrainerReport>& reports) {
+    std::vector<double> pauses;
+    for (size_t i = 0; i < begins_ms.size(); ++i) {
+      const auto begin = static_cast<double>(begins_ms[i]);
+      const double end = i + 1 < begins_ms.size() ? static_cast<double>(begins_ms[i + 1]) : HUGE_VAL;
+      double longest = 0;
+      for (const TrainerReport& report : reports) {
+        for (size_t step = 1; step < report.stepped_ms.size(); ++step) {
+          const double at = report.stepped_ms[step];
+          if (at >= begin && at < end) longest = std::max(longest, at - report.stepped_ms[step - 1]);
+        }
+      }
+      pauses.push_back(longest);
+    }
+    ASSERT_FALSE(pauses.empty());
+    std::sort(pauses.begin(), pauses.end());
+    std::printf("%zu handovers: a step took %.0f ms (median), and %.0f ms at most\n", pauses.size(),
+                pauses[pauses.size() / 2], pauses.back());
+    EXPECT_LT(pauses[pauses.size() / 2], 2000) << "ms";
   }
   std::string Said() const { return testing::ReadWholeFile(File("handover.log")); }
   // Asks the daemon itself, as the next one does.

@@ -35,12 +35,14 @@ TEST_P(HandoverWith, LosesNoStepAtAnyMoment) {
   std::vector<Child> ranks = StartRanks(args);
   ASSERT_TRUE(PollUntil([this] { return Committed() >= 2; }));
   std::mt19937 random(23);
+  std::vector<int64_t> begins_ms;
   int handovers = 0;
   for (; handovers < Handovers() && !ranks[0].Ended(); ++handovers) {
     ASSERT_TRUE(AllAttached(ranks[0]));
     absl::SleepFor(absl::Microseconds(random() % 60000));
     const int64_t before = Committed();
     const int64_t pid = DaemonStatus().pid();
+    begins_ms.push_back(NowMs());
     ASSERT_EQ(HandOver(), 0) << "handover " << handovers << ": " << Said();
     EXPECT_NE(DaemonStatus().pid(), pid);
     const int64_t after = Committed();  // of a job that has ended there is none
@@ -50,6 +52,7 @@ TEST_P(HandoverWith, LosesNoStepAtAnyMoment) {
   EXPECT_GE(handovers, Handovers() / 2) << "the ranks were too fast";
   ExpectUndisturbed(args, ranks);
   for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(Report(args, rank).Note("lost a step"), "") << "rank " << rank;
+  PrintPauses(begins_ms, Reports(args));
 }
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, HandoverWith, ::testing::Values("adamw", "sgd"),

@@ -8,6 +8,7 @@
 
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,7 +44,10 @@ class KeptCluster : public Cluster {
     std::vector<std::string> flags = {"--custodian=unix:" + Custody()};
     flags.insert(flags.end(), flags_.begin(), flags_.end());
     StartDaemon(flags, devices_, environment_);
+    if (custodian_ != nullptr && !empty_.has_value()) empty_ = EmptyWith(*custodian_);
   }
+  // REQUIRES: a custodian ran when the first daemon was started with StartKept.
+  void ExpectNothingLeft() const { Cluster::ExpectNothingLeft(empty_.value(), *custodian_); }
   void KillDaemon(int signal_number = SIGKILL) {
     ASSERT_EQ(kill(daemon_pid(), signal_number), 0);
     WaitForDaemon();
@@ -53,7 +57,9 @@ class KeptCluster : public Cluster {
   }
   std::vector<testing::Child> StartRanks(const Args& args) {
     std::vector<testing::Child> ranks;
-    for (int rank = 0; rank < args.Int("world", 2); ++rank) ranks.push_back(StartRank(rank, args));
+    for (int rank = 0; rank < args.Int("world", 2); ++rank) {
+      ranks.push_back(StartRank(rank, args.With({{"bits", "1"}})));
+    }
     return ranks;
   }
   std::vector<TrainerReport> Reports(const Args& args) {
@@ -61,12 +67,20 @@ class KeptCluster : public Cluster {
     for (int rank = 0; rank < args.Int("world", 2); ++rank) reports.push_back(Report(args, rank));
     return reports;
   }
+  // That a rank may wait to attach again.
+  static int64_t MostMs(const Args& args) { return args.Int("timeout_ms", 120'000) + 1000; }
+  void ExpectAsUndisturbed(const std::vector<TrainerReport>& reports, const Args& args) {
+    const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}, {"bits", "1"}}));
+    for (const TrainerReport& report : want) EXPECT_FALSE(report.bits.empty());
+    ExpectSame(reports, want);
+  }
   // What came of it is what comes of a run that nobody disturbs.
   void ExpectUndisturbed(const Args& args, std::vector<testing::Child>& ranks) {
     for (testing::Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
     const std::vector<TrainerReport> reports = Reports(args);
     ExpectAllOk(reports);
-    ExpectSame(reports, RunRanks(args.With({{"name", "undisturbed"}})));
+    for (const TrainerReport& report : reports) EXPECT_LE(report.waited_ms, MostMs(args));
+    ExpectAsUndisturbed(reports, args);
   }
   // Which memory of that name a process maps: an inode; "": none.
   static std::string MappedBy(const testing::Child& process, const std::string& name) {
@@ -83,6 +97,9 @@ class KeptCluster : public Cluster {
   std::string devices_ = "cpu:2";
   std::vector<std::string> environment_;
   std::vector<std::string> flags_;
+
+ private:
+  std::optional<Empty> empty_;
 };
 
 }  // namespace shardd::e2e

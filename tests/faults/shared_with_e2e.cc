@@ -2,6 +2,7 @@
 // them.
 #include "tests/e2e/cluster.cc"              // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/nodes/nodes.cc"          // NOLINT(bugprone-suspicious-include)
+#include "tests/e2e/ranks/bits.cc"           // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/ranks/blocks.cc"         // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/ranks/device_values.cc"  // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/ranks/moments.cc"        // NOLINT(bugprone-suspicious-include)

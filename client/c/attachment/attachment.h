@@ -65,6 +65,8 @@ class Attachment {
   // Both call Retire first.
   int64_t committed_step();
   const std::string& trainer_state();
+  // The job may train more by now than this rank's description says; Reattach then fails, and refuses nobody.
+  void MayBeExtended() { options_.adopt = true; }
   const Target& target() const { return target_; }
   bool created() const { return created_; }
   uint64_t job_id() const { return job_id_; }
@@ -123,7 +125,7 @@ class Attachment {
  private:
   absl::Status Establish(absl::Time deadline);
   absl::Status TryEstablish(absl::Time deadline);
-  bool MayRetry(const absl::Status& status, bool again, absl::Duration waited) const;
+  bool MayRetry(const absl::Status& status, bool again, absl::Duration waited);
   v1::OpenJobRequest OpenRequest() const;
   void Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session);
 
@@ -132,6 +134,8 @@ class Attachment {
   RankPlan plan_;
   absl::optional<void*> stream_;
   bool attached_before_ = false;
+  bool reached_ = false;          // a daemon listened there: where it dies, another one will
+  int tries_there_ = 0;           // of a first attach that a daemon which listens there had not answered
   bool outlives_daemon_ = false;  // the job, of the last session
   // These belong to the current session.
   Target target_;

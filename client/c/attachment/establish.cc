@@ -21,6 +21,7 @@ constexpr absl::Duration kLongestRetryOfAgain = absl::Milliseconds(50);  // the 
 constexpr absl::Duration kSayAfter = absl::Seconds(1);
 // An embedded daemon that is just ending while another is started.
 constexpr absl::Duration kAutostartGrace = absl::Seconds(5);
+constexpr int kTriesThere = 3;
 // The daemon may not have noticed yet that our former session is over.
 constexpr absl::Duration kOwnSessionGrace = absl::Seconds(5);
 
@@ -35,11 +36,12 @@ absl::Status Attachment::Attach() {
 absl::Status Attachment::Establish(absl::Time deadline) {
   const absl::Time start = absl::Now();
   const bool again = attached_before_;
+  reached_ = again || options_.adopt;  // the job of this process, or of the one before it, had a daemon
   absl::Duration pause = kFirstRetry;
   bool said = false;
   while (true) {
     absl::Status status = TryEstablish(deadline);
-    if (again && !said && absl::IsUnavailable(status) && absl::Now() - start > kSayAfter) {
+    if (reached_ && !said && absl::IsUnavailable(status) && absl::Now() - start > kSayAfter) {
       said = true;
       std::fprintf(stderr, "shardd: job \"%s\": rank %d waits up to %s for a daemon (%s)\n", plan_.job().c_str(),
                    rank(), absl::FormatDuration(options_.daemon_wait).c_str(), std::string(status.message()).c_str());
@@ -52,16 +54,19 @@ absl::Status Attachment::Establish(absl::Time deadline) {
   }
 }
 
-bool Attachment::MayRetry(const absl::Status& status, bool again, absl::Duration waited) const {
+bool Attachment::MayRetry(const absl::Status& status, bool again, absl::Duration waited) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
+      if (target_.found_here && waited < kAutostartGrace) return true;
+      // A daemon that listens has taken the place of the one that died during a call; or it means what it says.
+      if (!again && reached_ && ConnectUnix(target_.socket_path, interrupt_).ok()) return ++tries_there_ <= kTriesThere;
       // With an address given, a first attach says at once that nobody listens there.
-      return (again && waited < options_.daemon_wait) || (target_.found_here && waited < kAutostartGrace);
+      return reached_ && waited < options_.daemon_wait;
     case absl::StatusCode::kCancelled:
       // A daemon that was started for others is just ending, with its last job; another one takes its place. What an
       // interrupt has ended has the same code and stays ended: by its text, because a signal can be asked for once.
       return absl::StrContains(status.message(), "the daemon is shutting down") &&
-             (again ? waited < options_.daemon_wait : target_.found_here && waited < kAutostartGrace);
+             (reached_ ? waited < options_.daemon_wait : target_.found_here && waited < kAutostartGrace);
     case absl::StatusCode::kAborted:
       // Somebody else was lost between two of our calls. Nothing was given out yet, so nothing has to be rewound.
       return true;
@@ -83,6 +88,7 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
     SHARDD_RETURN_IF_ERROR(StartAgain(target_, options_.local_world, deadline, interrupt_));
   }
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_, interrupt_));
+  reached_ = true;
   SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened,
                           OpenJob(channel, OpenRequest(), options_.job_secret, deadline, interrupt_));
   if (opened.has_spec()) {

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/c/daemon/unary_call.h"
 #include "common/status/status_macros.h"
@@ -11,6 +12,11 @@ namespace shardd {
 namespace {
 
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
+// That a call fails of whose daemon is gone may be known so long before the session's stream says so.
+constexpr absl::Duration kEndIsKnown = absl::Seconds(1);
+
+// In the daemon's words to ranks whose job another one has taken the place of.
+constexpr char kMoreToTrain[] = "it goes on with more to train";
 
 }  // namespace
 
@@ -83,21 +89,33 @@ absl::StatusOr<bool> ClientJob::Extend(v1::JobSpec spec) {
   }
   SHARDD_RETURN_IF_ERROR(passes_.HandInEdits("extend_job"));
   SHARDD_RETURN_IF_ERROR(attachment_.Flush("extend_job"));
-  SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
-                          Connect(attachment_.target(), attachment_.interrupt()));
-  auto stub = v1::TrainerService::NewStub(channel);
   v1::ExtendJobRequest request;
   request.set_session_id(session.id());
   request.set_token(session.token());
   *request.mutable_spec() = std::move(spec);
   v1::ExtendJobResponse response;
-  const absl::Status status = UnaryCall("extend_job", stub.get(), &v1::TrainerService::Stub::AsyncExtendJob, request,
-                                        absl::Now() + timeout, attachment_.interrupt(), &response);
+  const auto channel = Connect(attachment_.target(), attachment_.interrupt());
+  absl::Status status = channel.status();
+  if (status.ok()) {
+    auto stub = v1::TrainerService::NewStub(*channel);
+    status = UnaryCall("extend_job", stub.get(), &v1::TrainerService::Stub::AsyncExtendJob, request,
+                       absl::Now() + timeout, attachment_.interrupt(), &response);
+  }
   if (status.ok()) {
     return response.extended();
   }
   // What ended the session says more than that the call has failed.
-  SHARDD_RETURN_IF_ERROR(attachment_.Live());
+  const absl::Time known = absl::Now() + kEndIsKnown;
+  while (absl::IsUnavailable(status) && attachment_.Live().ok() && absl::Now() < known) {
+    SHARDD_RETURN_IF_ERROR(attachment_.interrupt().Sleep(absl::Milliseconds(1), "extend_job"));
+  }
+  if (absl::IsUnavailable(status)) attachment_.MayBeExtended();
+  const absl::Status ended = attachment_.Live();
+  // All had asked, and the daemon died between what it said to everybody and its answer to this call.
+  if (absl::IsUnavailable(status) && absl::IsNotFound(ended) && absl::StrContains(ended.message(), kMoreToTrain)) {
+    return true;
+  }
+  SHARDD_RETURN_IF_ERROR(ended);
   return status;
 }
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/process/kept_write.h"
 #include "server/job/work/optimizer_devices.h"
 #include "server/observe/log.h"
 
@@ -36,7 +37,9 @@ void Committed::KeepIn(std::unique_ptr<TakeUpLog> log) {
 UpdateLog* Committed::BeginUpdate(int rank) {
   if (log_ == nullptr) return nullptr;
   UpdateLog& update = log_->update(rank);
+  AtKeptWrite();
   update.Begin(step_ + 1);
+  AtKeptWrite();
   return &update;
 }
 

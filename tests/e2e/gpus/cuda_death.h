@@ -3,8 +3,6 @@
 
 // A daemon on GPUs with a custodian, which is killed while ranks train, and its successors.
 
-#include <dirent.h>
-
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -45,23 +43,6 @@ class CudaDeath : public DaemonDeath {
     environment.push_back(absl::StrCat("FAKE_CUDA_DIE=", what, ":", nth));
     return std::make_unique<testing::DaemonProcess>(
         daemon_folder_, "cuda:all", std::vector<std::string>{"--custodian=unix:" + Custody()}, environment);
-  }
-  int CustodianDescriptors() const {
-    int count = 0;
-    DIR* const folder = opendir(absl::StrCat("/proc/", custodian_->pid(), "/fd").c_str());
-    while (folder != nullptr && readdir(folder) != nullptr) ++count;
-    if (folder != nullptr) closedir(folder);
-    return count;
-  }
-  // All jobs have come to their end.
-  void ExpectNothingLeft(const Footprint& daemon, int custodian) {
-    // The one that had just begun may have had a connection more.
-    const auto at_most = [&](const Footprint& now) {
-      return now.descriptors <= daemon.descriptors && now.shared_maps <= daemon.shared_maps;
-    };
-    EXPECT_TRUE(testing::PollUntil([&] { return at_most(DaemonFootprint()); }))
-        << DaemonFootprint() << ", want " << daemon;
-    EXPECT_TRUE(testing::PollUntil([&] { return CustodianDescriptors() == custodian; })) << CustodianDescriptors();
   }
   std::map<std::string, v1::Purpose> Purposes() { return PurposesOf(jobs()); }
 };

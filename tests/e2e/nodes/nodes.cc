@@ -47,7 +47,12 @@ void Nodes::Start(int nodes, int ranks, const std::vector<std::string>& flags) {
           {.log = this->node(node).File("custodian.log")}));
     }
     ASSERT_NO_FATAL_FAILURE(StartDaemon(node));
+    if (with_custodians_) empty_.push_back(this->node(node).EmptyWith(custodians_.back()));
   }
+}
+
+void Nodes::ExpectNothingLeft() {
+  for (size_t node = 0; node < nodes_.size(); ++node) nodes_[node]->ExpectNothingLeft(empty_[node], custodians_[node]);
 }
 
 void Nodes::StartAgain(int node) {

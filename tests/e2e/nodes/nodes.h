@@ -25,8 +25,11 @@ class Node final : public Cluster {
   using Cluster::daemon_pid;
   using Cluster::DaemonAlive;
   using Cluster::DaemonFootprint;
+  using Cluster::Empty;
+  using Cluster::EmptyWith;
   using Cluster::EndRanks;
   using Cluster::Events;
+  using Cluster::ExpectNothingLeft;
   using Cluster::File;
   using Cluster::Folder;
   using Cluster::HasEvent;
@@ -60,6 +63,8 @@ class Nodes : public ::testing::Test {
   void StartAgain(int node);
   // Its daemon is sent the signal and has ended; another one listens where it did, for the ranks that live on.
   void ReplaceDaemon(int node, int signal_number = SIGKILL);
+  // On any node, as Cluster's. REQUIRES: WithCustodians.
+  void ExpectNothingLeft();
   Node& node(int node) { return *nodes_[static_cast<size_t>(node)]; }
   int count() const { return static_cast<int>(nodes_.size()); }
   const std::vector<std::string>& addresses() const { return addresses_; }
@@ -98,6 +103,7 @@ class Nodes : public ::testing::Test {
   std::vector<std::unique_ptr<testing::TcpProxy>> proxies_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<testing::Child> custodians_;
+  std::vector<Node::Empty> empty_;
 };
 
 }  // namespace shardd::e2e

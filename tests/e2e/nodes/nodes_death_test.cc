@@ -42,6 +42,7 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
             {"recover", "1"},
             {"optimizer", "adamw"},
             {"of_any_rank", "1"},
+            {"bits", "1"},
             {"silence_ms", "60000"},
             {"timeout_ms", "60000"}};
   }
@@ -72,7 +73,10 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
     std::vector<TrainerReport> reports;
     for (int k = 0; k < count(); ++k) reports.push_back(Report(k, 0, args));
     ExpectAllOk(reports);
-    ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
+    const std::vector<TrainerReport> want = RunAll(args.With({{"name", "undisturbed"}}));
+    for (const TrainerReport& report : want) EXPECT_FALSE(report.bits.empty());
+    ExpectSame(reports, want);
+    ExpectNothingLeft();
   }
 };
 

@@ -3,6 +3,10 @@
 
 // What every rank begins with.
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -10,6 +14,7 @@
 
 #include "client/cpp/shardd.h"
 #include "tests/e2e/ranks/args.h"
+#include "tests/e2e/ranks/report.h"
 
 #define RETURN_IF_ERROR(expression)                     \
   do {                                                  \
@@ -34,8 +39,23 @@ inline Job::Options OptionsAsTold(const Args& args) {
   options.timeout_ms = args.Int("timeout_ms", 120'000);
   return options;
 }
+// With await_daemon=1 it tries again where nobody has listened, as a first attach says at once.
 inline Status AttachAsTold(const Args& args, std::unique_ptr<Job>* job) {
-  return Job::Attach(OptionsAsTold(args), job);
+  while (true) {
+    Status status = Job::Attach(OptionsAsTold(args), job);
+    const bool none =
+        status.code() == Code::kUnavailable && status.message().find("no daemon there") != std::string::npos;
+    if (!none || args.Int("await_daemon") == 0) return status;
+    usleep(5000);
+  }
+}
+
+// Notes how long it took, whatever came of it.
+inline Status ReattachTimed(Job& job, TrainerReport* report) {
+  const int64_t begin = NowMs();
+  Status status = job.Reattach();
+  report->waited_ms = std::max(report->waited_ms, NowMs() - begin);
+  return status;
 }
 
 }  // namespace shardd::e2e

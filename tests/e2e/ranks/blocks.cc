@@ -7,6 +7,7 @@
 
 #include "common/tensor/float_bits.h"
 #include "tests/e2e/ranks/attach.h"
+#include "tests/e2e/ranks/bits.h"
 
 namespace shardd::e2e {
 namespace {
@@ -56,9 +57,12 @@ int BlocksTrainer::Run() {
     if (!status.aborted() || args_.Int("recover") == 0) break;
     report_.AddNote("aborted " + std::to_string(job_->info().committed_step) + " " + status.message());
     if (job_->info().lost_nothing == 0) report_.AddNote("lost a step");
-    status = job_->Reattach();  // TrainAll looks where its memory is
+    status = ReattachTimed(*job_, &report_);  // TrainAll looks where its memory is
+    // It was extended for the others, and this rank's daemon died before it was told.
+    if (status.code() == Code::kFailedPrecondition && !args_.Text("extend").empty()) status = Adopt();
   }
   if (status.ok()) {
+    if (args_.Int("bits") != 0) ReportBits(*job_, &report_);
     moments_.Reach("end", args_.Int("steps"));
     status = job_->Finish();
   }
@@ -87,15 +91,24 @@ Status BlocksTrainer::Extend() {
   for (size_t at = 0; (at = options.spec_json.find(frozen, at)) != std::string::npos;) {
     options.spec_json.replace(at, frozen.size(), R"("requiresGrad":true)");
   }
+  moments_.Reach("extending", 0);
   bool extended = false;
   RETURN_IF_ERROR(job_->Extend(options.spec_json, &extended));
-  if (!extended) return Status(Code::kDataLoss, "not extended");
-  job_.reset();
-  options.adopt = true;
-  RETURN_IF_ERROR(Job::Attach(options, &job_));
+  // Where its daemon died behind another rank's answer, it is that job already.
+  if (!extended && args_.Int("recover") == 0) return Status(Code::kDataLoss, "not extended");
+  if (!extended) return Status();
+  RETURN_IF_ERROR(Adopt());
   unsharded_.Use(job_->info().cuda_device);
   report_.AddNote("extended at " + std::to_string(job_->info().committed_step));
   return Status();
+}
+
+// Attaches to the job that has taken the place of this one.
+Status BlocksTrainer::Adopt() {
+  job_.reset();
+  Job::Options options = OptionsAsTold(args_);
+  options.adopt = true;
+  return Job::Attach(options, &job_);
 }
 
 Status BlocksTrainer::GiveBack(int64_t step) {

@@ -36,6 +36,7 @@ class BlocksTrainer {
   Status TrainStep(int64_t step);
   Status Edit(int64_t step);
   Status Extend();
+  Status Adopt();
   Status GiveBack(int64_t step);
   // Calls body(parameter index) for each parameter of the group while it is unsharded.
   template <typename Body>

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tests/e2e/ranks/attach.h"
+#include "tests/e2e/ranks/bits.h"
 #include "tests/e2e/ranks/precision.h"
 
 namespace shardd::e2e {
@@ -68,9 +69,10 @@ int PassTrainer::Run() {
     if (job_->info().lost_nothing == 0) report_.AddNote("lost a step");
     moments_.Reach("aborted", job_->info().committed_step);
     if (gpu_ != nullptr) gpu_->Synchronise(stream_);
-    status = job_->Reattach();
+    status = ReattachTimed(*job_, &report_);
   }
   if (status.ok()) {
+    if (args_.Int("bits") != 0) ReportBits(*job_, &report_);
     moments_.Reach("end", args_.Int("steps"));
     status = job_->Finish();
   }

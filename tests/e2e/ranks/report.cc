@@ -60,10 +60,13 @@ void WriteReport(const std::string& folder, int rank, const Status& status, cons
   std::ofstream out(path + ".new");
   out << "code " << static_cast<int>(status.code()) << "\nmessage " << OneLine(status.message()) << "\nended_ms "
       << report.ended_ms << '\n';
+  out << "waited_ms " << report.waited_ms << '\n';
+  WriteVector(out, "stepped_ms", report.stepped_ms);
   WriteVector(out, "losses", report.losses);
   WriteVector(out, "norms", report.norms);
   WriteVector(out, "clips", report.clips);
   for (const std::string& note : report.notes) out << "note " << note << '\n';
+  for (const std::string& bits : report.bits) out << "bits " << bits << '\n';
   for (const Tensor& tensor : report.values) WriteVector(out, "param", tensor);
   out.close();
   std::rename((path + ".new").c_str(), path.c_str());
@@ -83,6 +86,10 @@ TrainerReport ReadReport(const std::string& folder, int rank) {
       report.message = text.size() > 8 ? text.substr(8) : "";
     } else if (kind == "ended_ms") {
       line >> report.ended_ms;
+    } else if (kind == "waited_ms") {
+      line >> report.waited_ms;
+    } else if (kind == "stepped_ms") {
+      report.stepped_ms = ReadVector<double>(line);
     } else if (kind == "losses") {
       report.losses = ReadVector<double>(line);
     } else if (kind == "norms") {
@@ -91,6 +98,8 @@ TrainerReport ReadReport(const std::string& folder, int rank) {
       report.clips = ReadVector<double>(line);
     } else if (kind == "note") {
       report.notes.push_back(text.substr(5));
+    } else if (kind == "bits") {
+      report.bits.push_back(text.substr(5));
     } else if (kind == "param" && param < kParamCount) {
       report.values[param++] = ReadVector<float>(line);
     }

@@ -16,11 +16,14 @@ struct TrainerReport {
   int code = -1;  // shardd::Code of what ended it; -1: it never got so far
   std::string message;
   int64_t ended_ms = 0;                               // NowMs when it was told so
+  int64_t waited_ms = 0;                              // for the longest ReattachTimed
+  std::vector<double> stepped_ms;                     // NowMs behind each step, of one rank in order
   std::vector<double> losses;                         // by step, as far as this process trained
   std::vector<double> norms;                          // by step
   std::vector<double> clips;                          // by step
   Values values;                                      // at the end
-  std::vector<std::string> notes;                     // "aborted STEP MS MESSAGE", "state ...", "longest MS"
+  std::vector<std::string> bits;                      // ReportBits, with the argument "bits"
+  std::vector<std::string> notes;                     // "aborted STEP MS MESSAGE", "state ..."
   std::string Note(const std::string& prefix) const;  // the first note that begins so; "" without
   void AddNote(const std::string& text);
 };

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tests/e2e/ranks/attach.h"
+#include "tests/e2e/ranks/bits.h"
 #include "tests/e2e/ranks/precision.h"
 
 namespace shardd::e2e {
@@ -53,7 +54,7 @@ int StreamTrainer::Run() {
       report_.AddNote("let_go " + std::to_string(NowMs() - begin));
       report_.AddNote("gone " + status.message());
       moments_.Reach("gone", job_->info().committed_step);
-      status = job_->Reattach();
+      status = ReattachTimed(*job_, &report_);
       continue;
     }
     if (!status.aborted() || args_.Int("recover") == 0) break;
@@ -73,6 +74,7 @@ int StreamTrainer::Run() {
   report_.AddNote("looked " + std::to_string(worst_look_));
   report_.AddNote("peeked " + std::to_string(peeks_) + " " + std::to_string(different_));
   if (status.ok()) {
+    if (args_.Int("bits") != 0) ReportBits(*job_, &report_);
     moments_.Reach("end", args_.Int("steps", 50));
     status = job_->Finish();
   }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tests/e2e/ranks/attach.h"
+#include "tests/e2e/ranks/bits.h"
 #include "tests/e2e/ranks/precision.h"
 #include "tests/e2e/reference.h"
 
@@ -41,7 +42,7 @@ int Trainer::Run() {
                     status.message());
     if (job_->info().lost_nothing == 0) report_.AddNote("lost a step");
     moments_.Reach("aborted", job_->info().committed_step);
-    status = job_->Reattach();
+    status = ReattachTimed(*job_, &report_);
     if (!status.ok()) {
       break;
     }
@@ -52,7 +53,6 @@ int Trainer::Run() {
     status = Finish();
   }
   report_.ended_ms = NowMs();
-  report_.AddNote("longest " + std::to_string(longest_ms_));
   moments_.Reach("ended", 0);  // still attached, where it did not finish
   WriteReport(folder_, rank_, status, report_);
   return 0;
@@ -114,9 +114,7 @@ Status Trainer::Train() {
   }
   for (int64_t step = first; step < steps; ++step) {
     RETURN_IF_ERROR(TrainStep(step));
-    const int64_t now = NowMs();
-    longest_ms_ = std::max(longest_ms_, stepped_ms_ == 0 ? 0 : now - stepped_ms_);
-    stepped_ms_ = now;
+    report_.stepped_ms.push_back(static_cast<double>(NowMs()));
   }
   if (first < steps) {
     RETURN_IF_ERROR(job_->WaitStep());
@@ -248,6 +246,7 @@ std::string Trainer::Odd(const std::string& what, int64_t step) {
 }
 
 Status Trainer::Finish() {
+  if (args_.Int("bits") != 0) ReportBits(*job_, &report_);
   moments_.Reach("end", args_.Int("steps", 50));
   if (args_.Int("finish", 1) == 0) {
     job_.reset();  // detaches; the job is kept

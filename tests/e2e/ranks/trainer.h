@@ -14,6 +14,7 @@
 //                        backward up and does it again
 //   of_any_rank=1        the trainer state may be that of another node's rank
 //   recover=1            attaches again after ABORTED and goes on at the committed step
+//   bits=1               reports the bits of its shards and of its optimizer states (bits.h)
 // Results go to the folder: "rank.R" when it has ended (TrainerReport).
 
 #include <memory>
@@ -74,8 +75,6 @@ class Trainer {
   std::vector<int> order_;
   std::set<std::string> odd_;  // done already
   bool failed_ = false;        // likewise
-  int64_t stepped_ms_ = 0;     // when the last step was there; 0: there was none
-  int64_t longest_ms_ = 0;     // from one step to the next, an abort and what follows it included
   Values seen_;                // parameters as last read
   Values gradient_;            // of the current backward
   TrainerReport report_;

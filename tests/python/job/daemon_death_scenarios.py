@@ -12,6 +12,21 @@ from models import Case, build, loss_of, shard
 from rank_main import report
 
 
+def _result(model: torch.nn.Module, optimizer: torch.optim.Optimizer, **more: Any) -> dict[str, Any]:
+    """All parameters, and what the rank has of the optimizer's state."""
+
+    def local(value: Any) -> Any:
+        value = value.to_local() if hasattr(value, "to_local") else value
+        return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+    states = optimizer.state_dict()["state"]
+    return {
+        "parameters": {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()},
+        "states": {f"{name} of {i}": local(value) for i, entry in states.items() for name, value in entry.items()},
+        **more,
+    }
+
+
 def train_plainly(count: int, stock: str, edits: bool, ends: list[int]) -> dict[str, Any]:
     """A loop that knows of no abort. ``stock``: as of ``train``. ``ends``: steps in which the daemon stops, each once."""
     from shardd.torch import fully_shard
@@ -36,10 +51,7 @@ def train_plainly(count: int, stock: str, edits: bool, ends: list[int]) -> dict[
             with torch.no_grad():
                 model.layers[1].up.weight.mul_(0.99)
         losses.append(loss.item())
-    return {
-        "losses": losses,
-        "parameters": {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()},
-    }
+    return _result(model, optimizer, losses=losses)
 
 
 def train(count: int, edits: bool, stock: str, ends: list[int]) -> dict[str, Any]:
@@ -72,8 +84,4 @@ def train(count: int, edits: bool, stock: str, ends: list[int]) -> dict[str, Any
                 with torch.no_grad():
                     model.layers[1].up.weight.clamp_(-0.2, 0.2)
             losses = [*losses, loss.item()]
-    return {
-        "losses": losses,
-        "resumed": resumed,
-        "parameters": {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()},
-    }
+    return _result(model, optimizer, losses=losses, resumed=resumed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import select
 import signal
 import socket
@@ -105,6 +106,16 @@ def _daemon(embedded: bool) -> Iterator[_Daemon | _Embedded]:
                 process.wait()
 
 
+def _expect_same(got: dict[str, Any], want: dict[str, Any]) -> None:
+    assert got["losses"] == want["losses"]
+    for what in ("parameters", "states"):
+        assert got[what].keys() == want[what].keys()
+        for name, value in want[what].items():
+            torch.testing.assert_close(
+                got[what][name], value, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
 def _disturbed(count: int, edits: bool, stock: str, embedded: bool, ends: dict[int, int]) -> list[dict[str, Any]]:
     """Ends the daemon in the middle of a step, with that step's signal."""
     with (
@@ -139,11 +150,39 @@ def test_training_goes_on_at_the_next_daemon_with_the_same_bits(edits: bool, sto
     disturbed = _disturbed(14, edits, stock, embedded, ends)
     undisturbed = run_ranks(daemon_death_scenarios.train, 2, 14, edits, stock, [])
     for got, want in zip(disturbed, undisturbed, strict=True):
-        assert got["losses"] == want["losses"]
+        _expect_same(got, want)
+        assert bool(want["states"]) == (stock != "SGD")
         # Of a daemon that is stopped behind a step nobody hears.
         assert len(got["resumed"]) >= 2
-        for name, value in want["parameters"].items():
-            torch.testing.assert_close(got["parameters"][name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("stock", ["", "AdamW"])
+def test_kills_at_any_moment_lose_nothing(stock: str) -> None:
+    kills = int(os.environ.get("SHARDD_DEATHS", "6"))  # a long run: 250
+    count = 30 * kills
+    random_ = random.Random(int(os.environ.get("SHARDD_DEATH_SEED", "43")))
+    with (
+        _daemon(embedded=False) as daemon,
+        tempfile.TemporaryDirectory() as folder,
+        Cluster(2, folder, daemon.environment) as cluster,
+    ):
+        for rank in range(2):
+            cluster.start(daemon_death_scenarios.train, rank, (count, False, stock, [2]))
+        cluster.wait_for_event(0, 120, event="midway", step=2)
+        killed = 0
+        while killed < kills and cluster.processes[0].poll() is None:
+            time.sleep(random_.uniform(0, 0.3))
+            daemon.end(signal.SIGKILL)
+            daemon.start()
+            killed += 1
+        codes = cluster.wait(600)
+        assert not any(codes.values()), "\n".join([daemon.log(), *(cluster.log(rank) for rank in range(2))])
+        disturbed = [cluster.result(rank) for rank in range(2)]
+    assert killed >= kills // 2, "the ranks were too fast"
+    undisturbed = run_ranks(daemon_death_scenarios.train, 2, count, False, stock, [])
+    for got, want in zip(disturbed, undisturbed, strict=True):
+        _expect_same(got, want)
+        assert want["states"] and got["resumed"]
 
 
 @pytest.mark.parametrize(
@@ -179,6 +218,4 @@ def test_a_plain_loop_hears_nothing_of_daemons_that_stop_for_others(stock: str, 
         disturbed = [cluster.result(rank) for rank in range(2)]
     undisturbed = run_ranks(daemon_death_scenarios.train_plainly, 2, *arguments, [], environment=environment)
     for got, want in zip(disturbed, undisturbed, strict=True):
-        assert got["losses"] == want["losses"]
-        for name, value in want["parameters"].items():
-            torch.testing.assert_close(got["parameters"][name], value, rtol=0, atol=0)
+        _expect_same(got, want)
