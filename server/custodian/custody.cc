@@ -186,7 +186,7 @@ absl::Status Custody::Put(uint64_t job, absl::string_view name, int fd) {
   put.op = CustodyOp::kPut;
   put.job = job;
   put.SetName(name);
-  const absl::Status status = CallLocked(put, fd);
+  absl::Status status = CallLocked(put, fd);
   // The custodian has died, and there may be another one already.
   if (!status.ok() && !socket_.valid()) return PutAllLocked();
   if (!status.ok()) {  // it was refused, and another custodian is not to be asked for it

@@ -43,7 +43,8 @@ class Custody {
 
   // What was kept when this began. Once; later it is empty.
   Objects TakeUp() ABSL_LOCKS_EXCLUDED(mutex_);
-  // `fd` is borrowed. Returns when it is kept. UNAVAILABLE: there is no custodian.
+  // `fd` is borrowed. Returns when it is kept. UNAVAILABLE: there is no custodian. RESOURCE_EXHAUSTED: it is full, or
+  // this process has no descriptor left; what was there under the name stays.
   absl::Status Put(uint64_t job, absl::string_view name, int fd) ABSL_LOCKS_EXCLUDED(mutex_);
   void Drop(uint64_t job) ABSL_LOCKS_EXCLUDED(mutex_);
   // Hands everything over again where the custodian is another one. To be called every second or so.

@@ -21,7 +21,7 @@ namespace shardd {
 enum class CustodyOp : uint16_t {
   kOwn = 1,   // the sender is the owner from here on. FAILED_PRECONDITION, with its pid: somebody else is.
               // UNIMPLEMENTED: no version in common
-  kPut = 2,   // holds the descriptor as (job, name), in the place of what was there
+  kPut = 2,   // holds the descriptor as (job, name), in the place of what was there. RESOURCE_EXHAUSTED: it is full
   kDrop = 3,  // lets go of all that there is of the job
   kList = 4,  // all objects
   kAnswer = 100,
