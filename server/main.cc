@@ -331,8 +331,9 @@ absl::Status Run(const std::vector<std::string>& arguments) {
     };
   }
   options.on_idle = [] { kill(getpid(), SIGTERM); };
-  SHARDD_ASSIGN_OR_RETURN(const std::unique_ptr<History> history, MakeHistory());
-  options.history = history.get();
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<History> made_history, MakeHistory());
+  History* const history = made_history.release();  // outlives the core
+  options.history = history;
   // Never destroyed: the process ends after the shutdown, and a hung GPU would block the release of the driver's
   // resources.
   Core* const core = new Core(options, std::move(made.devices));
@@ -342,7 +343,7 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   std::vector<GrpcServer::NamedService> services;
   services.push_back({v1::TrainerService::service_full_name(), std::make_unique<TrainerService>(core, &peers)});
   services.push_back({v1::JobsService::service_full_name(),
-                      std::make_unique<JobsService>(core, &peers, geteuid(), &handover, history.get())});
+                      std::make_unique<JobsService>(core, &peers, geteuid(), &handover, history)});
   GrpcServerOptions serving;
   serving.reflection = absl::GetFlag(FLAGS_reflection);
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server, GrpcServer::Create(std::move(services), serving));
@@ -376,6 +377,7 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   core->Shutdown([&handover](bool is_quiet) { handover.Complete(is_quiet); });
   (void)AwaitSessionStreams(kLastWords);
   server->Shutdown(kShutdownGrace);
+  if (history != nullptr) history->Flush(kLastWords);
   if (!handover.asked()) {
     successor.Terminate();
     return absl::OkStatus();

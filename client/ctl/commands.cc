@@ -13,6 +13,7 @@
 #include "client/ctl/address.h"
 #include "client/ctl/call_secret.h"
 #include "client/ctl/handover.h"
+#include "client/ctl/history_views.h"
 #include "client/ctl/trace.h"
 #include "client/ctl/views.h"
 #include "common/process/environment.h"
@@ -77,6 +78,15 @@ class Executor {
         }
         return Answer<v1::ListEventsResponse>(&Stub::ListEvents, request);
       }
+      case Command::kHistory:
+        return Answer<v1::ListHistoryResponse>(&Stub::ListHistory, HistoryRequest());
+      case Command::kWhy: {
+        v1::ListHistoryRequest request = HistoryRequest();
+        request.set_events_only(true);
+        SHARDD_ASSIGN_OR_RETURN(const v1::ListHistoryResponse history,
+                                Call<v1::ListHistoryResponse>(&Stub::ListHistory, request));
+        return options_.json ? Json(history) : ShowWhy(options_.job, history, view_);
+      }
       case Command::kJob:
         return ShowJob();
       case Command::kRanks:
@@ -124,6 +134,17 @@ class Executor {
       default:
         return status;
     }
+  }
+
+  v1::ListHistoryRequest HistoryRequest() const {
+    v1::ListHistoryRequest request;
+    request.set_job(options_.job);
+    request.set_limit(options_.limit);
+    if (options_.uid.has_value()) request.set_uid(*options_.uid);
+    if (options_.since > absl::ZeroDuration()) {
+      request.set_since_unix_ms(absl::ToUnixMillis(absl::Now() - options_.since));
+    }
+    return request;
   }
 
   absl::StatusOr<std::string> Json(const google::protobuf::Message& message) const {

@@ -36,6 +36,10 @@ constexpr CommandRow kCommands[] = {
     {"memory", Command::kMemory, TakesJob::kOptional, "its memory by purpose, planned and allocated"},
     {"streams", Command::kStreams, TakesJob::kNo, "the devices' streams: operations submitted, done, running"},
     {"events", Command::kEvents, TakesJob::kOptional, "newest events, of all jobs where none is named (--limit)"},
+    {"history", Command::kHistory, TakesJob::kOptional,
+     "steps and events of the past, also of jobs that have ended (--since, --limit)"},
+    {"why", Command::kWhy, TakesJob::kRequired,
+     "its last aborts in plain words, with what each rank did last (--since)"},
     {"trace", Command::kTrace, TakesJob::kOptional,
      "what ranks and daemon do over the next steps, for ui.perfetto.dev"},
     {"handover", Command::kHandover, TakesJob::kNo, "a new daemon takes this one's place while jobs train"},
@@ -112,6 +116,22 @@ void AddOwnOptions(CLI::App* app, Command command, Options* options) {
     app->add_option("--limit", options->limit, "the newest N (default 100)")
         ->check(CLI::Range(1, std::numeric_limits<int>::max()).description(""))
         ->type_name("N");
+  } else if (command == Command::kHistory || command == Command::kWhy) {
+    app->add_option_function<std::string>(
+           "--since", [options](const std::string& text) { absl::ParseDuration(text, &options->since); },
+           "how far back, as in 24h or 90m (default: all that is kept)")
+        ->check([](const std::string& text) {
+          absl::Duration since;
+          return absl::ParseDuration(text, &since) && since > absl::ZeroDuration()
+                     ? ""
+                     : absl::StrCat("not a time (got \"", text, "\", want one as in 24h, 90m or 30s)");
+        })
+        ->type_name("TIME");
+    if (command == Command::kHistory) {
+      app->add_option("--limit", options->limit, "the newest N lines (default 1000)")
+          ->check(CLI::Range(1, 10'000).description(""))
+          ->type_name("N");
+    }
   } else if (command == Command::kRanks) {
     app->add_flag("--handles", options->handles, "also storage and training state of each parameter group");
   } else if (command == Command::kTrace) {

@@ -33,6 +33,8 @@ enum class Command {
   kMemory,
   kStreams,
   kEvents,
+  kHistory,
+  kWhy,
   kClose,
   kTrace,
   kHandover,
@@ -47,10 +49,11 @@ struct Options {
   std::string job_secret_file;  // empty: as the environment says
   std::string job_secret;       // what it contains; Run fills it in
   bool json = false;
-  bool handles = false;               // ranks: also the state of each parameter group
-  int limit = 0;                      // events; 0: the daemon's default
-  std::string output = "trace.json";  // trace: "-" is standard output
-  int steps = 0;                      // trace; 0: the daemon's default
+  bool handles = false;                         // ranks: also the state of each parameter group
+  int limit = 0;                                // events, history; 0: the daemon's default
+  absl::Duration since = absl::ZeroDuration();  // history, why: how far back; zero: all
+  std::string output = "trace.json";            // trace: "-" is standard output
+  int steps = 0;                                // trace; 0: the daemon's default
   // Zero: 10 s for one request, 60 s for a trace, 180 s for a handover.
   absl::Duration timeout = absl::ZeroDuration();
   absl::Duration watch = absl::ZeroDuration();  // zero: once

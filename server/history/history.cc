@@ -60,15 +60,20 @@ History::History(std::string folder, HistoryFiles files) : folder_(std::move(fol
 }
 
 History::~History() {
-  thread_.RunAndWait([this] {
+  Flush();
+  thread_.Stop();
+}
+
+void History::Flush(absl::Duration limit) {
+  const auto write = [this] {
     {
       absl::MutexLock lock(&mutex_);
       for (auto& [job, steps] : steps_) SaySteps(&steps);
       steps_.clear();
     }
     Write();
-  });
-  thread_.Stop();
+  };
+  thread_.RunAndWait(write, limit);
 }
 
 void History::Say(const v1::HistoryLine& line) {

@@ -33,8 +33,10 @@ class History final : public EventKeeper {
 
   // Errors: as HistoryFiles::Open.
   static absl::StatusOr<std::unique_ptr<History>> Open(const std::string& folder, int64_t most_bytes);
-  // Writes what waits.
+  // Flush().
   ~History() override;
+  // Writes what waits, but waits for the disk for `limit` at most.
+  void Flush(absl::Duration limit = absl::InfiniteDuration());
 
   void KeepEvent(const v1::Event& event, const Tenant& owner) override ABSL_LOCKS_EXCLUDED(mutex_);
   void KeepStep(absl::string_view job, const Tenant& owner, const v1::HistoryStep& step) override

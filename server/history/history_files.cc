@@ -127,6 +127,10 @@ absl::Status HistoryFiles::Append(absl::string_view lines) {
 }
 
 absl::Status HistoryFiles::Rotate() {
+  // Behind a handover two daemons have the folder for a moment.
+  if (const std::vector<int64_t> numbers = Numbers(folder_); !numbers.empty()) {
+    last_number_ = std::max(last_number_, numbers.back());
+  }
   const std::string current = absl::StrCat(folder_, "/", kCurrent);
   const std::string text = ReadFile(current);
   std::string bytes(ZSTD_compressBound(text.size()), '\0');
