@@ -29,7 +29,7 @@ def tool(name):
     beside = pathlib.Path(sys.executable).parent / name
     path = str(beside) if beside.exists() else shutil.which(name)
     if path is None:
-        raise Skip(f"no {name}; deploy/bootstrap.sh installs what PyPI has")
+        raise Skip(f"no {name}; deploy/bootstrap.sh installs what PyPI has, apt the rest (promtool: prometheus)")
     return path
 
 
@@ -231,9 +231,38 @@ def scripts():
     return complain(tool("shellcheck"), "--severity=warning", "--format=gcc", *listed.stdout.split())
 
 
+def metric_names():
+    """Rules and board use no metric that deploy/docs/metrics.md does not list; `shardd_x_bucket` is of histogram `shardd_x`."""
+    listed = set(re.findall(r"`(shardd_\w+)`", (DEPLOY / "docs" / "metrics.md").read_text()))
+    listed |= {name + end for name in listed for end in ("_bucket", "_sum", "_count")}
+    findings = []
+    for path in (*sorted((DEPLOY / "prometheus").glob("*.yml")), *sorted((DEPLOY / "grafana").glob("*.json"))):
+        unknown = set(re.findall(r"\bshardd_\w+", path.read_text())) - listed
+        findings += [f"{path.name}: no such metric: {name}" for name in sorted(unknown)]
+    for path in sorted((DEPLOY / "grafana").glob("*.json")):
+        board = json.loads(path.read_text())
+        places = [tuple(panel["gridPos"][key] for key in "xywh") for panel in board["panels"]]
+        if len(set(places)) != len(places) or any(x + w > 24 for x, _, w, _ in places):
+            findings.append(f"{path.name}: panels lie upon each other, or beyond the edge")
+    return findings
+
+
+def alerts():
+    """promtool takes the scrape configuration and the rules, and the rules pass their tests, each of which fires."""
+    folder, findings = DEPLOY / "prometheus", []
+    names = set(re.findall(r"alert: (\w+)", (folder / "shardd.rules.yml").read_text()))
+    tested = (folder / "shardd.rules_test.yml").read_text()
+    fired = set(re.findall(r"alertname: (\w+)(?: #.*)?\n\s+exp_alerts:\n", tested))
+    findings += [f"shardd.rules_test.yml: {name} never fires there" for name in sorted(names - fired)]
+    promtool = tool("promtool")
+    for command in (("check", "config", "prometheus.yml"), ("test", "rules", "shardd.rules_test.yml")):
+        findings += complain(promtool, *command[:2], str(folder / command[2]))
+    return findings
+
+
 def main():
     counts = {"passed": 0, "failed": 0, "skipped": 0}
-    for check in (units, dockerfile, manifests, custodians, commands, scripts):
+    for check in (units, dockerfile, manifests, custodians, commands, metric_names, alerts, scripts):
         try:
             findings = check()
         except Skip as reason:

@@ -28,7 +28,7 @@
 #include "common/status/status_macros.h"
 #include "common/version.h"
 #include "server/collective/nccl/nccl_communicators.h"
-#include "server/collective/nodes/nccl_exchanges.h"
+#include "server/collective/nodes/lazy_exchanges.h"
 #include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/device/device.h"
@@ -36,6 +36,7 @@
 #include "server/handover/successor.h"
 #include "server/handover/take_over.h"
 #include "server/history/history.h"
+#include "server/metrics/metrics_process.h"
 #include "server/observe/log.h"
 #include "server/observe/notify.h"
 #include "server/peer/link_certificate.h"
@@ -103,6 +104,13 @@ ABSL_FLAG(
     bool, reflection, true,
     "serve gRPC reflection and channelz. gRPC decodes their requests itself, without the daemon's limits on memory: "
     "turn them off if users of the socket are not trusted");
+ABSL_FLAG(std::string, metrics_listen, "",
+          "serve metrics for Prometheus there, at /metrics: host:port with an IPv4 address, as 127.0.0.1:9464, by "
+          "shardd-metrics, a process beside this one that is started and ends with it. Unix sockets, IPv6 and TLS are "
+          "refused: Debian's civetweb does not have them. Empty: not served");
+ABSL_FLAG(
+    bool, metrics_insecure, false,
+    "allow --metrics_listen on an address that others reach: whoever does may read the names of all jobs and users");
 ABSL_FLAG(std::string, log_level, "", "debug, info, warning, error or none; empty: SHARDD_LOG_LEVEL, else info");
 
 namespace shardd {
@@ -119,29 +127,6 @@ void Notify(absl::string_view state) {
   if (absl::GetFlag(FLAGS_embedded)) return;
   if (const absl::Status status = NotifyServiceManager(state); !status.ok()) LogWarning(status.message());
 }
-
-// Exchanges by NCCL for jobs that span several nodes; loads NCCL when the first such job opens. Lives as long as the
-// process.
-class NodeExchanges {
- public:
-  NodeExchanges(const CudaDriver& driver, const std::vector<GpuFacts>& gpus) : driver_(driver) {
-    for (const GpuFacts& gpu : gpus) ordinals_.push_back(gpu.ordinal);
-  }
-  absl::StatusOr<NcclExchanges*> Get() {
-    absl::MutexLock lock(&mutex_);
-    if (exchanges_ == nullptr) {
-      SHARDD_ASSIGN_OR_RETURN(const NcclLibrary library, NcclLibrary::Load(absl::GetFlag(FLAGS_nccl_library)));
-      exchanges_ = std::make_unique<NcclExchanges>(library, driver_, ordinals_);
-    }
-    return exchanges_.get();
-  }
-
- private:
-  const CudaDriver driver_;
-  std::vector<int> ordinals_;
-  absl::Mutex mutex_;
-  std::unique_ptr<NcclExchanges> exchanges_ ABSL_GUARDED_BY(mutex_);
-};
 
 // The custodian of --custodian, or of an embedded daemon's own: one for its socket `path`, which it starts. Null: none.
 absl::StatusOr<std::shared_ptr<Custody>> ConnectCustody(const std::string& path) {
@@ -265,7 +250,8 @@ absl::StatusOr<int64_t> QuotaPerUser(const Devices& made) {
 }
 
 // Until the daemon is to end: the signal that says so. SIGUSR2 starts another one, which is to take its place.
-int AwaitStop(const sigset_t& signals, Successor* successor, Handover* handover) {
+// `metrics`: null: there is none.
+int AwaitStop(const sigset_t& signals, Successor* successor, Handover* handover, MetricsProcess* metrics) {
   constexpr timespec kPoll = {0, 100'000'000};
   for (;;) {
     const int signal = sigtimedwait(&signals, nullptr, &kPoll);
@@ -278,12 +264,16 @@ int AwaitStop(const sigset_t& signals, Successor* successor, Handover* handover)
       LogError(status.message());
       handover->SetState(absl::StrCat("failed: ", status.message()));
     }
+    if (metrics != nullptr) metrics->Review(MonotonicNow());
     if (signal == SIGTERM || signal == SIGINT) return signal;
   }
 }
 
 absl::Status Run(const std::vector<std::string>& arguments) {
   SHARDD_ASSIGN_OR_RETURN(const std::string path, ParseUnixAddress(absl::GetFlag(FLAGS_listen)));
+  SHARDD_ASSIGN_OR_RETURN(
+      const std::unique_ptr<MetricsProcess> metrics,
+      MetricsProcess::Create({path, absl::GetFlag(FLAGS_metrics_listen), absl::GetFlag(FLAGS_metrics_insecure)}));
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGINT);
@@ -306,7 +296,7 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   SHARDD_ASSIGN_OR_RETURN(options.offload_threads, OffloadThreads(absl::GetFlag(FLAGS_offload_threads)));
   if (on_gpus) {
     options.node_exchanges =
-        [exchanges = new NodeExchanges(*made.driver, made.gpus)](
+        [exchanges = new LazyExchanges(*made.driver, made.gpus, absl::GetFlag(FLAGS_nccl_library))](
             const std::string& job, int node, int nodes, std::vector<Device*> devices,
             std::function<void(int, v1::PeerMessage)> send) -> absl::StatusOr<std::unique_ptr<NodeExchange>> {
       SHARDD_ASSIGN_OR_RETURN(NcclExchanges * of_daemon, exchanges->Get());
@@ -367,11 +357,12 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   LogInfo(absl::StrCat("shardd ", kVersion, " listens on ", path, " with ", device_count, " device(s)"));
   Notify(absl::StrCat("READY=1\nSTATUS=listens on ", path, " with ", device_count, " device(s)"));
 
-  const int signal = AwaitStop(signals, &successor, &handover);
+  const int signal = AwaitStop(signals, &successor, &handover, metrics.get());
   LogInfo(absl::StrCat("signal ", signal, ": shutting down"));
   if (!handover.asked()) Notify("STOPPING=1");
   // A second signal must be able to end a shutdown that hangs.
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  if (metrics != nullptr) metrics->Terminate();
   listener->Stop();
   // It ends all sessions, so that their streams can finish.
   core->Shutdown([&handover](bool is_quiet) { handover.Complete(is_quiet); });

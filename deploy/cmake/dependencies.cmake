@@ -10,6 +10,11 @@ find_package(CLI11 CONFIG QUIET)
 if(NOT CLI11_FOUND)
   message(FATAL_ERROR "configure shardd: CLI11: not found; install libcli11-dev (deploy/bootstrap.sh does)")
 endif()
+# What shardd-metrics links, as shared libraries: no other program has them.
+find_package(prometheus-cpp CONFIG QUIET)
+if(NOT TARGET prometheus-cpp::core OR NOT TARGET civetweb::civetweb)
+  message(STATUS "shardd: no prometheus-cpp (deploy/bootstrap.sh installs it): no shardd-metrics, which serves metrics over HTTP")
+endif()
 find_program(SHARDD_GRPC_PLUGIN grpc_cpp_plugin REQUIRED)
 find_path(SHARDD_GRPC_PROTO_DIR grpc/health/v1/health.proto PATHS /usr/share/grpc-proto NO_DEFAULT_PATH REQUIRED)
 

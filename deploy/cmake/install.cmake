@@ -1,4 +1,4 @@
-# cmake --install: bin/shardd, bin/shardd-custodian, bin/shardctl and its completion, lib/libshardd.so, headers, protos and the package
+# cmake --install: bin/shardd, bin/shardd-custodian, bin/shardd-metrics, bin/shardctl and its completion, lib/libshardd.so, headers, protos and the package
 # file. A trainer then says
 #   find_package(shardd REQUIRED)
 #   target_link_libraries(trainer PRIVATE shardd::cpp)            # or shardd::c
@@ -6,7 +6,7 @@
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/shardd)
 
-foreach(program shardd shardd-custodian shardctl)
+foreach(program shardd shardd-custodian shardd-metrics shardctl)
   if(TARGET ${program})
     install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()

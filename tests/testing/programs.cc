@@ -18,6 +18,7 @@ std::string ProgramPath(const std::string& name) {
   static const auto& built =
       *new std::map<std::string, std::string>{{"shardd", built::kDaemon},
                                               {"shardd-custodian", built::kDaemon + "-custodian"},
+                                              {"shardd-metrics", built::kDaemon + "-metrics"},
                                               {"shardctl", built::kCtl},
                                               {"libshardd.so", built::kLibrary}};
   const std::string path = built.at(name);

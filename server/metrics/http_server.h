@@ -1,0 +1,51 @@
+#ifndef SHARDD_SERVER_METRICS_HTTP_SERVER_H_
+#define SHARDD_SERVER_METRICS_HTTP_SERVER_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/metrics/listen_address.h"
+
+struct mg_connection;
+struct mg_context;
+
+namespace shardd {
+
+struct HttpRequest {
+  std::string path;   // "/metrics", without the query
+  std::string query;  // "job=gpt"; empty: there is none
+};
+struct HttpResponse {
+  int status = 200;
+  std::string content_type = "text/plain; charset=utf-8";
+  std::string body;
+};
+
+// What is read over HTTP: GET and HEAD of whole paths, each with a handler, and nothing else (404, 405). Owns the port
+// and its threads, civetweb's. Thread-safe.
+class HttpServer {
+ public:
+  // By path. Called by several threads at a time; may block.
+  using Handlers = std::map<std::string, std::function<HttpResponse(const HttpRequest&)>, std::less<>>;
+  // Serves when it returns. UNAVAILABLE: the address cannot be listened on.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const MetricsAddress& address, Handlers handlers);
+  // Blocks until handlers have returned.
+  ~HttpServer();
+
+  int port() const { return port_; }
+
+ private:
+  explicit HttpServer(Handlers handlers) : handlers_(std::move(handlers)) {}
+  static int Serve(mg_connection* connection, void* server);
+
+  const Handlers handlers_;
+  mg_context* context_ = nullptr;
+  int port_ = 0;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_METRICS_HTTP_SERVER_H_

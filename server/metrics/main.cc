@@ -1,0 +1,104 @@
+// shardd-metrics: serves a daemon's metrics over HTTP (server/metrics/README.md).
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/shm/fd_channel.h"
+#include "common/shm/unique_fd.h"
+#include "common/status/status_macros.h"
+#include "prometheus/text_serializer.h"
+#include "server/metrics/collector.h"
+#include "server/metrics/http_server.h"
+#include "server/metrics/listen_address.h"
+#include "server/metrics/metrics_source.h"
+#include "server/observe/log.h"
+
+ABSL_FLAG(std::string, socket, "unix:/run/shardd/shardd.sock",
+          "the daemon's Unix socket. What it says depends on who asks: root and the daemon's user see all jobs");
+ABSL_FLAG(std::string, listen, "127.0.0.1:9464",
+          "where metrics are served, at /metrics: host:port with an IPv4 address. Unix sockets, IPv6 and TLS are not "
+          "served: Debian's civetweb has none of them without development files");
+ABSL_FLAG(bool, metrics_insecure, false,
+          "listen on an address that others reach, too: whoever does may read the names of all jobs and users");
+ABSL_FLAG(int, ends_with, 0, "end when the process of this number has ended: the daemon's; 0: never");
+
+namespace shardd {
+namespace {
+
+// The one before, of a daemon that hands over or has died, has the port for so long at most.
+constexpr absl::Duration kPortLimit = absl::Seconds(30);
+constexpr absl::Duration kPortPoll = absl::Milliseconds(50);
+
+// Until a signal, or the end of the process: true.
+bool AwaitEnd(int signals, int process, absl::Duration limit) {
+  pollfd ends[] = {{signals, POLLIN, 0}, {process, POLLIN, 0}};
+  const int ms = limit == absl::InfiniteDuration() ? -1 : static_cast<int>(limit / absl::Milliseconds(1));
+  return poll(ends, 2, ms) > 0;
+}
+
+HttpResponse Serialized(const Collector& collector) {
+  std::ostringstream text;
+  prometheus::TextSerializer().Serialize(text, collector.Collect());
+  return {200, "text/plain; version=0.0.4; charset=utf-8", std::move(text).str()};
+}
+
+absl::Status Run() {
+  SHARDD_ASSIGN_OR_RETURN(const std::string socket, ParseUnixAddress(absl::GetFlag(FLAGS_socket)));
+  SHARDD_ASSIGN_OR_RETURN(const MetricsAddress address, ParseMetricsAddress("--listen", absl::GetFlag(FLAGS_listen),
+                                                                            absl::GetFlag(FLAGS_metrics_insecure)));
+  UniqueFd process;
+  if (const int pid = absl::GetFlag(FLAGS_ends_with); pid != 0) {
+    process = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+    if (!process.valid()) return absl::OkStatus();  // it has ended already
+  }
+  sigset_t ending;
+  sigemptyset(&ending);
+  sigaddset(&ending, SIGTERM);
+  sigaddset(&ending, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &ending, nullptr);  // before any other thread starts
+  const UniqueFd signals(signalfd(-1, &ending, SFD_CLOEXEC | SFD_NONBLOCK));
+  const MetricsSource source(socket);
+  const Collector collector([&source](absl::Duration limit) { return source.Get(limit); });
+  HttpServer::Handlers handlers;
+  handlers["/metrics"] = [&collector](const HttpRequest&) { return Serialized(collector); };
+  absl::StatusOr<std::unique_ptr<HttpServer>> server = HttpServer::Start(address, handlers);
+  for (absl::Duration waited; !server.ok() && waited < kPortLimit; waited += kPortPoll) {
+    if (AwaitEnd(signals.get(), process.get(), kPortPoll)) return absl::OkStatus();
+    server = HttpServer::Start(address, handlers);
+  }
+  SHARDD_RETURN_IF_ERROR(server.status());
+  LogInfo(
+      absl::StrCat("shardd-metrics serves http://", address.host, ":", (*server)->port(), "/metrics of unix:", socket));
+  AwaitEnd(signals.get(), process.get(), absl::InfiniteDuration());
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace shardd
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("shardd-metrics: serves a shardd's metrics to Prometheus, as a process of its own");
+  absl::ParseCommandLine(argc, argv);
+  signal(SIGPIPE, SIG_IGN);
+  const absl::Status status = shardd::Run();
+  if (!status.ok()) shardd::LogError(status.ToString());
+  std::fflush(stderr);
+  // gRPC's own shutdown can wait for threads that have nothing left to do.
+  _exit(status.ok() ? 0 : 1);
+}

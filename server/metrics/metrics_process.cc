@@ -1,0 +1,55 @@
+#include "server/metrics/metrics_process.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+#include "server/metrics/listen_address.h"
+#include "server/observe/log.h"
+
+namespace shardd {
+
+absl::StatusOr<std::unique_ptr<MetricsProcess>> MetricsProcess::Create(Options options) {
+  if (options.listen.empty()) return nullptr;
+  SHARDD_RETURN_IF_ERROR(ParseMetricsAddress("--metrics_listen", options.listen, options.insecure).status());
+  std::error_code error;
+  if (options.program.empty()) {
+    const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+    options.program = (self.parent_path() / "shardd-metrics").string();
+  }
+  if (access(options.program.c_str(), X_OK) != 0) {
+    return absl::NotFoundError(absl::StrCat(
+        "--metrics_listen: there is no program \"", options.program,
+        "\", which serves metrics; build it with prometheus-cpp-dev installed, or start it elsewhere by itself"));
+  }
+  std::vector<std::string> argv = {options.program, absl::StrCat("--socket=unix:", options.socket),
+                                   absl::StrCat("--listen=", options.listen), absl::StrCat("--ends_with=", getpid())};
+  if (options.insecure) argv.push_back("--metrics_insecure");
+  return std::unique_ptr<MetricsProcess>(new MetricsProcess(std::move(argv)));
+}
+
+void MetricsProcess::Review(absl::Time now) {
+  const bool has_started = start_at_ == absl::InfiniteFuture();
+  if (!has_started && now >= start_at_) {
+    absl::StatusOr<DetachedProcess> started = SpawnDetached(argv_, STDERR_FILENO);
+    start_at_ = started.ok() ? absl::InfiniteFuture() : now + kPause;
+    if (started.ok()) {
+      process_ = *std::move(started);
+    } else {
+      LogWarning(started.status().message());
+    }
+    return;
+  }
+  pollfd end{process_.pidfd.get(), POLLIN, 0};
+  if (!has_started || (process_.pidfd.valid() && poll(&end, 1, 0) == 0)) return;
+  start_at_ = now + kPause;
+  LogWarning(absl::StrCat("shardd-metrics (pid ", process_.pid, ") has ended; it is started again in ",
+                          absl::FormatDuration(kPause)));
+}
+
+}  // namespace shardd
