@@ -141,17 +141,6 @@ absl::StatusOr<std::shared_ptr<Custody>> ConnectCustody(const std::string& path)
   return nullptr;
 }
 
-// The history of --history_dir; null: not requested.
-absl::StatusOr<std::unique_ptr<History>> MakeHistory() {
-  const std::string folder = absl::GetFlag(FLAGS_history_dir);
-  if (folder.empty()) return nullptr;
-  const int mib = absl::GetFlag(FLAGS_history_mib);
-  if (mib < 8 || mib > 1'000'000) {
-    return absl::InvalidArgumentError(absl::StrCat("--history_mib: out of range (got ", mib, ", want 8 to 1000000)"));
-  }
-  return History::Open(folder, int64_t{mib} << 20);
-}
-
 // The network for --peer_listen; null: not requested.
 absl::StatusOr<std::unique_ptr<PeerNetwork>> MakePeerNetwork(std::string* address) {
   PeerNetwork::Options options;
@@ -236,15 +225,7 @@ absl::StatusOr<int64_t> QuotaPerUser(const Devices& made) {
   if (text.empty()) text = std::string(absl::GetFlag(FLAGS_embedded) ? "0" : kSharedQuota);
   int64_t memory_bytes = 0;
   if (absl::EndsWith(text, "%")) {
-    SHARDD_ASSIGN_OR_RETURN(const MemoryLimits host, GetMemoryLimits());
-    memory_bytes = host.free_bytes;
-    std::set<DeviceMemory*> gpus;
-    for (const auto& device : made.devices) gpus.insert(device->memory());
-    gpus.erase(nullptr);  // on the host
-    for (DeviceMemory* const gpu : gpus) {
-      SHARDD_ASSIGN_OR_RETURN(const DeviceMemory::Room room, gpu->GetRoom());
-      memory_bytes += room.total_bytes;
-    }
+    SHARDD_ASSIGN_OR_RETURN(memory_bytes, MemoryOf(made.devices));
   }
   return ParseByteQuota("--max_bytes_per_uid", text, memory_bytes);
 }
@@ -321,9 +302,12 @@ absl::Status Run(const std::vector<std::string>& arguments) {
     };
   }
   options.on_idle = [] { kill(getpid(), SIGTERM); };
-  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<History> made_history, MakeHistory());
-  History* const history = made_history.release();  // outlives the core
-  options.history = history;
+  History* history = nullptr;  // outlives the core
+  if (const std::string folder = absl::GetFlag(FLAGS_history_dir); !folder.empty()) {
+    SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<History> opened,
+                            History::Open(folder, int64_t{absl::GetFlag(FLAGS_history_mib)} << 20));
+    options.history = history = opened.release();
+  }
   // Never destroyed: the process ends after the shutdown, and a hung GPU would block the release of the driver's
   // resources.
   Core* const core = new Core(options, std::move(made.devices));

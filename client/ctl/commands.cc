@@ -85,7 +85,7 @@ class Executor {
         request.set_events_only(true);
         SHARDD_ASSIGN_OR_RETURN(const v1::ListHistoryResponse history,
                                 Call<v1::ListHistoryResponse>(&Stub::ListHistory, request));
-        return options_.json ? Json(history) : ShowWhy(options_.job, history, view_);
+        return options_.json ? Json(history) : ShowWhy(options_.job, history);
       }
       case Command::kJob:
         return ShowJob();

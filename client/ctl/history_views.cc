@@ -46,12 +46,12 @@ std::string Told(const std::vector<const v1::Event*>& events, size_t at) {
   const v1::Event& abort = *events[at];
   std::string text = absl::StrCat(FormatTimeMicros(abort.unix_us()), "  step ", abort.step() + 1,
                                   abort.kind() == "abort" ? " was dropped" : " had not begun when ranks left", ": ",
-                                  abort.text(), "\n");
+                                  Printable(abort.text()), "\n");
   for (size_t i = at; i-- > 0 && !IsEnd(*events[i]);) {
     if (events[i]->kind() != "lost" && events[i]->kind() != "refused") continue;
     absl::StrAppend(&text,
                     "    before it: ", events[i]->rank() < 0 ? "" : absl::StrCat("rank ", events[i]->rank(), " "),
-                    events[i]->kind(), ": ", events[i]->text(), "\n");
+                    events[i]->kind(), ": ", Printable(events[i]->text()), "\n");
   }
   int64_t back_us = 0;
   int ranks = 0;
@@ -91,8 +91,7 @@ std::string Show(const v1::ListHistoryResponse& history, const View& view) {
                       table.Render(view.color));
 }
 
-std::string ShowWhy(const std::string& job, const v1::ListHistoryResponse& events, const View& view) {
-  (void)view;
+std::string ShowWhy(const std::string& job, const v1::ListHistoryResponse& events) {
   std::vector<const v1::Event*> all;
   for (const v1::HistoryLine& line : events.lines()) {
     if (line.has_event()) all.push_back(&line.event());
@@ -101,9 +100,9 @@ std::string ShowWhy(const std::string& job, const v1::ListHistoryResponse& event
   for (size_t i = 0; i < all.size(); ++i) {
     if (IsEnd(*all[i])) aborts.push_back(i);
   }
-  if (aborts.empty()) return absl::StrCat("job ", job, ": no step was dropped, and no rank left, in what is kept\n");
+  if (aborts.empty()) return absl::StrCat("job ", Printable(job), ": no step was dropped, and no rank left, in what is kept\n");
   std::string text =
-      absl::StrCat("job ", job, ": ", aborts.size(), aborts.size() == 1 ? " end" : " ends", " of an epoch");
+      absl::StrCat("job ", Printable(job), ": ", aborts.size(), aborts.size() == 1 ? " end" : " ends", " of an epoch");
   absl::StrAppend(&text, aborts.size() > kMostAborts ? absl::StrCat("; the last ", kMostAborts) : "",
                   ", newest first\n");
   size_t shown = 0;

@@ -14,7 +14,7 @@ std::string Show(const v1::ListHistoryResponse& history, const View& view);
 
 // The last aborts of a job in plain words, out of its events: when, which step was dropped, why, what each lost rank
 // did last, and how long it took until ranks were there again.
-std::string ShowWhy(const std::string& job, const v1::ListHistoryResponse& events, const View& view);
+std::string ShowWhy(const std::string& job, const v1::ListHistoryResponse& events);
 
 }  // namespace shardd::ctl
 

@@ -1,10 +1,28 @@
 #include "server/daemon/byte_quota.h"
 
+#include <set>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/shm/slab.h"
+#include "common/status/status_macros.h"
+#include "server/device/device_memory.h"
 
 namespace shardd {
+
+absl::StatusOr<int64_t> MemoryOf(const std::vector<std::unique_ptr<Device>>& devices) {
+  SHARDD_ASSIGN_OR_RETURN(const MemoryLimits host, GetMemoryLimits());
+  int64_t bytes = host.free_bytes;
+  std::set<DeviceMemory*> gpus;
+  for (const auto& device : devices) gpus.insert(device->memory());
+  gpus.erase(nullptr);  // on the host
+  for (DeviceMemory* const gpu : gpus) {
+    SHARDD_ASSIGN_OR_RETURN(const DeviceMemory::Room room, gpu->GetRoom());
+    bytes += room.total_bytes;
+  }
+  return bytes;
+}
 
 absl::StatusOr<int64_t> ParseByteQuota(absl::string_view flag, absl::string_view text, int64_t memory_bytes) {
   int64_t number = 0;

@@ -1,0 +1,198 @@
+// What is kept of jobs in files, and who may read it, also behind a kill in the middle of a line.
+
+#include "server/history/history.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "tests/testing/files.h"
+
+namespace shardd {
+namespace {
+
+constexpr int64_t kMostBytes = 16 << 20;
+const Tenant kAlice = {1000, std::nullopt};
+const Tenant kBob = {1001, std::nullopt};
+
+class HistoryTest : public ::testing::Test {
+ protected:
+  std::string Folder() const { return dir_.path() + "/history"; }
+  std::unique_ptr<History> Open() const { return *History::Open(Folder(), kMostBytes); }
+  static v1::ListHistoryResponse List(History& history, const v1::ListHistoryRequest& request, uint32_t uid,
+                                      bool is_admin = false) {
+    v1::ListHistoryResponse response;
+    absl::Notification done;
+    history.List(request, uid, is_admin, [&](v1::ListHistoryResponse listed) {
+      response = std::move(listed);
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return response;
+  }
+  static v1::ListHistoryRequest Of(const std::string& job) {
+    v1::ListHistoryRequest request;
+    request.set_job(job);
+    return request;
+  }
+  static v1::Event Event(const std::string& job, const std::string& kind, const std::string& text = "why") {
+    v1::Event event;
+    event.set_job(job);
+    event.set_unix_us(absl::ToUnixMicros(absl::Now()));
+    event.set_kind(kind);
+    event.set_text(text);
+    event.set_rank(-1);
+    return event;
+  }
+  static v1::HistoryStep Step(int64_t step, absl::Duration took) {
+    v1::HistoryStep result;
+    result.mutable_times()->set_step(step);
+    result.mutable_times()->set_duration_ns(absl::ToInt64Nanoseconds(took));
+    result.mutable_times()->set_slowest_rank(-1);
+    result.set_grad_norm(static_cast<double>(step));
+    return result;
+  }
+  static void Write(const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::app | std::ios::binary) << bytes;
+  }
+
+  const testing::TempDir dir_;
+};
+
+TEST_F(HistoryTest, EventsAndStepsAreThereForTheNextDaemon) {
+  {
+    const std::unique_ptr<History> history = Open();
+    history->KeepEvent(Event("job", "open"), kAlice);
+    history->KeepStep("job", kAlice, Step(1, absl::Milliseconds(150)));
+    history->KeepEvent(Event("job", "abort", "rank 1 is lost"), kAlice);
+  }
+  const std::unique_ptr<History> next = Open();
+  const v1::ListHistoryResponse listed = List(*next, Of("job"), kAlice.uid);
+  ASSERT_EQ(listed.lines_size(), 3);
+  EXPECT_EQ(listed.lines(0).event().kind(), "open");
+  EXPECT_EQ(listed.lines(1).step().times().step(), 1);
+  EXPECT_EQ(listed.lines(1).step().grad_norm(), 1);
+  EXPECT_EQ(listed.lines(2).event().text(), "rank 1 is lost");
+  EXPECT_FALSE(listed.more());
+}
+
+TEST_F(HistoryTest, ShortStepsShareALine) {
+  const std::unique_ptr<History> history = Open();
+  for (int step = 1; step <= 50; ++step) history->KeepStep("job", kAlice, Step(step, absl::Microseconds(10)));
+  history->KeepEvent(Event("job", "abort"), kAlice);
+  const v1::ListHistoryResponse listed = List(*history, Of("job"), kAlice.uid);
+  ASSERT_GE(listed.lines_size(), 2);
+  ASSERT_LE(listed.lines_size(), 5) << "a machine that stands still cuts it";
+  int64_t steps = 0;
+  int64_t ns = 0;
+  for (const v1::HistoryLine& line : listed.lines()) {
+    steps += line.step().steps();
+    ns += line.step().times().duration_ns();
+  }
+  EXPECT_EQ(steps, 50);
+  EXPECT_EQ(ns, 50 * 10'000);
+  const v1::HistoryLine& last_steps = listed.lines(listed.lines_size() - 2);
+  EXPECT_EQ(last_steps.step().times().step(), 50);
+  EXPECT_EQ(listed.lines().rbegin()->event().kind(), "abort") << "behind the steps before it";
+}
+
+TEST_F(HistoryTest, TheLastStepsOfAJobThatStopsBecomeALine) {
+  const std::unique_ptr<History> history = Open();
+  history->KeepStep("job", kAlice, Step(7, absl::Microseconds(10)));
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (List(*history, Of("job"), kAlice.uid).lines_size() == 0 && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  EXPECT_EQ(List(*history, Of("job"), kAlice.uid).lines_size(), 1);
+}
+
+TEST_F(HistoryTest, AnotherUserSeesNothingAndSecretsAreTheAdministrators) {
+  const std::unique_ptr<History> history = Open();
+  history->KeepEvent(Event("job", "open"), kAlice);
+  Tenant with_secret = kAlice;
+  with_secret.secret.emplace();
+  history->KeepEvent(Event("hidden", "open"), with_secret);
+  history->KeepEvent(Event("other", "open"), kBob);
+  EXPECT_EQ(List(*history, {}, kAlice.uid).lines_size(), 1);
+  EXPECT_EQ(List(*history, {}, kBob.uid).lines_size(), 1);
+  EXPECT_EQ(List(*history, Of("job"), kBob.uid).lines_size(), 0);
+  EXPECT_EQ(List(*history, {}, 0, /*is_admin=*/true).lines_size(), 3);
+  v1::ListHistoryRequest of_bob;
+  of_bob.set_uid(kBob.uid);
+  EXPECT_EQ(List(*history, of_bob, 0, /*is_admin=*/true).lines_size(), 1);
+}
+
+TEST_F(HistoryTest, TheNewestLinesAreShownOldestFirst) {
+  const std::unique_ptr<History> history = Open();
+  for (int i = 0; i < 10; ++i) history->KeepEvent(Event("job", "departure", absl::StrCat(i)), kAlice);
+  v1::ListHistoryRequest request = Of("job");
+  request.set_limit(3);
+  const v1::ListHistoryResponse listed = List(*history, request, kAlice.uid);
+  ASSERT_EQ(listed.lines_size(), 3);
+  EXPECT_EQ(listed.lines(0).event().text(), "7");
+  EXPECT_EQ(listed.lines(2).event().text(), "9");
+  EXPECT_TRUE(listed.more());
+  request.set_since_unix_ms(absl::ToUnixMillis(absl::Now() + absl::Hours(1)));
+  EXPECT_EQ(List(*history, request, kAlice.uid).lines_size(), 0);
+}
+
+TEST_F(HistoryTest, HalfALineIsPassedOver) {
+  Open()->KeepEvent(Event("job", "open"), kAlice);
+  Write(Folder() + "/history.jsonl", R"({"timeUnixMs":"17, "job":"jo)");  // a kill
+  const std::unique_ptr<History> next = Open();
+  next->KeepEvent(Event("job", "attach"), kAlice);
+  EXPECT_EQ(List(*next, Of("job"), kAlice.uid).lines_size(), 2);
+}
+
+TEST_F(HistoryTest, FilesHaveAnEndAndTheOldestGo) {
+  const std::string text(900, 'x');
+  HistoryFiles files = *HistoryFiles::Open(Folder(), 2 * HistoryFiles::kFullBytes);
+  std::string random;  // that cannot be compressed much
+  uint32_t seed = 1;
+  for (int i = 0; i < 9; ++i) {
+    random.clear();
+    while (random.size() < HistoryFiles::kFullBytes) {
+      for (int c = 0; c < 900; ++c)
+        random.push_back(static_cast<char>('!' + (seed = seed * 1664525 + 1013904223) / 50'000'000));
+      absl::StrAppend(&random, i, "\n");
+    }
+    ASSERT_TRUE(files.Append(random).ok());
+  }
+  int64_t lines = 0;
+  std::string newest;
+  EXPECT_TRUE(HistoryFiles::ReadBackwards(Folder(), [&](absl::string_view line) {
+    if (lines++ == 0) newest = std::string(line.substr(line.size() - 1));
+    return true;
+  }));
+  EXPECT_EQ(newest, "8");
+  EXPECT_GT(lines, 4000) << "of a file at least";
+  EXPECT_LT(lines, 3 * 4700) << "not of all nine";
+}
+
+TEST_F(HistoryTest, DamagedFilesArePassedOver) {
+  HistoryFiles files = *HistoryFiles::Open(Folder(), kMostBytes);
+  ASSERT_TRUE(files.Append(std::string(HistoryFiles::kFullBytes, 'a') + "\n").ok());
+  ASSERT_TRUE(files.Append("newest\n").ok());
+  Write(Folder() + "/history-000002.jsonl.zst", "no frame of zstd");
+  int lines = 0;
+  EXPECT_TRUE(HistoryFiles::ReadBackwards(Folder(), [&](absl::string_view) { return ++lines < 100; }));
+  EXPECT_EQ(lines, 2);
+}
+
+TEST_F(HistoryTest, WhereNothingCanBeWrittenTheErrorNamesThePath) {
+  const absl::Status status = History::Open("/proc/none", kMostBytes).status();
+  EXPECT_TRUE(absl::StrContains(status.message(), "/proc/none")) << status;
+  EXPECT_TRUE(absl::StrContains(History::Open(Folder(), 5).status().message(), "got 5")) << "too little room";
+}
+
+}  // namespace
+}  // namespace shardd
