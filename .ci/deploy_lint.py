@@ -255,6 +255,14 @@ def alerts():
     fired = set(re.findall(r"alertname: (\w+)(?: #.*)?\n\s+exp_alerts:\n", tested))
     findings += [f"shardd.rules_test.yml: {name} never fires there" for name in sorted(names - fired)]
     promtool = tool("promtool")
+    with tempfile.NamedTemporaryFile("w", suffix=".yml") as rules:  # what the board asks is taken, too
+        panels = json.loads((DEPLOY / "grafana" / "shardd.json").read_text())["panels"]
+        asked = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+        taken = [re.sub(r"\$__rate_interval", "1m", expression) for expression in asked]
+        records = [{"record": "board", "labels": {"n": str(n)}, "expr": expr} for n, expr in enumerate(taken)]
+        json.dump({"groups": [{"name": "board", "rules": records}]}, rules)
+        rules.flush()
+        findings += complain(promtool, "check", "rules", rules.name)
     for command in (("check", "config", "prometheus.yml"), ("test", "rules", "shardd.rules_test.yml")):
         findings += complain(promtool, *command[:2], str(folder / command[2]))
     return findings
