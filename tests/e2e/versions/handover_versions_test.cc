@@ -28,7 +28,7 @@ class HandoverVersions : public HandoverCluster {
 };
 
 TEST_F(HandoverVersions, ThereAndBackLoseNoStep) {
-  const Args args = Training(1000 + 200 * Handovers());
+  const Args args = Training(1000 + 400 * Handovers());
   StartCustodian();
   PutThereOf(ThisBuild());
   StartReplaceable();
