@@ -115,7 +115,7 @@ TEST_F(CudaDeath, ARankThatIsReplacedBehindItLeavesItsGradientsToTheProcessThatL
   EXPECT_EQ(replacement.Wait(), 0);
   const std::vector<TrainerReport> reports = Reports(args);
   ExpectAllOk(reports);
-  ExpectSame(reports, RunRanks(args.With({{"name", "undisturbed"}, {"pause", ""}})));
+  ExpectAsUndisturbed(reports, args.With({{"pause", ""}}));
 }
 
 TEST_F(CudaDeath, OldValuesHaveTheirMemoryAndTheAccountShowsIt) {
@@ -207,7 +207,7 @@ TEST_F(CudaDeath, AnEmbeddedDaemonIsStartedAgainByItsRanks) {
   for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
   const std::vector<TrainerReport> reports = Reports(args);
   ExpectAllOk(reports);
-  ExpectSame(reports, RunRanks(args.With({{"name", "undisturbed"}, {"pause", ""}})));
+  ExpectAsUndisturbed(reports, args.With({{"pause", ""}}));
   EXPECT_TRUE(PollUntil([&] { return PeerOf(socket_path) < 0; })) << "it ends after its last job";
   EXPECT_TRUE(PollUntil([&] { return access((folder + "/shardd/shardd-cuda-custody.sock").c_str(), F_OK) != 0; }));
 }

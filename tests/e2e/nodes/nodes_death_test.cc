@@ -73,6 +73,7 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
     std::vector<TrainerReport> reports;
     for (int k = 0; k < count(); ++k) reports.push_back(Report(k, 0, args));
     ExpectAllOk(reports);
+    for (const TrainerReport& report : reports) EXPECT_LE(report.waited_ms, args.Int("timeout_ms") + 1000);
     const std::vector<TrainerReport> want = RunAll(args.With({{"name", "undisturbed"}}));
     for (const TrainerReport& report : want) EXPECT_FALSE(report.bits.empty());
     ExpectSame(reports, want);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -11,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch.optim import Optimizer
 
+from shardd.errors import StepAborted, Unavailable
 from shardd.torch._job import committed_jobs, trainer_state
 from shardd.torch._job.description import Description
 from shardd.torch._job.initial_values import initial_values, write_values
@@ -33,6 +35,7 @@ logger = logging.getLogger("shardd.torch")
 attached: list[TorchJob] = []  # of all threads, in the order of their registration
 before_end: list[Callable[[TorchJob], None]] = []  # called with each job before it is given up
 _registered = 0
+_END_IS_KNOWN_S = 0.2  # a call whose daemon is gone may fail so long before the session ends
 
 
 class TorchJob:
@@ -174,7 +177,11 @@ class TorchJob:
         if self.trainers_write:
             self.restore_optimizers()
         elif self.optimizer is not None and self.optimizer() is not None:
-            self.read_update_counts()
+            try:
+                self.read_update_counts()
+            except Unavailable as error:  # the daemon died behind the attach: one more abort
+                time.sleep(_END_IS_KNOWN_S)
+                raise StepAborted(str(error)) from error
 
     def follow(self) -> None:
         """Takes up what the program keeps for the job after its engine has gone on at another daemon, behind a step."""
