@@ -15,7 +15,6 @@ namespace {
 
 constexpr int kDefaultLines = 1000;
 constexpr int kMostLines = 10'000;
-constexpr absl::Duration kTick = absl::Milliseconds(500);  // until the last steps of a job that has stopped are a line
 
 void AddTo(const v1::HistoryStep& step, v1::HistoryStep* sum) {
   v1::StepRecord* const times = sum->mutable_times();
@@ -55,9 +54,7 @@ absl::StatusOr<std::unique_ptr<History>> History::Open(const std::string& folder
   return std::unique_ptr<History>(new History(folder, std::move(files)));
 }
 
-History::History(std::string folder, HistoryFiles files) : folder_(std::move(folder)), files_(std::move(files)) {
-  thread_.Post([this] { Tick(); });
-}
+History::History(std::string folder, HistoryFiles files) : folder_(std::move(folder)), files_(std::move(files)) {}
 
 History::~History() {
   Flush();
@@ -65,15 +62,16 @@ History::~History() {
 }
 
 void History::Flush(absl::Duration limit) {
-  const auto write = [this] {
-    {
-      absl::MutexLock lock(&mutex_);
-      for (auto& [job, steps] : steps_) SaySteps(&steps);
-      steps_.clear();
-    }
-    Write();
-  };
-  thread_.RunAndWait(write, limit);
+  thread_.RunAndWait([this] { WriteAll(); }, limit);
+}
+
+void History::WriteAll() {
+  {
+    absl::MutexLock lock(&mutex_);
+    for (auto& [job, steps] : steps_) SaySteps(&steps);
+    steps_.clear();
+  }
+  Write();
 }
 
 void History::Say(const v1::HistoryLine& line) {
@@ -88,6 +86,7 @@ void History::Say(const v1::HistoryLine& line) {
 }
 
 void History::SaySteps(Steps* steps) {
+  if (!steps->line.has_step()) return;
   Say(steps->line);
   steps->line.clear_step();
 }
@@ -109,23 +108,11 @@ void History::KeepEvent(const v1::Event& event, const Tenant& owner) {
   line.set_time_unix_ms(event.unix_us() / 1000);
   *line.mutable_event() = event;
   absl::MutexLock lock(&mutex_);
-  const auto it = steps_.find(Job(event.job(), owner.uid));
-  if (it != steps_.end() && it->second.line.has_step()) SaySteps(&it->second);  // what was before is before it there
-  Say(line);
-}
-
-void History::Tick() {
-  {
-    absl::MutexLock lock(&mutex_);
-    const absl::Time now = MonotonicNow();
-    absl::erase_if(steps_, [&](auto& entry) {
-      Steps& steps = entry.second;
-      if (now - steps.since < kPerLine) return false;
-      if (steps.line.has_step()) SaySteps(&steps);
-      return true;
-    });
+  if (const auto it = steps_.find(Job(event.job(), owner.uid)); it != steps_.end()) {
+    SaySteps(&it->second);  // what was before is before it there
+    steps_.erase(it);
   }
-  thread_.AddTimer(MonotonicNow() + kTick, [this] { Tick(); });
+  Say(line);
 }
 
 void History::Write() {
@@ -146,7 +133,7 @@ void History::Write() {
 void History::List(v1::ListHistoryRequest request, uint32_t uid, bool is_admin,
                    std::function<void(v1::ListHistoryResponse)> done) {
   thread_.Post([this, request = std::move(request), uid, is_admin, done = std::move(done)] {
-    Write();
+    WriteAll();
     done(Read(request, uid, is_admin));
   });
 }

@@ -24,8 +24,8 @@
 namespace shardd {
 
 // What jobs did, in files that outlive jobs and daemon: a line for each event, and one for each step, or for all steps
-// of a tenth of a second. Whoever adds never waits for a disk: a thread of this writes and reads, and what it cannot
-// keep up with is dropped and counted. Thread-safe.
+// of a tenth of a second, at the latest with the job's next event or where somebody asks. Whoever adds never waits for
+// a disk: a thread of this writes and reads, and what it cannot keep up with is dropped and counted. Thread-safe.
 class History final : public EventKeeper {
  public:
   static constexpr absl::Duration kPerLine = absl::Milliseconds(100);  // of one job's steps
@@ -56,8 +56,8 @@ class History final : public EventKeeper {
   History(std::string folder, HistoryFiles files);
   void Say(const v1::HistoryLine& line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SaySteps(Steps* steps) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // On the thread.
-  void Tick();
+  // On the thread; the first one steps, too.
+  void WriteAll() ABSL_LOCKS_EXCLUDED(mutex_);
   void Write() ABSL_LOCKS_EXCLUDED(mutex_);
   v1::ListHistoryResponse Read(const v1::ListHistoryRequest& request, uint32_t uid, bool is_admin) const;
 

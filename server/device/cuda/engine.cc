@@ -64,9 +64,8 @@ absl::Status CudaEngine::InitStreams() {
   SHARDD_RETURN_IF_ERROR(
       CheckCall(driver_->CtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange", ""));
   for (int i = 0; i < kStreamCount; ++i) {
-    // In the order of StreamId, with both unshard streams alike: what a trainer waits for soonest comes first.
-    const int rank = i == 0 ? 0 : i - 1;
-    const int priority = std::min(greatest + rank, least);
+    // In the order of StreamId: what a trainer waits for soonest comes first.
+    const int priority = std::min(greatest + i, least);
     SHARDD_RETURN_IF_ERROR(CheckCall(driver_->StreamCreateWithPriority(&streams_[i], cu::kStreamNonBlocking, priority),
                                      "cuStreamCreateWithPriority", StreamName(static_cast<StreamId>(i))));
   }

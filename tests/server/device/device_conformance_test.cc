@@ -363,16 +363,16 @@ TEST_P(DeviceTest, StatusShowsWhatRunsAndCountsWhatIsDone) {
   for (int i = 0; i < 3; ++i) device_->Submit(StreamId::kOptimizer, {"update", {}, log.Entry("update")});
   std::vector<StreamStatus> status = device_->Status();
   ASSERT_EQ(status.size(), static_cast<size_t>(kStreamCount));
-  EXPECT_EQ(status[4].stream, StreamId::kOptimizer);
-  EXPECT_EQ(status[4].submitted, 3u);
-  EXPECT_EQ(status[4].done, 0u);
-  EXPECT_EQ(status[1].submitted, 1u);
+  EXPECT_EQ(status[2].stream, StreamId::kOptimizer);
+  EXPECT_EQ(status[2].submitted, 3u);
+  EXPECT_EQ(status[2].done, 0u);
+  EXPECT_EQ(status[0].submitted, 1u);
   gate_.Release();
   log.WaitFor(3);
   EXPECT_TRUE(Run({}, StreamId::kOptimizer).ok());
   status = device_->Status();
-  EXPECT_EQ(status[4].done, 4u);
-  EXPECT_EQ(status[4].current, "");
+  EXPECT_EQ(status[2].done, 4u);
+  EXPECT_EQ(status[2].current, "");
 }
 
 TEST_P(DeviceTest, StatusNamesTheRunningWorkAndItsTime) {
