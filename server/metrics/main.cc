@@ -86,7 +86,8 @@ absl::Status Run() {
   LogInfo(
       absl::StrCat("shardd-metrics serves http://", address.host, ":", (*server)->port(), "/metrics of unix:", socket));
   AwaitEnd(signals.get(), process.get(), absl::InfiniteDuration());
-  return absl::OkStatus();
+  // At once, so that the next daemon's has the port: civetweb would wait for connections that are kept open.
+  _exit(0);
 }
 
 }  // namespace

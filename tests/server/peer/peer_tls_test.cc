@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string>
 
+#include "server/peer/link_certificate.h"
 #include "tests/server/peer/peer_fixture.h"
 #include "tests/testing/files.h"
 
@@ -210,6 +211,13 @@ TEST_F(PeerTlsTest, AnExpiredCertificateIsNamedOnBothSides) {
               HasSubstr(expired == 0 ? "an expired one is named in that daemon's log"
                                      : "one of the two certificates is not accepted (expired?)")));
   }
+}
+
+TEST_F(PeerTlsTest, WhenACertificateExpiresIsKnownBefore) {
+  MakeCertificate("ours", "soon", "IP:127.0.0.1", "3");
+  const absl::Duration left = CertificateExpiry(dir_.File("soon.pem")) - absl::Now();
+  EXPECT_TRUE(left > absl::Hours(71) && left <= absl::Hours(72)) << left;
+  EXPECT_EQ(CertificateExpiry(dir_.File("none.pem")), absl::InfiniteFuture());
 }
 
 TEST_F(PeerTlsTest, KeyOfAnotherCertificateIsAnError) {
