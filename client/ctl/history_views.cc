@@ -100,7 +100,8 @@ std::string ShowWhy(const std::string& job, const v1::ListHistoryResponse& event
   for (size_t i = 0; i < all.size(); ++i) {
     if (IsEnd(*all[i])) aborts.push_back(i);
   }
-  if (aborts.empty()) return absl::StrCat("job ", Printable(job), ": no step was dropped, and no rank left, in what is kept\n");
+  if (aborts.empty())
+    return absl::StrCat("job ", Printable(job), ": no step was dropped, and no rank left, in what is kept\n");
   std::string text =
       absl::StrCat("job ", Printable(job), ": ", aborts.size(), aborts.size() == 1 ? " end" : " ends", " of an epoch");
   absl::StrAppend(&text, aborts.size() > kMostAborts ? absl::StrCat("; the last ", kMostAborts) : "",

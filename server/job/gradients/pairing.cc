@@ -306,7 +306,8 @@ bool Pairing::SleepsForTurn(int rank) const {
     return false;
   }
   const std::optional<PairKey>& key = of(rank).slots[static_cast<size_t>(of(rank).sleeps_for)];
-  return key.has_value() && !pairs_.at(*key).waiting[rank].empty();
+  const auto pair = key.has_value() ? pairs_.find(*key) : pairs_.end();  // gone: its sum is under way
+  return pair != pairs_.end() && !pair->second.waiting[rank].empty();
 }
 
 Wait Pairing::WaitingFor(int rank) const {

@@ -130,6 +130,7 @@ class AttachOptions(ctypes.Structure):
         ("timeout_ms", ctypes.c_int64),
         ("node", ctypes.c_int32),
         ("job_secret", ctypes.c_char_p),
+        ("daemon_wait_ms", ctypes.c_int64),
     ]
 
 

@@ -485,7 +485,7 @@ TEST_P(DeviceTest, ShutdownEndsTheWorkOfEveryJob) {
   const Vec<float> from = Floats(1 << 20, 1);
   Vec<float> to = Floats(1 << 20);
   for (uint64_t job = 0; job < 5; ++job) {
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kStreamCount; ++i) {
       DeviceWork work;
       work.label = "copies";
       work.owner.job = job;
@@ -495,7 +495,7 @@ TEST_P(DeviceTest, ShutdownEndsTheWorkOfEveryJob) {
     }
   }
   device_->Shutdown();
-  EXPECT_EQ(log.WaitFor(20).size(), 20u);
+  EXPECT_EQ(log.WaitFor(5 * kStreamCount).size(), size_t{5 * kStreamCount});
   for (const absl::Status& status : log.statuses()) {
     EXPECT_TRUE(status.ok() || status.code() == absl::StatusCode::kCancelled) << status;
   }

@@ -69,6 +69,19 @@ TEST_F(PairingTest, APairIsCompleteWhenAllHaveGiven) {
   EXPECT_EQ(pairing_->Complete(key), std::nullopt) << "each counts once";
 }
 
+TEST_F(PairingTest, WhoSleepsForASlotThatIsBeingAddedWaitsForNoTurn) {
+  const PairKey key = *Give(0, kGroup);
+  pairing_->Sleep(0, plan_->groups[kGroup].gradient_slot);
+  EXPECT_TRUE(pairing_->SleepsForTurn(0));
+  ASSERT_TRUE(Give(1, kGroup).ok());
+  pairing_->Settle(key);
+  ASSERT_TRUE(pairing_->Take(key, {0, 1}, nullptr).ok());  // its slots are freed when the sum is there
+  pairing_->Close(0, 0);
+  pairing_->Close(1, 0);
+  pairing_->ForgetIfClosed(key);
+  EXPECT_FALSE(pairing_->SleepsForTurn(0));
+}
+
 TEST_F(PairingTest, ASecondBackwardAddsToTheFirst) {
   for (const GradientMode mode : {GradientMode::kOverwrite, GradientMode::kAccumulate}) {
     const PairKey key = *Give(0, kGroup);
