@@ -98,7 +98,7 @@ TEST_F(DeathMoments, WhileMoreIsToBeTrainedLoseNothing) {
 }
 
 TEST_F(DeathMoments, OfTheNextDaemonsWhileTheyTakeUpLoseNothing) {
-  const Args args = Training(60 * Kills());
+  const Args args = Training(400 * Kills());  // and no kill while ranks finish
   std::vector<Child> ranks = StartRanks(args);
   ASSERT_TRUE(PollUntil([this] { return Committed() >= 2; }));
   int kills = 0;
