@@ -40,7 +40,7 @@ TEST_F(HistoryOfJobs, TellsOfAnEndedJobBehindARestart) {
   EXPECT_EQ(StopDaemon(), 0);
   Start();
   const std::string why = Ctl({"why", "job"});
-  EXPECT_THAT(why, AllOf(HasSubstr("step 3 was dropped: rank 1 is lost"), HasSubstr("last command: "),
+  EXPECT_THAT(why, AllOf(HasSubstr("step 4 was dropped: session: rank 1 is lost"), HasSubstr("last command: "),
                          HasSubstr("2 ranks attached again, the last after ")));
   v1::ListHistoryRequest request;
   request.set_job("job");
@@ -60,7 +60,7 @@ TEST_F(HistoryOfJobs, TellsOfAnEndedJobBehindARestart) {
   EXPECT_EQ(steps, 6) << "each committed step is told of";
   EXPECT_EQ(history.lines().rbegin()->event().kind(), "close");
   EXPECT_THAT(Ctl({"history", "job", "--since", "1h"}), AllOf(HasSubstr("abort"), HasSubstr("forward ")));
-  EXPECT_THAT(Ctl({"why", "job", "--since", "1h"}), HasSubstr("step 3 was dropped"));
+  EXPECT_THAT(Ctl({"why", "job", "--since", "1h"}), HasSubstr("step 4 was dropped"));
 }
 
 TEST_F(HistoryOfJobs, ADaemonWithoutOneSaysHowToGetIt) {
