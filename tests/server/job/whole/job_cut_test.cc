@@ -150,7 +150,9 @@ TEST_F(JobCutTest, ValuesOfOtherNodesAndNoneAtAllAreNotWritten) {
       std::fill_n(reinterpret_cast<float*>(const_cast<char*>(session.Staging(at, 256))), 64, 7.0f);
     });
     Send(0, command);
-    OnLoop([&] { EXPECT_NE(job(0).sessions()[0].get(), nullptr) << first << " + " << numel; });
+    OnLoop([&, first = first, numel = numel] {
+      EXPECT_NE(job(0).sessions()[0].get(), nullptr) << first << " + " << numel;
+    });
   }
   for (int i = 0; i < 64; ++i) {
     EXPECT_EQ(SlabAt<float>(job(0).memory().shards(), 0)[i], i == 30 || i == 31 ? 7 : 0) << i;
