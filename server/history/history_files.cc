@@ -133,6 +133,11 @@ absl::Status HistoryFiles::Rotate() {
   }
   const std::string current = absl::StrCat(folder_, "/", kCurrent);
   const std::string text = ReadFile(current);
+  if (text.empty() && size_bytes_ <= static_cast<int64_t>(kMostTextBytes)) {
+    // Removed by hand, or there is no descriptor left: what cannot be read is not to be emptied.
+    current_ = UniqueFd();
+    return absl::UnavailableError(absl::StrCat("history: read ", current, ": it cannot be read now"));
+  }
   std::string bytes(ZSTD_compressBound(text.size()), '\0');
   const size_t count = ZSTD_compress(bytes.data(), bytes.size(), text.data(), text.size(), ZSTD_CLEVEL_DEFAULT);
   if (ZSTD_isError(count) != 0) {

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
@@ -172,6 +173,17 @@ TEST_F(HistoryTest, FilesHaveAnEndAndTheOldestGo) {
   EXPECT_EQ(newest, "8");
   EXPECT_GT(lines, 4000) << "of a file at least";
   EXPECT_LT(lines, 3 * 4700) << "not of all nine";
+}
+
+TEST_F(HistoryTest, AFileThatCannotBeReadIsNotTakenForAnEmptyOne) {
+  HistoryFiles files = *HistoryFiles::Open(Folder(), kMostBytes);
+  ASSERT_EQ(unlink((Folder() + "/history.jsonl").c_str()), 0);
+  EXPECT_FALSE(files.Append(std::string(HistoryFiles::kFullBytes, 'a') + "\n").ok());
+  EXPECT_NE(access((Folder() + "/history-000001.jsonl.zst").c_str(), F_OK), 0);
+  ASSERT_TRUE(files.Append("again\n").ok()) << "in a file that is there";
+  int lines = 0;
+  EXPECT_TRUE(HistoryFiles::ReadBackwards(Folder(), [&](absl::string_view) { return ++lines < 100; }));
+  EXPECT_EQ(lines, 1);
 }
 
 TEST_F(HistoryTest, DamagedFilesArePassedOver) {
