@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -163,7 +164,9 @@ TEST_F(CustodianTest, ADaemonRefusesACustodianOfOtherVersions) {
   auto socket = SocketPath::Bind(path_, SOCK_SEQPACKET, 0600);
   ASSERT_TRUE(socket.ok()) << socket.status();
   const Child custodian([&] {
-    const UniqueFd peer(accept((*socket)->fd(), nullptr, nullptr));
+    pollfd called{(*socket)->fd(), POLLIN, 0};  // which does not block
+    if (poll(&called, 1, 5000) != 1) return 2;
+    const UniqueFd peer(accept(called.fd, nullptr, nullptr));
     UniqueFd none;
     CustodyMessage answer = *ReceiveCustody(peer.get(), &none, absl::Seconds(5));
     answer.op = CustodyOp::kAnswer;
