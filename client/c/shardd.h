@@ -110,8 +110,11 @@ SHARDD_API shardd_status* shardd_reattach(shardd_job* job);
 SHARDD_API shardd_status* shardd_extend_job(shardd_job* job, const char* spec_json, int32_t* extended);
 
 /* Ends the session and frees `job`. finished != 0: this rank needs the job no more; when all ranks have said so, the
- * daemon frees it. finished == 0: the job is kept for its grace time; a session that is over already is no error then.
- * `job` is freed in any case, but for a forked child. NULL is allowed. [waits, at most 5 s: for steps under way] */
+ * daemon frees it. If the epoch ends meanwhile and what this rank has sent is committed, the call attaches once more to
+ * say so [waits, at most options.timeout_ms]; ABORTED means that something of it was lost, or that a call before this
+ * one has returned ABORTED. finished == 0: the job is kept for its grace time; a session that is over already is no
+ * error then. `job` is freed in any case, but for a forked child. NULL is allowed. [waits, at most 5 s: for steps under
+ * way] */
 SHARDD_API shardd_status* shardd_detach(shardd_job* job, int finished);
 
 typedef struct shardd_job_info {

@@ -311,7 +311,7 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
       result.committed.trainer_states.size() != static_cast<size_t>(plan.world_size)) {
     return absl::DataLossError("what is committed is of another plan");
   }
-  result.committed.finished = left.finished;
+  for (int rank = 0; rank < plan.world_size; ++rank) result.committed.finished.push_back(result.log->finished(rank));
   ++result.committed.epoch;  // all sessions are over
   // A snapshot has what trainers write, and of a daemon's optimizer they write values that are loaded.
   const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;

@@ -107,7 +107,8 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](JobCore& job) { return job.summons_.LetIn(); },
        [](const JobCore& job, int rank) { return job.summons_.WaitingFor(rank); },
        "EnterFullParams of every rank, and LeaveFullParams of those inside",
-       "All ranks enter full parameters together.", "Who is let in to write commits later."},
+       "All ranks enter full parameters together; who has finished is not needed to read.",
+       "Who is let in to write commits later."},
       {"end before a pass", kTrainersWrite | kAllEntering, kCommitting | kDeciding | kReducing | kSomeHandIn,
        [](const JobCore& job) { return job.MayEndBeforePass(); },
        [](JobCore& job) { job.EndEpoch(job.end_.TakeBeforePass()); }, nullptr, "",
@@ -191,7 +192,7 @@ uint32_t JobCore::SeeFacts() const {
   for (int at = 0; at < world_size(); ++at) {
     const bool enters = writes_.passes().entering(at);
     all &= when(commits_.steps().stepped(at), kAllStepped) | when(enters, kAllEntering) |
-           when(summons_.full_params().asked(at) && !commits_.steps().stepped(at), kAllFullParams) |
+           when(summons_.IsReady(at) && !commits_.steps().stepped(at), kAllFullParams) |
            when(values_.commit().asked(at), kAllCommitted);
     facts |= when(summons_.full_params().inside(at), kSomeInside) |
              when(writes_.hand_ins().wants(at), kSomeWantToHandIn) |

@@ -30,7 +30,7 @@ enum Fact : uint32_t {
   kEnding = 1u << 9,             // the epoch is to end, as soon as it may
   kAllStepped = 1u << 10,        // every rank has sent Step
   kAllEntering = 1u << 11,       // every rank has sent EnterPass
-  kAllFullParams = 1u << 12,     // every rank has sent EnterFullParams
+  kAllFullParams = 1u << 12,     // every rank has sent EnterFullParams, or need not
   kAllCommitted = 1u << 13,      // every rank has sent CommitParameters
   kSomeInside = 1u << 14,        // some rank is inside EnterFullParams
   kSomeWantToHandIn = 1u << 15,  // some rank waits for HandIn

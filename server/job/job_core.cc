@@ -47,7 +47,7 @@ JobCore::JobCore(Init init)
               {memory_.get(), &committed_, &gradients_.presence(), &commits_, &events_, &work_, this}, init.copier,
               WorkOwner{init.owner.uid, init.id}),
       summons_({&identity_.spec, plan().get(), init.nodes != nullptr, &committed_, &commits_.decision(), &sessions_,
-                &gradients_.pairing(), &writes_, &extensions_, &values_.undo()},
+                &gradients_.pairing(), &writes_, &extensions_, &leavers_, &values_.undo()},
                {&devices_.by_rank(), &waits_.given_back(), &work_, &events_,
                 [this] { return gradients_.reductions().SettleAll(); },
                 [this] { return memory_account_.CheckUndoFits(); }, this}),
@@ -129,7 +129,9 @@ JobCore::JobCore(Init init)
       commits_.TakeUp(*init.committed.promised);
       end_.Await({absl::AbortedError("the daemon before has ended, and its ranks' sessions with it")});
     }
-    for (int rank = 0; rank < world_size() && init.committed.finished; ++rank) leavers_.Left(rank, /*finished=*/true);
+    for (size_t rank = 0; rank < init.committed.finished.size(); ++rank) {
+      leavers_.Left(static_cast<int>(rank), init.committed.finished[rank]);
+    }
     counters_ = init.committed.counters;
   }
   unsharding_.GatherFromNodes(nodes_.gathers());

@@ -45,12 +45,12 @@ void JobCore::EndDetached(int rank, bool finished) {
     leavers_.Defer(rank, /*finished=*/true);  // they close backwards first
     return;
   }
+  committed_.ForgetProcess(rank, finished);  // the next daemon knows what the rank is told now
   v1::SessionEvent event;
   event.mutable_detached();
   Farewell(*session, std::move(event));
   events_.Add(rank, "detach", finished ? "finished" : "the job is kept");
   EndSession(rank);
-  committed_.ForgetProcess(rank);
   // Behind the session, and before one that comes again: on the same thread.
   devices_.memory_worker()->Post([slots = memory_->rank_slots(), rank] {
     if (slots != nullptr) slots->Drop(rank);

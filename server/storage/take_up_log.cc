@@ -90,7 +90,7 @@ absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const 
 }
 
 struct TakeUpLog::RawProcess {
-  static constexpr uint32_t kNone = 0, kThis = 1, kUnknown = 2;
+  static constexpr uint32_t kNone = 0, kThis = 1, kUnknown = 2, kFinished = 3;
   std::atomic<uint32_t> state;
   int32_t pid;
   uint32_t uid;
@@ -114,14 +114,20 @@ void TakeUpLog::SetProcess(int rank, const Process& process) {
   if (process.pid > 0 && process.start_ticks > 0) raw->state = RawProcess::kThis;
 }
 
-void TakeUpLog::ForgetProcess(int rank) {
-  if (RawProcess* const raw = RawProcessOf(rank); raw != nullptr) raw->state = RawProcess::kNone;
+void TakeUpLog::ForgetProcess(int rank, bool finished) {
+  RawProcess* const raw = RawProcessOf(rank);
+  if (raw != nullptr) raw->state = finished ? RawProcess::kFinished : RawProcess::kNone;
+}
+
+bool TakeUpLog::finished(int rank) const {
+  const RawProcess* const raw = RawProcessOf(rank);
+  return finished_ || (raw != nullptr && raw->state == RawProcess::kFinished);
 }
 
 std::optional<TakeUpLog::Process> TakeUpLog::process(int rank) const {
   const RawProcess* const raw = RawProcessOf(rank);
   const uint32_t state = raw == nullptr ? RawProcess::kUnknown : raw->state.load();
-  if (state == RawProcess::kNone) return std::nullopt;
+  if (state == RawProcess::kNone || state == RawProcess::kFinished) return std::nullopt;
   return state == RawProcess::kThis ? Process{raw->pid, raw->uid, raw->start_ticks} : Process();
 }
 

@@ -7,7 +7,7 @@
 //     "SHTU" | u32 format | u64 sequence | u64 epoch | i64 step | u64 version | u32 facts | u32 flags |
 //     u32 counts | u32 crc | 0...
 //   at 128, for each of the first ranks (24 bytes): u32 state (0: it has no process, 1: it has this one, 2: it has one
-//   that is not known) | i32 pid | u32 uid | 0... | u64 start time in clock ticks
+//   that is not known, 3: it has finished) | i32 pid | u32 uid | 0... | u64 start time in clock ticks
 //   at 4096: an UpdateLog for each rank
 //   then two places for v1::CommittedRecord, and for a job over several nodes one for v1::PromisedStepRecord
 //
@@ -81,9 +81,10 @@ class TakeUpLog {
     uint64_t start_ticks = 0;
   };
   void SetProcess(int rank, const Process& process);
-  void ForgetProcess(int rank);  // it has let go of everything
+  void ForgetProcess(int rank, bool finished);  // it has let go of everything; `finished`: it does not come again
   // Nothing: the rank has none.
   std::optional<Process> process(int rank) const;
+  bool finished(int rank) const;
 
   // Which memory a daemon that takes up the job goes on with.
   enum class Counts : uint32_t {

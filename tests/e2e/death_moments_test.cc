@@ -115,6 +115,25 @@ TEST_F(DeathMoments, OfTheNextDaemonsWhileTheyTakeUpLoseNothing) {
   ExpectNothingLeft();
 }
 
+// A rank that says that it has finished says so to the next daemon: the program could not, it has no job any more.
+TEST_F(DeathMoments, WhileRanksFinishTheyHaveFinishedAtTheNext) {
+  for (int kill = 0; kill < Kills(); ++kill) {
+    const Args undisturbed = Training(3).With({{"name", absl::StrCat("job", kill)}});
+    const Args args = undisturbed.With({{"pause", "end@3"}});
+    std::vector<Child> ranks = StartRanks(args);
+    for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "end", rank);
+    for (int rank = 0; rank < 2; ++rank) LetGo(args, "end", rank);
+    SleepForUs(8'000);
+    KillDaemon();
+    StartKept();
+    if (HasFatalFailure()) return;
+    ExpectUndisturbed(undisturbed, ranks);
+    EXPECT_TRUE(PollUntil([&] { return Job(args.Text("name")).name().empty(); })) << "a later run begins anew";
+    if (HasFailure()) return;
+  }
+  ExpectNothingLeft();
+}
+
 // Of waits: the daemon does not come again.
 TEST_F(DeathMoments, RanksWaitForTheNextDaemonAsLongAsTheyAreToldTo) {
   const Args args = Training(100'000).With({{"timeout_ms", "3000"}});

@@ -25,6 +25,13 @@ absl::Status Attachment::Reattach() {
   return Establish(absl::Now() + options_.timeout);
 }
 
+absl::Status Attachment::ReattachIfThere() {
+  if_there_ = true;
+  const absl::Status status = Reattach();
+  if_there_ = false;
+  return status;
+}
+
 absl::Status Attachment::Flush(const char* call) {
   session_->ring().Wake();
   return WaitConsumed(session_->ring().submitted(), {call, nullptr, "the commands before it"});

@@ -49,6 +49,8 @@ class Attachment {
   // Returns FAILED_PRECONDITION while the session is alive. The old memory stays mapped until the new one is: pointers
   // into it must not fault while this fails and is called again.
   absl::Status Reattach();
+  // The same, but makes no job: NOT_FOUND if the daemon has that one no more.
+  absl::Status ReattachIfThere();
   // Waits until the daemon has taken all records sent so far. An rpc could overtake them: it does not go through the
   // ring.
   absl::Status Flush(const char* call);
@@ -135,6 +137,7 @@ class Attachment {
   absl::optional<void*> stream_;
   bool attached_before_ = false;
   bool reached_ = false;          // a daemon listened there: where it dies, another one will
+  bool if_there_ = false;         // ReattachIfThere
   int tries_there_ = 0;           // of a first attach that a daemon which listens there had not answered
   bool outlives_daemon_ = false;  // the job, of the last session
   // These belong to the current session.

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/c/attachment/attachment.h"
+#include "client/c/daemon/describe.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -89,6 +90,11 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
   }
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_, interrupt_));
   reached_ = true;
+  if (if_there_) {
+    SHARDD_RETURN_IF_ERROR(
+        DescribeJobJson(target_, plan_.job(), job_id_, options_.job_secret, deadline - absl::Now(), interrupt_)
+            .status());
+  }
   SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened,
                           OpenJob(channel, OpenRequest(), options_.job_secret, deadline, interrupt_));
   if (opened.has_spec()) {

@@ -120,32 +120,46 @@ absl::StatusOr<bool> ClientJob::Extend(v1::JobSpec spec) {
 }
 
 absl::Status ClientJob::Detach(bool finished) {
-  absl::Status status = DetachOnce(finished);
-  // Where the daemon has stopped in between, the next one is to know that nobody comes again.
-  if (finished && !status.ok() && LostNothing() && Reattach().ok()) {
-    status = DetachOnce(finished);
+  // A program that has been told of an abort says with this call that it does not go on.
+  bool may_try_again = finished && (!attachment_.has_failed() || LostNothing());
+  const int64_t sent = attachment_.ledger().sent_step();
+  const absl::Time until = absl::Now() + attachment_.timeout();
+  bool has_all = true;
+  absl::Status status = DetachOnce(finished, &has_all);
+  // Where the epoch has ended in between, because a daemon or another rank was lost, the program could not attach
+  // again: it has no job any more. So this call does, to say that nobody comes again.
+  while (may_try_again && absl::IsAborted(status) && !attachment_.Live().ok() &&
+         (attachment_.lost_nothing() || has_all) && absl::Now() < until) {
+    const bool saw_all = attachment_.committed_step() >= sent;
+    const absl::Status attached = attachment_.ReattachIfThere();
+    // All ranks had finished, and the daemon died before it could answer; or somebody has closed what nobody needs.
+    if (absl::IsNotFound(attached) && saw_all) return absl::OkStatus();
+    if (!attached.ok()) break;
+    BeginSession();
+    may_try_again = attachment_.committed_step() >= sent;
+    const absl::Status detached = DetachOnce(/*finished=*/may_try_again, &has_all);
+    status = may_try_again ? detached : status;
   }
   return status;
 }
 
-absl::Status ClientJob::DetachOnce(bool finished) {
+absl::Status ClientJob::DetachOnce(bool finished, bool* has_all) {
   // `finished` is answered with the commit of the step that was sent, for which others may still compute.
   const absl::Time deadline = absl::Now() + (finished ? attachment_.timeout() : kDetachTimeout);
   absl::Status status = attachment_.Live();
   status = status.ok() ? attachment_.WaitPassBegun("detach", nullptr) : status;
-  bool wrote = false;
-  if (status.ok() && finished) {
-    status = passes_.paused() ? passes_.HandInEdits("detach") : status;
-    wrote = hand_ins_.granted();
-    if (status.ok() && !passes_.inside()) {
-      const absl::StatusOr<std::string> stored = edits_.FindOwn();
-      status = stored.status();
-      wrote = wrote || (stored.ok() && !stored->empty());
+  if (finished) {
+    status = status.ok() && passes_.paused() ? passes_.HandInEdits("detach") : status;
+    const absl::StatusOr<std::string> stored = passes_.inside() ? std::string() : edits_.FindOwn();
+    const bool wrote = hand_ins_.granted() || !stored.ok() || !stored->empty();
+    status = status.ok() ? stored.status() : status;
+    // Stores that nobody can search for go back to the snapshot with the epoch.
+    *has_all = !rank_plan().trainers_write() || (edits_.on() && !wrote);
+    if (status.ok() && wrote) {  // what was written last becomes a version too
+      status = passes_.Enter(/*stepped=*/false, "");
+      status = status.ok() ? passes_.Leave() : status;
+      *has_all = status.ok() && edits_.on();
     }
-  }
-  if (status.ok() && wrote) {  // what was written last becomes a version too
-    status = passes_.Enter(/*stepped=*/false, "");
-    status = status.ok() ? passes_.Leave() : status;
   }
   status = attachment_.Detach(std::move(status), finished, deadline);
   // A session that was over already has nothing left to detach; only `finished` could not be said.

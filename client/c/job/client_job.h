@@ -55,7 +55,8 @@ class ClientJob {
 
  private:
   explicit ClientJob(AttachOptions options);
-  absl::Status DetachOnce(bool finished);
+  // *has_all: whether the job has what this process has stored into parameters, also where its epoch ends now.
+  absl::Status DetachOnce(bool finished, bool* has_all);
   // Makes every part begin the attachment's new session.
   void BeginSession();
 

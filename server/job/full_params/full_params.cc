@@ -1,5 +1,7 @@
 #include "server/job/full_params/full_params.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "common/shm/ring.h"
 
@@ -37,8 +39,9 @@ absl::Status CheckFullParams(const ShardPlan& plan, const FullParamsRequest& req
   return absl::OkStatus();
 }
 
-bool FullParams::AnyAsked() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const OfRank& rank) { return rank.asked; });
+const FullParamsRequest* FullParams::agreed() const {
+  const auto first = std::find_if(ranks_.begin(), ranks_.end(), [](const OfRank& rank) { return rank.asked; });
+  return first == ranks_.end() ? nullptr : &first->request;
 }
 
 bool FullParams::AnyInside() const {
@@ -105,7 +108,7 @@ void FullParams::Grant(std::vector<bool> params) {
   granted_ = true;
   params_ = std::move(params);
   for (OfRank& rank : ranks_) {
-    rank.inside = true;
+    rank.inside = rank.asked;
   }
 }
 

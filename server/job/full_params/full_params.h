@@ -1,7 +1,8 @@
 #ifndef SHARDD_SERVER_JOB_FULL_PARAMS_FULL_PARAMS_H_
 #define SHARDD_SERVER_JOB_FULL_PARAMS_FULL_PARAMS_H_
 
-// Full parameters: all ranks enter together, some of them read, perhaps write, and leave.
+// Full parameters: all ranks enter together, some of them read, perhaps write, and leave. Who only reads enters without
+// those who have finished.
 //
 //   rank:  outside --Ask--> asked --Grant (all have asked)--> inside --Leave--> outside
 //                              \--Refuse (all)--> outside
@@ -21,6 +22,8 @@ struct FullParamsRequest {
   bool with_grads = false;
   bool recurse = true;
   int group = -1;  // -1: the whole model
+
+  bool OnlyReads() const { return !writeback && !with_grads; }
 };
 // `flags` and `group` of an EnterFullParams command.
 FullParamsRequest ParseFullParams(uint32_t flags, int group);
@@ -38,7 +41,9 @@ class FullParams {
   // It has asked with writeback, and what it writes is not committed.
   bool writes(int rank) const { return ranks_[rank].writes; }
   const FullParamsRequest& request(int rank) const { return ranks_[rank].request; }
-  bool AnyAsked() const;
+  bool AnyAsked() const { return agreed() != nullptr; }
+  // What ranks that have asked have asked for; null: none has.
+  const FullParamsRequest* agreed() const;
   bool AnyInside() const;
   bool AnyWrites() const;
   // Ranks are inside, or are let in as soon as gradients are settled.
@@ -60,7 +65,7 @@ class FullParams {
   void Refuse();
   // What is granted cannot be refused any more.
   void BeginGrant() { granted_ = true; }
-  // Lets all ranks in. `params`: which parameters they have asked for.
+  // Lets all ranks in that have asked. `params`: which parameters they have asked for.
   void Grant(std::vector<bool> params);
   // What was written is a version's.
   void WritesCommitted();

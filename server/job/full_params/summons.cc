@@ -19,7 +19,8 @@ absl::Status Summons::Enter(Session* session, const RankCommand& command) {
   if (absl::Status served = CheckFullParams(*see_.plan, request, see_.over_nodes); !served.ok()) {
     return see_.committed->RankError(served.code(), rank, "EnterFullParams", served.message());
   }
-  SHARDD_RETURN_IF_ERROR(see_.extensions->CheckAllTakePart(rank, "EnterFullParams"));
+  SHARDD_RETURN_IF_ERROR(request.OnlyReads() ? see_.extensions->CheckNobodyAsks(rank, "EnterFullParams")
+                                             : see_.extensions->CheckAllTakePart(rank, "EnterFullParams"));
   const HandIns& hand_ins = see_.writes->hand_ins();
   if (hand_ins.any_since_version() || hand_ins.wants(rank) || !see_.writes->passes().outside(rank)) {
     return Error(rank, "EnterFullParams", "the rank is inside a pass, or hands in; EnterPass and LeavePass first");
@@ -39,13 +40,18 @@ absl::Status Summons::Apply(Session* session, HandleEvent event) const {
   return absl::OkStatus();
 }
 
+bool Summons::IsReady(int rank) const {
+  const FullParamsRequest* const agreed = full_params_.agreed();
+  return full_params_.asked(rank) || (see_.leavers->finished(rank) && agreed != nullptr && agreed->OnlyReads());
+}
+
 bool Summons::MayGrant() const {
-  return !full_params_.granted() && !see_.undo->undoing() && !full_params_.awaits_devices() &&
-         !see_.pairing->AwaitsNodes();
+  return full_params_.AnyAsked() && !full_params_.granted() && !see_.undo->undoing() &&
+         !full_params_.awaits_devices() && !see_.pairing->AwaitsNodes();
 }
 
 absl::Status Summons::CheckEqualBackwards() const {
-  for (int rank = 0; full_params_.request(0).with_grads && rank < world_size(); ++rank) {
+  for (int rank = 0; full_params_.agreed()->with_grads && rank < world_size(); ++rank) {
     SHARDD_RETURN_IF_ERROR(see_.pairing->CheckClosed(rank, "EnterFullParams with_grads"));
     if (see_.pairing->closed(rank) != see_.pairing->closed(0)) {
       return see_.committed->RankError(
@@ -72,12 +78,12 @@ absl::Status Summons::LetIn() {
     };
     return use_.given_back->When(std::move(entry));
   }
-  if (full_params_.request(0).writeback) {
+  if (full_params_.agreed()->writeback) {
     if (absl::Status fits = use_.check_undo_fits(); !fits.ok()) {
       return Refuse(fits);
     }
   }
-  if (!full_params_.request(0).with_grads) {
+  if (!full_params_.agreed()->with_grads) {
     Grant();
     return absl::OkStatus();
   }
@@ -141,7 +147,7 @@ void Summons::SettleBehindReductions() {
 }
 
 void Summons::Grant() {
-  const FullParamsRequest& asked = full_params_.request(0);
+  const FullParamsRequest& asked = *full_params_.agreed();
   full_params_.Grant(SummonedParams(*see_.spec, *see_.plan, asked.group, asked.recurse));
   std::string present(
       asked.with_grads ? MaskBytes(static_cast<int64_t>(see_.pairing->presence().by_param().size())) : 0, '\0');
@@ -155,9 +161,9 @@ void Summons::Grant() {
                    asked.writeback ? " with writeback" : "", asked.with_grads ? " with gradients" : "",
                    asked.rank0_only ? " on rank 0 only" : ""));
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (asked.with_grads || asked.writeback) {
+    if (!asked.OnlyReads()) {
       Say(rank, present, absl::OkStatus());
-    } else {
+    } else if (full_params_.inside(rank)) {
       (*see_.sessions)[rank]->words().PublishFullParams();
     }
   }
@@ -180,8 +186,7 @@ Wait Summons::WaitingFor(int rank) const {
   if (!full_params_.asked(rank) || full_params_.inside(rank)) {
     return {};
   }
-  Wait wait =
-      FirstOther(world_size(), rank, "EnterFullParams", [this](int other) { return !full_params_.asked(other); });
+  Wait wait = FirstOther(world_size(), rank, "EnterFullParams", [this](int other) { return !IsReady(other); });
   return wait.rank >= 0 ? wait : FirstOther(world_size(), rank, "LeaveFullParams", [this](int other) {
     return full_params_.inside(other);
   });

@@ -13,6 +13,7 @@
 #include "server/job/job_events.h"
 #include "server/job/job_part.h"
 #include "server/job/membership/extensions.h"
+#include "server/job/membership/leavers.h"
 #include "server/job/membership/sessions.h"
 #include "server/job/step/committed.h"
 #include "server/job/wait.h"
@@ -42,6 +43,7 @@ class Summons final : public JobPart {
     const Pairing* pairing = nullptr;
     const TrainerWrites* writes = nullptr;
     const Extensions* extensions = nullptr;
+    const Leavers* leavers = nullptr;
     const WriteUndo* undo = nullptr;
   };
   struct Services {
@@ -65,12 +67,14 @@ class Summons final : public JobPart {
   // *last: the last rank has left, and what it wrote and did not commit is to be undone.
   absl::Status Leave(Session* session, uint64_t done, bool* last);
 
-  // All have asked: they may be let in, but for sums that are under way.
+  // The rank has asked, or it has finished and those who have asked only read: they need nothing of it.
+  bool IsReady(int rank) const;
+  // All are ready: who has asked may be let in, but for sums that are under way.
   bool MayGrant() const;
   // FAILED_PRECONDITION: gradients are asked for, and ranks have not closed the same backwards.
   absl::Status CheckEqualBackwards() const;
   // Gradients are asked for. `sums_may_wait`: sums are under way that no stream of this daemon's is in order with.
-  bool SumsHold(bool sums_may_wait) const { return full_params_.request(0).with_grads && sums_may_wait; }
+  bool SumsHold(bool sums_may_wait) const { return full_params_.agreed()->with_grads && sums_may_wait; }
   absl::Status LetIn();
   Wait WaitingFor(int rank) const;
 

@@ -57,6 +57,10 @@ absl::Status Extensions::CheckEqual() const {
 
 absl::Status Extensions::CheckAllTakePart(int rank, absl::string_view what, int backward) const {
   SHARDD_RETURN_IF_ERROR(see_.leavers->CheckNobodyFinished(rank, what, backward));
+  return CheckNobodyAsks(rank, what, backward);
+}
+
+absl::Status Extensions::CheckNobodyAsks(int rank, absl::string_view what, int backward) const {
   for (const auto& [other, asked] : by_rank_) {
     if (other != rank && see_.pairing->closed(other) <= backward) {
       return AloneError(rank, what, other, asked.extension->what);

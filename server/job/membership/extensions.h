@@ -66,6 +66,8 @@ class Extensions final : public JobPart {
   // FAILED_PRECONDITION: another rank has finished, or asks for more to train, whom `rank` would need for `what`, in
   // the backward if it is one; so it would wait for ever.
   absl::Status CheckAllTakePart(int rank, absl::string_view what, int backward = kAllBackwards) const;
+  // The same of who asks for more to train alone: for what needs nothing of who has finished.
+  absl::Status CheckNobodyAsks(int rank, absl::string_view what, int backward = kAllBackwards) const;
   Wait WaitingFor(int rank) const;
 
   void Ask(int rank, std::shared_ptr<const Extension> extension, Done done, Build build) {

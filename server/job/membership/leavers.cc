@@ -50,13 +50,15 @@ int Leavers::MayGo(bool sums_under_way) const {
   return -1;
 }
 
-// Whoever was let in to read, full parameters or in a pass, needs nobody any more; everything else that ranks do
+// Whoever reads full parameters, or was let into a pass to read, needs nobody any more; everything else that ranks do
 // together does. So a rank may be the first to leave the pass that its last step was committed with, or that was a
 // forward alone: whoever goes on to a backward, or to another pass, is told then (CheckNobodyFinished).
 bool Leavers::AnyMidway() const {
   bool midway = see_.pairing->any_seen();
   for (int rank = 0; rank < count(); ++rank) {
-    const bool only_reads = see_.full_params->inside(rank) && !see_.full_params->writes(rank) && !ranks_[rank].finished;
+    const bool reads =
+        see_.full_params->inside(rank) ? !see_.full_params->writes(rank) : see_.full_params->request(rank).OnlyReads();
+    const bool only_reads = reads && !ranks_[rank].finished;  // else it left what it was inside of
     midway = midway || see_.steps->stepped(rank) || see_.hand_ins->open(rank) || see_.passes->entering(rank) ||
              see_.value_commit->asked(rank) || see_.pairing->closed(rank) > 0 ||
              (see_.full_params->asked(rank) && !only_reads);

@@ -33,8 +33,8 @@ struct CommittedFacts {
   bool in_snapshot = false;  // the shards hold nothing yet: the memory's snapshot is of the step
   // Several nodes: the step behind it, by the daemon before.
   std::optional<v1::PromisedStepRecord> promised = std::nullopt;
-  bool finished = false;        // ... and its ranks have finished
-  bool gradients_stay = false;  // those of the daemon before, which nobody knows who may still write
+  std::vector<bool> finished = {};  // by rank; empty: none has
+  bool gradients_stay = false;      // those of the daemon before, which nobody knows who may still write
 };
 
 // Loop-confined.
@@ -69,8 +69,8 @@ class Committed {
   void SetProcess(int rank, const TakeUpLog::Process& process) {
     if (log_ != nullptr) log_->SetProcess(rank, process);
   }
-  void ForgetProcess(int rank) {
-    if (log_ != nullptr) log_->ForgetProcess(rank);
+  void ForgetProcess(int rank, bool finished) {
+    if (log_ != nullptr) log_->ForgetProcess(rank, finished);
   }
   // No other daemon takes the job up any more: its memory is no longer wanted.
   void EndCustody();

@@ -193,6 +193,26 @@ TEST(Attach, AJobIsKeptWhenARankDetachesWithoutFinishing) {
   }
 }
 
+// Whose epoch ends before it says that it has finished: it attaches again for that, unless the program has been told,
+// which may be about to begin again.
+TEST(Attach, OnlyARankThatWasToldOfAnAbortHasNotFinished) {
+  Daemon daemon;
+  for (const bool told : {false, true}) {
+    SCOPED_TRACE(told);
+    const std::string name = told ? "told" : "untold";
+    Rank first, second;
+    ASSERT_C_OK(first.Attach(daemon.address(), SmallSpec(name, 2), 0));
+    ASSERT_C_OK(second.Attach(daemon.address(), SmallSpec(name, 2), 1));
+    EXPECT_C_OK(shardd_detach(second.Release(), 0));
+    if (told) {
+      EXPECT_C_ERROR(shardd_commit_parameters(first.job()), kAborted, "rank=1");
+      EXPECT_C_ERROR(shardd_detach(first.Release(), 1), kAborted, "rank=1");
+    } else {
+      EXPECT_C_OK(shardd_detach(first.Release(), 1));
+    }
+  }
+}
+
 TEST(Attach, ReattachOfALivingSessionIsRefused) {
   Daemon daemon;
   Rank rank;

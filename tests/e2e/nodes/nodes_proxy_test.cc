@@ -50,12 +50,6 @@ class NodesProxy : public Nodes, public ::testing::WithParamInterface<ProxyCase>
     for (Child& rank : ranks) all = rank.Ended() && all;
     return all;
   }
-  // Where an epoch ends while a rank says that it has finished, it is told so: all of its steps are committed then.
-  static void ExpectTrained(const TrainerReport& report) {
-    const bool told_at_the_end = report.code == static_cast<int>(Code::kAborted) &&
-                                 absl::StrContains(report.message, absl::StrCat("go on after step ", kSteps));
-    EXPECT_TRUE(report.code == 0 || told_at_the_end) << report.code << " " << report.message;
-  }
   // For a while every new connection is harmed by chance, and now and then all of a node at once.
   void Harm(std::mt19937_64& random) {
     constexpr Fault kOfAll[] = {Fault::kClose,       Fault::kReset,       Fault::kResetCaller, Fault::kResetTarget,
@@ -110,7 +104,7 @@ TEST_P(NodesProxy, WhateverConnectionsDoTheResultIsThatOfAnUndisturbedRun) {
           static_cast<int>(std::count_if(reports.back().notes.begin(), reports.back().notes.end(),
                                          [](const std::string& note) { return absl::StartsWith(note, "aborted "); }));
     }
-    for (const TrainerReport& report : reports) ExpectTrained(report);
+    ExpectAllOk(reports);
     ExpectSame(reports, want);
     if (HasFailure()) return;
   }

@@ -119,7 +119,7 @@ class CommitsFixture : public ::testing::Test {
                       WorkOwner{}};
   Summons summons_{
       {&spec_, plan_.get(), /*over_nodes=*/false, &committed_, &commits_.decision(), &sessions_, &gradients_.pairing(),
-       &writes_, &extensions_, &values_.undo()},
+       &writes_, &extensions_, &leavers_, &values_.undo()},
       {&by_rank_, &given_back_, &work_, &events_, [] { return DeviceOps(2); }, [] { return absl::OkStatus(); }, &job_}};
   SnapshotKeeper snapshots_{{plan_.get(), &commits_.steps(), &commits_.decision(), &sessions_, &writes_, &devices_},
                             {memory_.get(), &committed_, &work_, &events_, &memory_worker_, &job_},

@@ -60,7 +60,7 @@ class JobViewTest : public FactsTest {
   WriteUndo undo_;
   Summons summons_{
       {&identity_.spec, plan_.get(), /*over_nodes=*/false, &committed_, &decision_, &sessions_, &pairing_, &writes_,
-       &extensions_, &undo_},
+       &extensions_, &leavers_, &undo_},
       {&devices_, &given_back_, &work_, &events_, [] { return DeviceOps(2); }, [] { return absl::OkStatus(); }, &job_}};
   SnapshotKeeper snapshots_{{plan_.get(), nullptr, &decision_, &sessions_, &writes_, nullptr}, {}, /*uid=*/0};
   AbsentRanks absent_{"job", {&sessions_, &leavers_}, &events_};

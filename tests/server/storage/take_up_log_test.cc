@@ -152,8 +152,13 @@ TEST_F(TakeUpLogTest, TheNextDaemonKnowsTheRanksProcesses) {
   EXPECT_EQ((*next)->process(0)->start_ticks, 4711u);
   ASSERT_TRUE((*next)->process(1).has_value()) << "somebody may write";
   EXPECT_EQ((*next)->process(1)->pid, 0);
-  log_->ForgetProcess(0);
-  EXPECT_FALSE((*next)->process(0).has_value());
+  log_->ForgetProcess(0, /*finished=*/false);
+  EXPECT_FALSE((*next)->process(0).has_value() || (*next)->finished(0));
+  log_->ForgetProcess(0, /*finished=*/true);
+  EXPECT_TRUE(!(*next)->process(0).has_value() && (*next)->finished(0));
+  log_->SetProcess(0, {18, 1000, 4712});
+  EXPECT_FALSE((*next)->finished(0)) << "it has come again";
+  EXPECT_FALSE(log_->finished(100000));
   EXPECT_TRUE(log_->process(100000).has_value()) << "nobody knows of so many";
 }
 

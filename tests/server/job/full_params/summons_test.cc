@@ -34,7 +34,7 @@ class SummonsTest : public FactsTest {
   bool last_left_ = false;
   Summons summons_{
       {&spec_, plan_.get(), /*over_nodes=*/false, &committed_, &decision_, &sessions_, &pairing_, &writes_,
-       &extensions_, &undo_},
+       &extensions_, &leavers_, &undo_},
       {&devices_, &given_back_, &work_, &events_, [] { return DeviceOps(2); }, [this] { return undo_fits_; }, &job_}};
 };
 
@@ -51,6 +51,19 @@ TEST_F(SummonsTest, AllRanksEnterTogetherAndTheLastOneLeaves) {
   ASSERT_TRUE(Leave(0).ok());
   EXPECT_FALSE(last_left_);
   ASSERT_TRUE(Leave(1).ok());
+  EXPECT_TRUE(last_left_);
+}
+
+TEST_F(SummonsTest, WhoeverOnlyReadsNeedsNobodyWhoHasFinished) {
+  leavers_.Left(1, /*finished=*/true);
+  ExpectRefused(Enter(0, kWriteback), "rank 1 has finished and takes part in nothing any more");
+  ExpectRefused(Enter(0, kWithGrads), "rank 1 has finished and takes part in nothing any more");
+  EXPECT_FALSE(summons_.MayGrant()) << "nobody has asked";
+  ASSERT_TRUE(Enter(0).ok());
+  EXPECT_TRUE(summons_.IsReady(1) && summons_.MayGrant());
+  ASSERT_TRUE(summons_.LetIn().ok());
+  EXPECT_TRUE(inside(0) && !inside(1));
+  ASSERT_TRUE(Leave(0).ok());
   EXPECT_TRUE(last_left_);
 }
 

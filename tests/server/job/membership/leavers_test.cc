@@ -65,10 +65,13 @@ TEST_F(LeaversTest, ALeaverWithAStepIsStillThere) {
 TEST_F(LeaversTest, ReadersOfFullParametersAreNotMidway) {
   EXPECT_FALSE(leavers_.AnyMidway());
   full_params_.Ask(0, {}, 0);
-  EXPECT_TRUE(leavers_.AnyMidway()) << "it waits for all ranks";
+  EXPECT_FALSE(leavers_.AnyMidway()) << "it needs nobody who has finished";
   full_params_.Ask(1, {}, 0);
   full_params_.Grant({});
   EXPECT_FALSE(leavers_.AnyMidway());
+  full_params_.EndEpoch();
+  full_params_.Ask(0, {.writeback = true}, 0);
+  EXPECT_TRUE(leavers_.AnyMidway()) << "it waits for all ranks";
 }
 
 }  // namespace

@@ -108,5 +108,33 @@ TEST_F(FinishTest, ASuccessorMeetsTheOthersInTheNextPass) {
   EXPECT_EQ(epoch(), 1u);
 }
 
+// Whether it asks before or behind the other's end.
+TEST_F(FinishTest, LeavesOthersWhatTheyReadOfFullParameters) {
+  v1::Command command;
+  command.mutable_enter_full_params();
+  for (const bool asks_first : {true, false}) {
+    SCOPED_TRACE(asks_first);
+    if (asks_first) Send(1, command);
+    Finish(0);
+    if (!asks_first) Send(1, command);
+    ASSERT_EQ(Aborts(1), 0) << streams_[1]->Aborted().message();
+    ASSERT_TRUE(Until([&] { return Of(1, &DaemonPage::full_params) == (asks_first ? 1u : 2u); }));
+    v1::Command leave;
+    leave.mutable_leave_full_params();
+    Send(1, leave);
+    Attach(0);
+  }
+  EXPECT_EQ(epoch(), 1u);
+}
+
+TEST_F(FinishTest, EndsTheWaitOfWhoWritesFullParameters) {
+  v1::Command command;
+  command.mutable_enter_full_params()->set_writeback(true);
+  Send(1, command);
+  Finish(0);
+  ASSERT_EQ(Aborts(1), 1);
+  EXPECT_NE(streams_[1]->Aborted().message().find("finished while others were in a step (rank=0"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace shardd

@@ -59,7 +59,7 @@ class ValueWritesTest : public FactsTest {
   std::vector<Device*> devices_;
   Summons summons_{
       {&spec_, plan_.get(), /*over_nodes=*/false, &committed_, &decision_, &sessions_, &pairing_, &writes_,
-       &extensions_, &undo_},
+       &extensions_, &leavers_, &undo_},
       {&devices_, &given_back_, &work_, &events_, [] { return DeviceOps(2); }, [] { return absl::OkStatus(); }, &job_}};
   Committed fresh_;  // of a job without parameters
   std::unique_ptr<JobMemory> memory_;
