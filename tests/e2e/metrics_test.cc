@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "common/shm/unique_fd.h"
 #include "tests/e2e/cluster.h"
@@ -81,6 +82,20 @@ class MetricsTest : public Cluster {
   }
   std::string Of(const std::string& metric, const std::string& more = "") const {
     return absl::StrCat(metric, "{job_name=\"job\",uid=\"", getuid(), "\"", more, "}");
+  }
+  // What `shardctl top --once` says.
+  std::string Top(std::vector<std::string> options) const {
+    std::vector<std::string> argv = {testing::ProgramPath("shardctl"), "top", "--once", "--address", socket()};
+    argv.insert(argv.end(), options.begin(), options.end());
+    EXPECT_EQ(testing::Spawn(argv, {.log = File("top")}).Wait(), 0);
+    const std::string text = TextOf(File("top"));
+    unlink(File("top").c_str());
+    return text;
+  }
+  static double NumberOf(const std::string& json, const std::string& member) {
+    const std::string key = absl::StrCat("\"", member, "\":");
+    const size_t at = json.find(key);
+    return at == std::string::npos ? -1 : std::strtod(json.c_str() + at + key.size(), nullptr);
   }
   // So long by the clock by which ranks say when they were where.
   static void StayFor(int64_t ms) {
@@ -166,6 +181,13 @@ TEST_F(MetricsTest, TheSlowRankIsNamedWithItsShare) {
   ASSERT_TRUE(PollUntil([&] { return Metrics().committed_step() == 3; }));
   const v1::JobMetrics metrics = Metrics();
   EXPECT_EQ(metrics.steps().last().slowest_rank(), 1);
+  const v1::StepRecord& step = metrics.steps().last();
+  const double share = static_cast<double>(step.slowest_rank_ns()) / static_cast<double>(step.duration_ns());
+  EXPECT_GT(share, 0);
+  const std::string top = Top({"--json"});
+  EXPECT_TRUE(absl::StrContains(top, "\"slowest_rank\":1,")) << top;
+  EXPECT_NEAR(NumberOf(top, "slowest_rank_share"), share, 1e-9) << "of the time of one other rank";
+  EXPECT_TRUE(absl::StrContains(Top({}), absl::StrFormat("rank 1, %.1f %%", 100 * share))) << Top({});
   const double waited_s = Scraped(Of("shardd_job_wait_seconds_total", ",rank=\"0\",for=\"1\""));
   const double for_0_s = Scraped(Of("shardd_job_wait_seconds_total", ",rank=\"1\",for=\"0\""));
   EXPECT_LT(for_0_s, waited_s);
