@@ -22,6 +22,7 @@
 #include "tests/testing/http_get.h"
 #include "tests/testing/process.h"
 #include "tests/testing/programs.h"
+#include "tests/testing/run_as_uid.h"
 
 namespace shardd::e2e {
 namespace {
@@ -41,8 +42,9 @@ class MetricsTest : public Cluster {
     }
   }
   // With a shardd-metrics at a free port.
-  void Start() {
-    StartDaemon({"--metrics_listen=127.0.0.1:0"});
+  void Start(std::vector<std::string> flags = {}) {
+    flags.push_back("--metrics_listen=127.0.0.1:0");
+    StartDaemon(flags);
     ASSERT_TRUE(PollUntil([&] { return FindPort() > 0; })) << Log();
   }
   static std::string TextOf(const std::string& path) {
@@ -96,6 +98,21 @@ class MetricsTest : public Cluster {
     const std::string key = absl::StrCat("\"", member, "\":");
     const size_t at = json.find(key);
     return at == std::string::npos ? -1 : std::strtod(json.c_str() + at + key.size(), nullptr);
+  }
+  // A job of root's, on the page, or only that there is one.
+  void ExpectThatAnotherUserSees(bool job) {
+    Child ranks[] = {StartRank(0, {{"steps", "100000"}}), StartRank(1, {{"steps", "100000"}})};
+    ASSERT_TRUE(PollUntil([&] { return Metrics().committed_step() > 0; }));
+    const auto page = [&] { return HttpGet(port_, "/status.json?job=job&uid=0").body; };
+    ASSERT_TRUE(PollUntil([&] { return absl::StrContains(page(), "\"selected\":{\"job\":\"job\""); })) << page();
+    EXPECT_TRUE(absl::StrContains(page(), "\"hidden_jobs\":0"));
+    testing::RunAsUid(1234, [&] {
+      const std::string theirs = page();
+      EXPECT_EQ(absl::StrContains(theirs, "\"name\":\"job\""), job) << theirs;
+      EXPECT_EQ(absl::StrContains(theirs, "\"hidden_jobs\":1"), !job) << theirs;
+      EXPECT_EQ(absl::StrContains(theirs, "\"selected\":null"), !job) << theirs;
+    });
+    for (Child& rank : ranks) rank.Kill(SIGKILL);
   }
   // So long by the clock by which ranks say when they were where.
   static void StayFor(int64_t ms) {
@@ -233,6 +250,18 @@ TEST_F(MetricsTest, TheHttpProcessServesItsPagesAloneAndEndsWithItsDaemon) {
   EXPECT_EQ(Scraped("shardd_up"), 1);
   kill(daemon_pid(), SIGKILL);
   EXPECT_TRUE(PollUntil([&] { return HttpGet(port_, "/metrics").status == 0; }));
+}
+
+TEST_F(MetricsTest, ThePageShowsUsersTheirOwnJobs) {
+  if (getuid() != 0) GTEST_SKIP() << "only root can connect as another user";
+  Start();
+  ExpectThatAnotherUserSees(false);
+}
+
+TEST_F(MetricsTest, ThePageShowsAllJobsWhereTheOperatorSaysSo) {
+  if (getuid() != 0) GTEST_SKIP() << "only root can connect as another user";
+  Start({"--status_page=all"});
+  ExpectThatAnotherUserSees(true);
 }
 
 TEST_F(MetricsTest, ADaemonWithoutTheProgramSaysSoAndDoesNotStart) {
