@@ -90,7 +90,7 @@ class Page:
         """The value of an expression once it is as wanted."""
         deadline = time.monotonic() + PATIENCE_S
         while not holds(value := self.value(expression)):
-            assert time.monotonic() < deadline, f"{expression} is {value!r} after {PATIENCE_S} s; {self.complaints}"
+            assert time.monotonic() < deadline, f"{expression} is {value!r} after {PATIENCE_S} s; {self.complaints[:3]}"
             time.sleep(0.05)
         return value
 
