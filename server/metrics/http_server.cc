@@ -24,17 +24,16 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const MetricsAddre
   mg_init_library(MG_FEATURES_DEFAULT);
   std::unique_ptr<HttpServer> server(new HttpServer(std::move(handlers)));
   const std::string at = absl::StrCat(address.host, ":", address.port);
-  // No files are served: there is no document_root. A client that sends or reads slowly has its thread for so long.
+  // No files are served: there is no document_root. A client that sends or reads slowly has its thread for so long, and
+  // so has a connection that a browser opens ahead. None is kept open behind an answer: each open page would have one.
   const char* options[] = {"listening_ports",
                            at.c_str(),
                            "num_threads",
-                           "4",
+                           "16",
                            "request_timeout_ms",
                            "5000",
                            "enable_keep_alive",
-                           "yes",
-                           "keep_alive_timeout_ms",
-                           "5000",
+                           "no",
                            "max_request_size",
                            "8192",
                            "enable_auth_domain_check",

@@ -12,7 +12,7 @@
 namespace shardd {
 namespace {
 
-// A page asks every second, and has four threads with all others.
+// A page asks every second, and shares the server's threads with all others.
 constexpr absl::Duration kLimit = absl::Seconds(2);
 // Rates over more than this would not be those of now.
 constexpr absl::Duration kLongest = absl::Seconds(10);

@@ -1,8 +1,9 @@
-// The page: asks status.json once a second, and draws what it says. Curves are of what was seen while the page is open.
+// The page: asks status.json once a second, which says something new as often, and draws what it says. Curves are of what was seen while the page is open.
 import { Curves, RankMap, drawBars, swatch } from "./pictures.js";
 import { bytes, clock, count, element, fillTable, fillText, orDash, pace, percent, seconds } from "./text.js";
 
 const PERIOD_MS = 1000;
+const RETRY_MS = 150; // the answer was still the one before
 const LIMIT_MS = 5000;
 const KEPT_SAMPLES = 600; // ten minutes
 const SLOW_SHARE = 0.2; // where the alert SharddStraggler begins
@@ -285,36 +286,46 @@ async function answerTo(question) {
 
 let asking = false;
 let askAgain = false;
+let timer = null;
+
+// Whether it says what is known already.
+function take(status) {
+  if (status === null || status.daemon === null) {
+    sayState(status === null ? "shardd-metrics does not answer" : "the daemon does not answer");
+    return false;
+  }
+  heard = performance.now();
+  const isOld = status.time_unix_ms === latest?.time_unix_ms;
+  askAgain ||= latest === null && status.jobs.length > 0; // with the ranks of the one that is shown
+  if (!isOld) keep(status);
+  latest = status;
+  draw(status);
+  sayState(null);
+  return isOld;
+}
+
 async function ask() {
   if (asking) {
     askAgain = true;
     return;
   }
+  clearTimeout(timer);
   asking = true;
   const first = latest?.jobs[0];
   const which = chosen.has("job") || !first ? chosen : new URLSearchParams({ job: first.name, uid: first.uid });
   const status = await answerTo(`status.json?${which}`);
-  asking = false;
-  if (status === null) {
-    sayState("shardd-metrics does not answer");
-  } else if (status.daemon === null) {
-    sayState("the daemon does not answer");
-  } else {
-    heard = performance.now();
-    askAgain ||= latest === null && status.jobs.length > 0; // with the ranks of the one that is shown
-    if (status.time_unix_ms !== latest?.time_unix_ms) keep(status);
-    latest = status;
-    draw(status);
-    sayState(null);
-  }
-  if (askAgain) {
+  let wait = PERIOD_MS;
+  try {
+    if (take(status)) wait = RETRY_MS;
+  } finally {
+    asking = false;
+    timer = setTimeout(askUnlessHidden, askAgain ? 0 : wait);
     askAgain = false;
-    ask();
   }
 }
 
-setInterval(() => {
+function askUnlessHidden() {
   if (!document.hidden) ask();
-}, PERIOD_MS);
-document.addEventListener("visibilitychange", () => document.hidden || ask());
+}
+document.addEventListener("visibilitychange", askUnlessHidden);
 ask();

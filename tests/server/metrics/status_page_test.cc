@@ -191,7 +191,10 @@ TEST_F(StatusPageTest, TextsOfStrangersStayTextsOfJson) {
   const std::string evil = "</script><img src=x onerror=\"alert(1)\">\\";
   source_.metrics.mutable_jobs(0)->set_name(evil);
   source_.jobs.mutable_jobs(2)->set_name(evil);
-  EXPECT_EQ(NamesOf(Shown(root_))[0], evil);
+  source_.ranks.mutable_ranks(0)->set_waiting_for("no UTF-8: \xff");
+  const json status = Shown(root_, evil, "1000");
+  EXPECT_EQ(NamesOf(status)[0], evil);
+  EXPECT_EQ(status["selected"]["ranks"][0]["waits"], "no UTF-8: \xef\xbf\xbd");
 }
 
 TEST_F(StatusPageTest, FiguresAreOfTheTimeSinceTheAnswerBefore) {
@@ -207,8 +210,21 @@ TEST_F(StatusPageTest, FiguresAreOfTheTimeSinceTheAnswerBefore) {
   EXPECT_DOUBLE_EQ(status["jobs"][0]["pace"]["step_s"].get<double>(), 0.25);
   EXPECT_DOUBLE_EQ(status["daemon"]["devices"][0]["busy"]["optimizer"].get<double>(), 0.25);
   EXPECT_EQ(Shown(user_)["daemon"]["devices"][0]["busy"].size(), 0u);
-  now_ += absl::Seconds(60);
+  steps.set_counts(0, steps.counts(0) + 4);
+  steps.set_sum_ns(steps.sum_ns() + 1'000'000'000);
+  now_ += absl::Seconds(20);
   EXPECT_DOUBLE_EQ(Shown(root_)["jobs"][0]["pace"]["step_s"].get<double>(), 1e-9) << "that was too long ago";
+}
+
+// Open pages would have all threads, and scrapes none.
+TEST_F(StatusPageTest, NoConnectionIsKeptForAPageThatIsOpen) {
+  HttpServer::Handlers handlers;
+  page_.AddTo(&handlers);
+  auto server = HttpServer::Start({"127.0.0.1", 0}, handlers);
+  ASSERT_TRUE(server.ok()) << server.status();
+  const testing::HttpAnswer answer = testing::HttpGet((*server)->port(), "/status.json", "GET", /*keep_alive=*/true);
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_TRUE(answer.closed);
 }
 
 TEST_F(StatusPageTest, ItsFilesAreServedWithHeadersThatAllowNothingFromElsewhere) {
