@@ -49,7 +49,7 @@ void Tidy(std::vector<Incident>* incidents) {
 
 }  // namespace
 
-StatusPage::StatusPage(const MetricsSource* source, PagePolicy policy, bool is_loopback, Clock clock)
+StatusPage::StatusPage(const MetricsSource* source, PagePolicy policy, bool is_loopback, const Clock& clock)
     : source_(source),
       policy_(policy),
       is_loopback_(is_loopback),

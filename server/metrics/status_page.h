@@ -20,7 +20,7 @@ class StatusPage {
   using Clock = std::function<absl::Time()>;
   // Asks `source`, which outlives this. `is_loopback`: the port is reached from this machine alone. `clock`: one that
   // nobody sets.
-  StatusPage(const MetricsSource* source, PagePolicy policy, bool is_loopback, Clock clock);
+  StatusPage(const MetricsSource* source, PagePolicy policy, bool is_loopback, const Clock& clock);
 
   // Its paths, which need this for as long as they are served. PagePolicy::kOff: none.
   void AddTo(HttpServer::Handlers* handlers);

@@ -80,7 +80,7 @@ Viewer ViewerOf(const HttpRequest& request, PagePolicy policy, bool is_loopback)
     viewer.why = "--status_page=all: whoever reaches this port sees all jobs";
     return viewer;
   }
-  const std::optional<uint32_t> uid = OwnerOfSocket(ContentOf("/proc/net/tcp"), ContentOf("/proc/net/tcp6"),
+  const std::optional<uint32_t> uid = OwnerOfSocket(ContentOf("/proc/self/net/tcp"), ContentOf("/proc/self/net/tcp6"),
                                                     request.client_address, request.client_port, request.server_port);
   if (!uid.has_value() || *uid == kOverflowUid) {
     viewer.why = absl::StrCat("this machine does not know which user connects from ", request.client_address,

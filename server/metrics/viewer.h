@@ -28,7 +28,7 @@ struct Viewer {
 Viewer ViewerOf(const HttpRequest& request, PagePolicy policy, bool is_loopback);
 
 // The owner of the socket at `client_address`:`client_port` (IPv4) that is connected to `server_port`, out of the text
-// of /proc/net/tcp and /proc/net/tcp6. Nothing: there is no such socket, it is closed already, or there are several of
+// of /proc/self/net/tcp and tcp6. Nothing: there is no such socket, it is closed already, or there are several of
 // different users. Pure.
 std::optional<uint32_t> OwnerOfSocket(absl::string_view tcp, absl::string_view tcp6, absl::string_view client_address,
                                       int client_port, int server_port);

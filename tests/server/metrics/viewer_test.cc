@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Lines of /proc/net/tcp. Port 5000 is 1388, 9464 is 24F8.
+// Lines of /proc/self/net/tcp. Port 5000 is 1388, 9464 is 24F8.
 constexpr char kHead[] =
     "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
 std::string Line(const std::string& local, const std::string& remote, const std::string& state, int uid,
