@@ -32,7 +32,7 @@ namespace {
 
 constexpr int kMaxMessageBytes = 256 << 20;
 constexpr char kClearScreen[] = "\x1b[H\x1b[2J";
-constexpr int kLinesAboveRanks = 14;  // of `top JOB`, with the one below
+constexpr int kLinesAboveRanks = 13;  // of `top JOB`, with two below
 
 // What fits below the lines that stand above ranks; 0: standard output is no terminal, and all do.
 int RowsForRanks() {

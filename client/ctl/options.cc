@@ -17,7 +17,7 @@
 namespace shardd::ctl {
 namespace {
 
-enum class TakesJob { kNo, kOptional, kRequired };
+enum class TakesJob { kNo, kOptional, kOrAll, kRequired };
 
 struct CommandRow {
   const char* name;
@@ -30,15 +30,15 @@ constexpr CommandRow kCommands[] = {
     {"status", Command::kStatus, TakesJob::kNo, "the daemon: version, devices, memory, isolation"},
     {"jobs", Command::kJobs, TakesJob::kNo, "all jobs that you may see"},
     {"job", Command::kJob, TakesJob::kOptional, "one job: state, sharding configuration, counters"},
-    {"top", Command::kTop, TakesJob::kOptional,
+    {"top", Command::kTop, TakesJob::kOrAll,
      "a live table of all jobs, or of one and its ranks: pace, goodput, who is waited for (--once)"},
     {"ranks", Command::kRanks, TakesJob::kOptional, "its ranks: state, last command, what each waits for (--handles)"},
     {"groups", Command::kGroups, TakesJob::kOptional, "its parameter groups"},
     {"params", Command::kParams, TakesJob::kOptional, "its parameters: shape, group, elements in each rank's shard"},
     {"memory", Command::kMemory, TakesJob::kOptional, "its memory by purpose, planned and allocated"},
     {"streams", Command::kStreams, TakesJob::kNo, "the devices' streams: operations submitted, done, running"},
-    {"events", Command::kEvents, TakesJob::kOptional, "newest events, of all jobs where none is named (--limit)"},
-    {"history", Command::kHistory, TakesJob::kOptional,
+    {"events", Command::kEvents, TakesJob::kOrAll, "newest events, of all jobs where none is named (--limit)"},
+    {"history", Command::kHistory, TakesJob::kOrAll,
      "steps and events of the past, also of jobs that have ended (--since, --limit)"},
     {"why", Command::kWhy, TakesJob::kRequired,
      "its last aborts in plain words, with what each rank did last (--since)"},
@@ -178,7 +178,10 @@ void Describe(CLI::App* app, Options* options) {
     if (row.takes_job != TakesJob::kNo) {
       const bool required = row.takes_job == TakesJob::kRequired;
       command
-          ->add_option("JOB", options->job, required ? "its name" : "its name; may be left out where there is one job")
+          ->add_option("JOB", options->job,
+                       required                            ? "its name"
+                       : row.takes_job == TakesJob::kOrAll ? "its name; left out: all jobs"
+                                                           : "its name; may be left out where there is one job")
           ->required(required)
           ->option_text(" ");
     }

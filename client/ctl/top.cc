@@ -125,7 +125,8 @@ std::string RankLines(const v1::JobMetrics& job, const JobFigures& figures, cons
                   rank.waiting_for().empty() ? "-" : rank.waiting_for()});
   }
   const size_t left = static_cast<size_t>(ranks.ranks_size()) - chosen.size();
-  return absl::StrCat(table.Render(view.color), left == 0 ? "" : absl::StrCat("and ", left, " more ranks\n"));
+  return absl::StrCat(table.Render(view.color),
+                      left == 0 ? "" : absl::StrCat("and ", left, left == 1 ? " more rank\n" : " more ranks\n"));
 }
 
 Json JobJson(const v1::JobMetrics& job, const JobFigures& figures) {

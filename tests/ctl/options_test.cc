@@ -103,7 +103,8 @@ TEST(OptionsTest, TopRepeatsEachSecondUnlessItIsAskedOnce) {
   EXPECT_EQ(Parsed({"top", "gpt", "--once"}).watch, absl::ZeroDuration());
   EXPECT_EQ(Parsed({"top", "gpt"}).job, "gpt");
   EXPECT_EQ(Parsed({"jobs"}).watch, absl::ZeroDuration());
-  EXPECT_THAT(Parsed({"help", "top"}).text, AllOf(HasSubstr("--once"), HasSubstr("AWAITED")));
+  EXPECT_THAT(Parsed({"help", "top"}).text,
+              AllOf(HasSubstr("--once"), HasSubstr("AWAITED"), HasSubstr("[JOB]"), HasSubstr("left out: all jobs")));
 }
 
 TEST(OptionsTest, HelpAndVersionWinOverTheRest) {
