@@ -30,7 +30,8 @@ packages=(
   # compilers and tools
   build-essential binutils cmake ninja-build pkg-config ccache git dpkg-dev ca-certificates
   clang-14 clang-tidy-14 clang-format-14 libclang-rt-14-dev
-  # libraries; prometheus-cpp is shardd-metrics' alone. Prometheus itself, which a few tests run, is left out: 96 MB, and a service that starts
+  # libraries; prometheus-cpp is shardd-metrics' alone. Left out, though a few tests run them: Prometheus itself (96 MB, and a service that
+  # starts) and a browser (chromium-headless-shell: 96 MB, 306 installed)
   libgrpc++-dev libgrpc-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev libabsl-dev libssl-dev libc-ares-dev
   libre2-dev zlib1g-dev libzstd-dev nlohmann-json3-dev libcli11-dev grpc-proto prometheus-cpp-dev
   # tests

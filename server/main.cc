@@ -111,6 +111,7 @@ ABSL_FLAG(std::string, metrics_listen, "",
 ABSL_FLAG(
     bool, metrics_insecure, false,
     "allow --metrics_listen on an address that others reach: whoever does may read the names of all jobs and users");
+ABSL_FLAG(std::string, status_page, "own", "whose jobs its page at / shows: own (of the browser's user), all or off");
 ABSL_FLAG(std::string, log_level, "", "debug, info, warning, error or none; empty: SHARDD_LOG_LEVEL, else info");
 
 namespace shardd {
@@ -254,7 +255,8 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   SHARDD_ASSIGN_OR_RETURN(const std::string path, ParseUnixAddress(absl::GetFlag(FLAGS_listen)));
   SHARDD_ASSIGN_OR_RETURN(
       const std::unique_ptr<MetricsProcess> metrics,
-      MetricsProcess::Create({path, absl::GetFlag(FLAGS_metrics_listen), absl::GetFlag(FLAGS_metrics_insecure)}));
+      MetricsProcess::Create({path, absl::GetFlag(FLAGS_metrics_listen), absl::GetFlag(FLAGS_metrics_insecure),
+                              absl::GetFlag(FLAGS_status_page)}));
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGINT);

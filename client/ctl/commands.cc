@@ -1,5 +1,6 @@
 #include "client/ctl/commands.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "client/ctl/call_secret.h"
 #include "client/ctl/handover.h"
 #include "client/ctl/history_views.h"
+#include "client/ctl/top.h"
 #include "client/ctl/trace.h"
 #include "client/ctl/views.h"
 #include "common/process/environment.h"
@@ -30,6 +32,14 @@ namespace {
 
 constexpr int kMaxMessageBytes = 256 << 20;
 constexpr char kClearScreen[] = "\x1b[H\x1b[2J";
+constexpr int kLinesAboveRanks = 13;  // of `top JOB`, with two below
+
+// What fits below the lines that stand above ranks; 0: standard output is no terminal, and all do.
+int RowsForRanks() {
+  winsize window{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) != 0 || window.ws_row == 0) return 0;
+  return std::max(1, window.ws_row - kLinesAboveRanks);
+}
 
 absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message, bool one_line) {
   google::protobuf::util::JsonPrintOptions print;
@@ -51,8 +61,9 @@ absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message, boo
 // One command's work: calls, and prints either way.
 class Executor {
  public:
-  Executor(const std::shared_ptr<grpc::Channel>& channel, std::string address, const Options& options, bool color)
-      : stub_(v1::JobsService::NewStub(channel)), address_(std::move(address)), options_(options) {
+  Executor(const std::shared_ptr<grpc::Channel>& channel, std::string address, const Options& options, bool color,
+           v1::GetMetricsResponse* past)
+      : stub_(v1::JobsService::NewStub(channel)), address_(std::move(address)), options_(options), past_(past) {
     view_.color = color;
     view_.now = absl::Now();
     view_.handles = options.handles;
@@ -89,6 +100,8 @@ class Executor {
       }
       case Command::kJob:
         return ShowJob();
+      case Command::kTop:
+        return Top();
       case Command::kRanks:
         return AnswerOfJob<v1::ListRanksResponse>("list ranks of", &Stub::ListRanks);
       case Command::kGroups:
@@ -213,12 +226,12 @@ class Executor {
     return jobs.jobs(0).name();
   }
 
-  absl::StatusOr<std::string> ShowJob() {
-    SHARDD_ASSIGN_OR_RETURN(const std::string name, JobName());
-    SHARDD_ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, ListJobs());
-    const v1::Job* found = nullptr;
-    for (const v1::Job& job : jobs.jobs()) {
-      if (job.name() != name) {
+  // The one of that name, of the user that was named, if any. Null: there is none. INVALID_ARGUMENT: there are several.
+  template <typename Jobs>
+  absl::StatusOr<const typename Jobs::value_type*> Find(const Jobs& jobs, const std::string& name) const {
+    const typename Jobs::value_type* found = nullptr;
+    for (const auto& job : jobs) {
+      if (job.name() != name || options_.uid.value_or(job.uid()) != job.uid()) {
         continue;
       }
       if (found != nullptr) {
@@ -228,9 +241,44 @@ class Executor {
       }
       found = &job;
     }
+    return found;
+  }
+
+  absl::StatusOr<std::string> ShowJob() {
+    SHARDD_ASSIGN_OR_RETURN(const std::string name, JobName());
+    SHARDD_ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, ListJobs());
+    SHARDD_ASSIGN_OR_RETURN(const v1::Job* const found, Find(jobs.jobs(), name));
     return found == nullptr ? NoSuchJob("show", name)
            : options_.json  ? Json(*found)
                             : absl::StatusOr<std::string>(Show(*found, view_));
+  }
+
+  absl::StatusOr<std::string> Top() {
+    using Stub = v1::JobsService::Stub;
+    TopAnswers answers;
+    SHARDD_ASSIGN_OR_RETURN(answers.now, Call<v1::GetMetricsResponse>(&Stub::GetMetrics, v1::GetMetricsRequest()));
+    const bool has_past = past_ != nullptr && past_->has_daemon();
+    answers.before = has_past ? past_ : nullptr;
+    std::string text;
+    if (options_.job.empty()) {
+      auto* const jobs = answers.now.mutable_jobs();
+      jobs->erase(
+          std::remove_if(jobs->begin(), jobs->end(),
+                         [&](const v1::JobMetrics& job) { return options_.uid.value_or(job.uid()) != job.uid(); }),
+          jobs->end());
+      text = options_.json ? TopJson(answers, nullptr, nullptr) : ShowTop(answers, view_);
+    } else {
+      SHARDD_ASSIGN_OR_RETURN(const v1::JobMetrics* const job, Find(answers.now.jobs(), options_.job));
+      if (job == nullptr) return NoSuchJob("show", options_.job);
+      v1::JobRef ref;
+      ref.set_job(job->name());
+      ref.set_uid(job->uid());
+      SHARDD_ASSIGN_OR_RETURN(const v1::ListRanksResponse ranks, Call<v1::ListRanksResponse>(&Stub::ListRanks, ref));
+      const int rows = options_.watch > absl::ZeroDuration() ? RowsForRanks() : 0;
+      text = options_.json ? TopJson(answers, job, &ranks) : ShowTop(answers, *job, ranks, rows, view_);
+    }
+    if (past_ != nullptr) *past_ = std::move(answers.now);
+    return text;
   }
 
   absl::StatusOr<std::string> Close() {
@@ -252,6 +300,7 @@ class Executor {
   const std::unique_ptr<v1::JobsService::Stub> stub_;
   const std::string address_;
   const Options& options_;
+  v1::GetMetricsResponse* const past_;
   View view_;
 };
 
@@ -274,8 +323,9 @@ absl::Status AskAndPrint(Options options) {
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
   const bool color = terminal && Environment("NO_COLOR").empty();
   const bool watching = options.watch > absl::ZeroDuration();
+  v1::GetMetricsResponse past;
   for (bool first = true;; first = false) {
-    SHARDD_ASSIGN_OR_RETURN(const std::string text, Execute(channel, connection.path, options, color));
+    SHARDD_ASSIGN_OR_RETURN(const std::string text, Execute(channel, connection.path, options, color, &past));
     if (watching && !options.json) {
       std::fputs(terminal ? kClearScreen : first ? "" : "\n", stdout);
     }
@@ -292,8 +342,8 @@ absl::Status AskAndPrint(Options options) {
 }  // namespace
 
 absl::StatusOr<std::string> Execute(const std::shared_ptr<grpc::Channel>& channel, const std::string& address,
-                                    const Options& options, bool color) {
-  return Executor(channel, address, options, color).Execute();
+                                    const Options& options, bool color, v1::GetMetricsResponse* past) {
+  return Executor(channel, address, options, color, past).Execute();
 }
 
 ExitCode ExitCodeOf(const absl::Status& status) {

@@ -17,7 +17,7 @@
 namespace shardd::ctl {
 namespace {
 
-enum class TakesJob { kNo, kOptional, kRequired };
+enum class TakesJob { kNo, kOptional, kOrAll, kRequired };
 
 struct CommandRow {
   const char* name;
@@ -30,13 +30,15 @@ constexpr CommandRow kCommands[] = {
     {"status", Command::kStatus, TakesJob::kNo, "the daemon: version, devices, memory, isolation"},
     {"jobs", Command::kJobs, TakesJob::kNo, "all jobs that you may see"},
     {"job", Command::kJob, TakesJob::kOptional, "one job: state, sharding configuration, counters"},
+    {"top", Command::kTop, TakesJob::kOrAll,
+     "a live table of all jobs, or of one and its ranks: pace, goodput, who is waited for (--once)"},
     {"ranks", Command::kRanks, TakesJob::kOptional, "its ranks: state, last command, what each waits for (--handles)"},
     {"groups", Command::kGroups, TakesJob::kOptional, "its parameter groups"},
     {"params", Command::kParams, TakesJob::kOptional, "its parameters: shape, group, elements in each rank's shard"},
     {"memory", Command::kMemory, TakesJob::kOptional, "its memory by purpose, planned and allocated"},
     {"streams", Command::kStreams, TakesJob::kNo, "the devices' streams: operations submitted, done, running"},
-    {"events", Command::kEvents, TakesJob::kOptional, "newest events, of all jobs where none is named (--limit)"},
-    {"history", Command::kHistory, TakesJob::kOptional,
+    {"events", Command::kEvents, TakesJob::kOrAll, "newest events, of all jobs where none is named (--limit)"},
+    {"history", Command::kHistory, TakesJob::kOrAll,
      "steps and events of the past, also of jobs that have ended (--since, --limit)"},
     {"why", Command::kWhy, TakesJob::kRequired,
      "its last aborts in plain words, with what each rank did last (--since)"},
@@ -53,6 +55,10 @@ constexpr char kTraceText[] =
     "file at https://ui.perfetto.dev (it does not leave the browser) or at chrome://tracing. One that ended early\n"
     "is written too, unless it has no whole step and a file lies there; the exit code says so: 1 where the job\n"
     "ended, 5 where the time was over.";
+constexpr char kTopText[] =
+    "Figures are means over the steps since the table before. STEPS/S goes down while the next commit takes longer.\n"
+    "GOODPUT: the share of the job's time in steps that stand, without waiting for one slow rank. AWAITED: the share\n"
+    "of their time for which the others waited for that rank.";
 constexpr char kClosingText[] =
     "shardctl COMMAND --help lists the options of that command. The options above may stand before a command, too.\n"
     "\n"
@@ -101,8 +107,10 @@ void AddCommonOptions(CLI::App* app, Options* options) {
                   "with the secret of your job, where it has one; default: SHARDD_JOB_SECRET,\n"
                   "else SHARDD_JOB_SECRET_FILE")
       ->type_name("FILE");
-  app->add_flag("--json", options->json,
-                "the answer as protobuf JSON (64-bit numbers are strings); with --watch one line each")
+  app->add_flag(
+         "--json", options->json,
+         "the answer as protobuf JSON (64-bit numbers are strings); with --watch one line each; top: its\nfigures "
+         "as numbers, one line each")
       ->disable_flag_override();
   AddSeconds(app, "--watch", &options->watch, "repeat until interrupted");
   AddSeconds(
@@ -132,6 +140,10 @@ void AddOwnOptions(CLI::App* app, Command command, Options* options) {
           ->check(CLI::Range(1, 10'000).description(""))
           ->type_name("N");
     }
+  } else if (command == Command::kTop) {
+    app->add_flag("--once", options->once, "one table, of each job's last step, for scripts (default: one a second)")
+        ->disable_flag_override();
+    app->footer(kTopText);
   } else if (command == Command::kRanks) {
     app->add_flag("--handles", options->handles, "also storage and training state of each parameter group");
   } else if (command == Command::kTrace) {
@@ -166,7 +178,10 @@ void Describe(CLI::App* app, Options* options) {
     if (row.takes_job != TakesJob::kNo) {
       const bool required = row.takes_job == TakesJob::kRequired;
       command
-          ->add_option("JOB", options->job, required ? "its name" : "its name; may be left out where there is one job")
+          ->add_option("JOB", options->job,
+                       required                            ? "its name"
+                       : row.takes_job == TakesJob::kOrAll ? "its name; left out: all jobs"
+                                                           : "its name; may be left out where there is one job")
           ->required(required)
           ->option_text(" ");
     }
@@ -189,6 +204,9 @@ std::string Contradiction(const Options& options) {
   }
   if (options.watch > absl::ZeroDuration() && trace) {
     return "--watch would write the same file again and again";
+  }
+  if (options.watch > absl::ZeroDuration() && options.once) {
+    return "--once and --watch contradict each other";
   }
   if (options.json && trace) {
     return "--json has no meaning, a trace is JSON; -o says where it goes";
@@ -250,6 +268,9 @@ absl::StatusOr<Options> ParseOptions(std::vector<std::string> arguments) {
     options.timeout = options.command == Command::kTrace      ? absl::Seconds(60)
                       : options.command == Command::kHandover ? absl::Seconds(180)
                                                               : absl::Seconds(10);
+  }
+  if (options.command == Command::kTop && !options.once && options.watch == absl::ZeroDuration()) {
+    options.watch = absl::Seconds(1);
   }
   return options;
 }

@@ -27,6 +27,7 @@ enum class Command {
   kStatus,
   kJobs,
   kJob,
+  kTop,
   kRanks,
   kGroups,
   kParams,
@@ -49,6 +50,7 @@ struct Options {
   std::string job_secret_file;  // empty: as the environment says
   std::string job_secret;       // what it contains; Run fills it in
   bool json = false;
+  bool once = false;                            // top: one table
   bool handles = false;                         // ranks: also the state of each parameter group
   int limit = 0;                                // events, history; 0: the daemon's default
   absl::Duration since = absl::ZeroDuration();  // history, why: how far back; zero: all
@@ -56,7 +58,7 @@ struct Options {
   int steps = 0;                                // trace; 0: the daemon's default
   // Zero: 10 s for one request, 60 s for a trace, 180 s for a handover.
   absl::Duration timeout = absl::ZeroDuration();
-  absl::Duration watch = absl::ZeroDuration();  // zero: once
+  absl::Duration watch = absl::ZeroDuration();  // zero: once; top: a second, unless `once`
 };
 
 // Reads `arguments`, which lack the program's name. Options are "--x=y" or "--x y"; those that a command has for itself

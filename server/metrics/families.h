@@ -39,9 +39,6 @@ constexpr double kNsOfSecond = 1e9;
 // Of the daemon, and what is added up over jobs.
 void AddDaemon(const v1::GetMetricsResponse& metrics, Families* out);
 void AddJob(const v1::JobMetrics& job, Families* out);
-// The share of its time that the job spent in steps that stand, without waiting for one slow rank; what runs is not
-// counted yet. Negative: no time has passed.
-double GoodputOf(const v1::JobTime& time);
 
 }  // namespace shardd
 

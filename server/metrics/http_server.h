@@ -17,7 +17,16 @@ namespace shardd {
 struct HttpRequest {
   std::string path;   // "/metrics", without the query
   std::string query;  // "job=gpt"; empty: there is none
+  std::string host;   // the header's: "127.0.0.1:9464"; empty: there is none
+  // Of the connection: who asks, and which port he asks.
+  std::string client_address;  // "127.0.0.1"
+  int client_port = 0;
+  int server_port = 0;
+  // The value of `name` in the query, decoded; empty: it is not there, or longer than 1 KiB.
+  std::string Parameter(const std::string& name) const;
 };
+// Every answer forbids a browser to keep it, to guess its type, to show it within another site's page, and, where it is
+// a page, to load anything from elsewhere or to run scripts that are not files of this server.
 struct HttpResponse {
   int status = 200;
   std::string content_type = "text/plain; charset=utf-8";

@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/figures/figures.h"
 #include "server/metrics/families.h"
 
 namespace shardd {
@@ -68,7 +69,7 @@ class JobFamilies {
                     Seconds(ns));
     }
     out_->Counter("shardd_job_lost_work_seconds_total", "Time in work that was dropped, and in steps taken back.",
-                  With({}), Seconds(time.dropped_ns() + time.taken_back_ns()));
+                  With({}), LostSecondsOf(time));
     out_->Counter("shardd_job_redone_seconds_total", "Time in steps that had been begun, or committed, before.",
                   With({}), Seconds(time.redone_ns()));
     if (const double goodput = GoodputOf(time); goodput >= 0) {
@@ -175,14 +176,6 @@ class JobFamilies {
 };
 
 }  // namespace
-
-double GoodputOf(const v1::JobTime& time) {
-  const int64_t all = time.starting_ns() + time.committed_ns() + time.slow_rank_ns() + time.dropped_ns() +
-                      time.absent_ns() + time.idle_ns();
-  if (all <= 0) return -1;
-  return static_cast<double>(std::max<int64_t>(time.committed_ns() - time.taken_back_ns(), 0)) /
-         static_cast<double>(all);
-}
 
 void AddJob(const v1::JobMetrics& job, Families* out) { JobFamilies(job, out).AddAll(); }
 

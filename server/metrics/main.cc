@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <sstream>
@@ -27,15 +28,23 @@
 #include "server/metrics/http_server.h"
 #include "server/metrics/listen_address.h"
 #include "server/metrics/metrics_source.h"
+#include "server/metrics/page_policy.h"
+#include "server/metrics/status_page.h"
 #include "server/observe/log.h"
 
 ABSL_FLAG(std::string, socket, "unix:/run/shardd/shardd.sock",
           "the daemon's Unix socket. What it says depends on who asks: root and the daemon's user see all jobs");
 ABSL_FLAG(std::string, listen, "127.0.0.1:9464",
-          "where metrics are served, at /metrics: host:port with an IPv4 address. Unix sockets, IPv6 and TLS are not "
+          "where metrics are served, at /metrics, and a page at /: host:port with an IPv4 address. Unix sockets, IPv6 "
+          "and TLS are not "
           "served: Debian's civetweb has none of them without development files");
 ABSL_FLAG(bool, metrics_insecure, false,
           "listen on an address that others reach, too: whoever does may read the names of all jobs and users");
+ABSL_FLAG(
+    std::string, status_page, "own",
+    "whose jobs the page at / shows: own: of the user whose browser asks, by the owner of its socket on this "
+    "machine (root and this process's user see all; from elsewhere nobody is known, and sees none); all: all jobs, "
+    "to whoever reaches the port; off: there is no page");
 ABSL_FLAG(int, ends_with, 0, "end when the process of this number has ended: the daemon's; 0: never");
 
 namespace shardd {
@@ -58,10 +67,15 @@ HttpResponse Serialized(const Collector& collector) {
   return {200, "text/plain; version=0.0.4; charset=utf-8", std::move(text).str()};
 }
 
+absl::Time SteadyNow() {
+  return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+}
+
 absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(const std::string socket, ParseUnixAddress(absl::GetFlag(FLAGS_socket)));
   SHARDD_ASSIGN_OR_RETURN(const MetricsAddress address, ParseMetricsAddress("--listen", absl::GetFlag(FLAGS_listen),
                                                                             absl::GetFlag(FLAGS_metrics_insecure)));
+  SHARDD_ASSIGN_OR_RETURN(const PagePolicy policy, ParsePagePolicy("--status_page", absl::GetFlag(FLAGS_status_page)));
   UniqueFd process;
   if (const int pid = absl::GetFlag(FLAGS_ends_with); pid != 0) {
     process = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
@@ -77,6 +91,8 @@ absl::Status Run() {
   const Collector collector([&source](absl::Duration limit) { return source.Get(limit); });
   HttpServer::Handlers handlers;
   handlers["/metrics"] = [&collector](const HttpRequest&) { return Serialized(collector); };
+  StatusPage page(&source, policy, address.is_loopback(), SteadyNow);
+  page.AddTo(&handlers);
   absl::StatusOr<std::unique_ptr<HttpServer>> server = HttpServer::Start(address, handlers);
   for (absl::Duration waited; !server.ok() && waited < kPortLimit; waited += kPortPoll) {
     if (AwaitEnd(signals.get(), process.get(), kPortPoll)) return absl::OkStatus();

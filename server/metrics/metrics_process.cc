@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "server/metrics/listen_address.h"
+#include "server/metrics/page_policy.h"
 #include "server/observe/log.h"
 
 namespace shardd {
@@ -17,6 +18,9 @@ namespace shardd {
 absl::StatusOr<std::unique_ptr<MetricsProcess>> MetricsProcess::Create(Options options) {
   if (options.listen.empty()) return nullptr;
   SHARDD_RETURN_IF_ERROR(ParseMetricsAddress("--metrics_listen", options.listen, options.insecure).status());
+  if (!options.status_page.empty()) {
+    SHARDD_RETURN_IF_ERROR(ParsePagePolicy("--status_page", options.status_page).status());
+  }
   std::error_code error;
   if (options.program.empty()) {
     const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -30,6 +34,7 @@ absl::StatusOr<std::unique_ptr<MetricsProcess>> MetricsProcess::Create(Options o
   std::vector<std::string> argv = {options.program, absl::StrCat("--socket=unix:", options.socket),
                                    absl::StrCat("--listen=", options.listen), absl::StrCat("--ends_with=", getpid())};
   if (options.insecure) argv.push_back("--metrics_insecure");
+  if (!options.status_page.empty()) argv.push_back(absl::StrCat("--status_page=", options.status_page));
   return std::unique_ptr<MetricsProcess>(new MetricsProcess(std::move(argv)));
 }
 

@@ -20,9 +20,11 @@ class MetricsProcess {
     std::string socket;  // the daemon's
     std::string listen;  // where it serves; empty: nowhere
     bool insecure = false;
-    std::string program = {};  // its path; empty: it lies beside this program
+    std::string status_page = {};  // its --status_page; empty: as that is without
+    std::string program = {};      // its path; empty: it lies beside this program
   };
-  // Null: it is to serve nowhere. NOT_FOUND: there is no such program. Errors of ParseMetricsAddress.
+  // Null: it is to serve nowhere. NOT_FOUND: there is no such program. Errors of ParseMetricsAddress and
+  // ParsePagePolicy.
   static absl::StatusOr<std::unique_ptr<MetricsProcess>> Create(Options options);
 
   // Starts it, and again if it has ended, then after kPause; says so in the log. To be called every so often, from when

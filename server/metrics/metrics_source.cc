@@ -24,17 +24,39 @@ std::shared_ptr<grpc::Channel> ChannelTo(const std::string& socket) {
   return grpc::CreateCustomChannel(absl::StrCat("unix:", socket), grpc::InsecureChannelCredentials(), arguments);
 }
 
+using Stub = v1::JobsService::Stub;
+
+template <typename Response, typename Request>
+absl::StatusOr<Response> Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                              const Request& request, absl::Duration limit) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit));
+  Response response;
+  const grpc::Status status = (stub.*method)(&context, request, &response);
+  if (!status.ok()) return FromGrpcStatus(status);
+  return response;
+}
+
 }  // namespace
 
 MetricsSource::MetricsSource(const std::string& socket) : jobs_(v1::JobsService::NewStub(ChannelTo(socket))) {}
 
 absl::StatusOr<v1::GetMetricsResponse> MetricsSource::Get(absl::Duration limit) const {
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit));
-  v1::GetMetricsResponse response;
-  const grpc::Status status = jobs_->GetMetrics(&context, v1::GetMetricsRequest(), &response);
-  if (!status.ok()) return FromGrpcStatus(status);
-  return response;
+  return Call<v1::GetMetricsResponse>(*jobs_, &Stub::GetMetrics, v1::GetMetricsRequest(), limit);
+}
+absl::StatusOr<v1::ListJobsResponse> MetricsSource::Jobs(absl::Duration limit) const {
+  return Call<v1::ListJobsResponse>(*jobs_, &Stub::ListJobs, v1::ListJobsRequest(), limit);
+}
+absl::StatusOr<v1::ListRanksResponse> MetricsSource::Ranks(const v1::JobRef& job, absl::Duration limit) const {
+  return Call<v1::ListRanksResponse>(*jobs_, &Stub::ListRanks, job, limit);
+}
+absl::StatusOr<v1::ListEventsResponse> MetricsSource::Events(const v1::ListEventsRequest& which,
+                                                             absl::Duration limit) const {
+  return Call<v1::ListEventsResponse>(*jobs_, &Stub::ListEvents, which, limit);
+}
+absl::StatusOr<v1::ListHistoryResponse> MetricsSource::History(const v1::ListHistoryRequest& which,
+                                                               absl::Duration limit) const {
+  return Call<v1::ListHistoryResponse>(*jobs_, &Stub::ListHistory, which, limit);
 }
 
 }  // namespace shardd

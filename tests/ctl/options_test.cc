@@ -50,6 +50,7 @@ TEST(OptionsTest, EveryCommandOfTheHelpParses) {
   for (const auto& [name, command] : std::vector<std::pair<std::string, Command>>{{"status", Command::kStatus},
                                                                                   {"jobs", Command::kJobs},
                                                                                   {"job", Command::kJob},
+                                                                                  {"top", Command::kTop},
                                                                                   {"ranks", Command::kRanks},
                                                                                   {"groups", Command::kGroups},
                                                                                   {"params", Command::kParams},
@@ -96,6 +97,16 @@ TEST(OptionsTest, ATraceHasStepsAFileAndMoreTime) {
   EXPECT_EQ(Parsed({"jobs"}).timeout, absl::Seconds(10));
 }
 
+TEST(OptionsTest, TopRepeatsEachSecondUnlessItIsAskedOnce) {
+  EXPECT_EQ(Parsed({"top"}).watch, absl::Seconds(1));
+  EXPECT_EQ(Parsed({"top", "gpt", "--watch", "5"}).watch, absl::Seconds(5));
+  EXPECT_EQ(Parsed({"top", "gpt", "--once"}).watch, absl::ZeroDuration());
+  EXPECT_EQ(Parsed({"top", "gpt"}).job, "gpt");
+  EXPECT_EQ(Parsed({"jobs"}).watch, absl::ZeroDuration());
+  EXPECT_THAT(Parsed({"help", "top"}).text,
+              AllOf(HasSubstr("--once"), HasSubstr("AWAITED"), HasSubstr("[JOB]"), HasSubstr("left out: all jobs")));
+}
+
 TEST(OptionsTest, HelpAndVersionWinOverTheRest) {
   EXPECT_EQ(Parsed({"--help"}).command, Command::kHelp);
   EXPECT_EQ(Parsed({"close", "-h"}).command, Command::kHelp);
@@ -124,6 +135,8 @@ TEST(OptionsTest, UsageErrorsSayWhatIsWrong) {
   EXPECT_THAT(ErrorOf({"trace", "--timeout", "601"}), HasSubstr("trace: --timeout is too long"));
   EXPECT_THAT(ErrorOf({"trace", "--watch", "1"}), HasSubstr("trace: --watch"));
   EXPECT_THAT(ErrorOf({"trace", "--json"}), HasSubstr("trace: --json"));
+  EXPECT_THAT(ErrorOf({"top", "--once", "--watch", "1"}), HasSubstr("top: --once and --watch"));
+  EXPECT_THAT(ErrorOf({"jobs", "--once"}), HasSubstr("jobs: unknown option \"--once\""));
   EXPECT_THAT(ErrorOf({"jobs", "--json=1"}), HasSubstr("json was given a disallowed flag override"));
 }
 

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "common/shm/unique_fd.h"
 #include "tests/e2e/cluster.h"
@@ -21,6 +22,7 @@
 #include "tests/testing/http_get.h"
 #include "tests/testing/process.h"
 #include "tests/testing/programs.h"
+#include "tests/testing/run_as_uid.h"
 
 namespace shardd::e2e {
 namespace {
@@ -40,8 +42,9 @@ class MetricsTest : public Cluster {
     }
   }
   // With a shardd-metrics at a free port.
-  void Start() {
-    StartDaemon({"--metrics_listen=127.0.0.1:0"});
+  void Start(std::vector<std::string> flags = {}) {
+    flags.push_back("--metrics_listen=127.0.0.1:0");
+    StartDaemon(flags);
     ASSERT_TRUE(PollUntil([&] { return FindPort() > 0; })) << Log();
   }
   static std::string TextOf(const std::string& path) {
@@ -81,6 +84,35 @@ class MetricsTest : public Cluster {
   }
   std::string Of(const std::string& metric, const std::string& more = "") const {
     return absl::StrCat(metric, "{job_name=\"job\",uid=\"", getuid(), "\"", more, "}");
+  }
+  // What `shardctl top --once` says.
+  std::string Top(std::vector<std::string> options) const {
+    std::vector<std::string> argv = {testing::ProgramPath("shardctl"), "top", "--once", "--address", socket()};
+    argv.insert(argv.end(), options.begin(), options.end());
+    EXPECT_EQ(testing::Spawn(argv, {.log = File("top")}).Wait(), 0);
+    const std::string text = TextOf(File("top"));
+    unlink(File("top").c_str());
+    return text;
+  }
+  static double NumberOf(const std::string& json, const std::string& member) {
+    const std::string key = absl::StrCat("\"", member, "\":");
+    const size_t at = json.find(key);
+    return at == std::string::npos ? -1 : std::strtod(json.c_str() + at + key.size(), nullptr);
+  }
+  // A job of root's, on the page, or only that there is one.
+  void ExpectThatAnotherUserSees(bool job) {
+    Child ranks[] = {StartRank(0, {{"steps", "100000"}}), StartRank(1, {{"steps", "100000"}})};
+    ASSERT_TRUE(PollUntil([&] { return Metrics().committed_step() > 0; }));
+    const auto page = [&] { return HttpGet(port_, "/status.json?job=job&uid=0").body; };
+    ASSERT_TRUE(PollUntil([&] { return absl::StrContains(page(), "\"selected\":{\"job\":\"job\""); })) << page();
+    EXPECT_TRUE(absl::StrContains(page(), "\"hidden_jobs\":0"));
+    testing::RunAsUid(1234, [&] {
+      const std::string theirs = page();
+      EXPECT_EQ(absl::StrContains(theirs, "\"name\":\"job\""), job) << theirs;
+      EXPECT_EQ(absl::StrContains(theirs, "\"hidden_jobs\":1"), !job) << theirs;
+      EXPECT_EQ(absl::StrContains(theirs, "\"selected\":null"), !job) << theirs;
+    });
+    for (Child& rank : ranks) rank.Kill(SIGKILL);
   }
   // So long by the clock by which ranks say when they were where.
   static void StayFor(int64_t ms) {
@@ -166,6 +198,13 @@ TEST_F(MetricsTest, TheSlowRankIsNamedWithItsShare) {
   ASSERT_TRUE(PollUntil([&] { return Metrics().committed_step() == 3; }));
   const v1::JobMetrics metrics = Metrics();
   EXPECT_EQ(metrics.steps().last().slowest_rank(), 1);
+  const v1::StepRecord& step = metrics.steps().last();
+  const double share = static_cast<double>(step.slowest_rank_ns()) / static_cast<double>(step.duration_ns());
+  EXPECT_GT(share, 0);
+  const std::string top = Top({"--json"});
+  EXPECT_TRUE(absl::StrContains(top, "\"slowest_rank\":1,")) << top;
+  EXPECT_NEAR(NumberOf(top, "slowest_rank_share"), share, 1e-9) << "of the time of one other rank";
+  EXPECT_TRUE(absl::StrContains(Top({}), absl::StrFormat("rank 1, %.1f %%", 100 * share))) << Top({});
   const double waited_s = Scraped(Of("shardd_job_wait_seconds_total", ",rank=\"0\",for=\"1\""));
   const double for_0_s = Scraped(Of("shardd_job_wait_seconds_total", ",rank=\"1\",for=\"0\""));
   EXPECT_LT(for_0_s, waited_s);
@@ -211,6 +250,18 @@ TEST_F(MetricsTest, TheHttpProcessServesItsPagesAloneAndEndsWithItsDaemon) {
   EXPECT_EQ(Scraped("shardd_up"), 1);
   kill(daemon_pid(), SIGKILL);
   EXPECT_TRUE(PollUntil([&] { return HttpGet(port_, "/metrics").status == 0; }));
+}
+
+TEST_F(MetricsTest, ThePageShowsUsersTheirOwnJobs) {
+  if (getuid() != 0) GTEST_SKIP() << "only root can connect as another user";
+  Start();
+  ExpectThatAnotherUserSees(false);
+}
+
+TEST_F(MetricsTest, ThePageShowsAllJobsWhereTheOperatorSaysSo) {
+  if (getuid() != 0) GTEST_SKIP() << "only root can connect as another user";
+  Start({"--status_page=all"});
+  ExpectThatAnotherUserSees(true);
 }
 
 TEST_F(MetricsTest, ADaemonWithoutTheProgramSaysSoAndDoesNotStart) {

@@ -117,6 +117,11 @@ class ShardctlTest : public testing_service::ServiceTest {
     source_.groups[name].add_groups()->set_name("layers.0");
     source_.parameters[name].add_parameters()->set_fqn("layers.0.weight");
     source_.memory[name].add_purposes()->set_purpose("shards");
+    source_.metrics.mutable_daemon()->set_version("9.9.9");
+    v1::JobMetrics& metrics = *source_.metrics.add_jobs();
+    metrics.set_name(name);
+    metrics.set_world_size(2);
+    metrics.set_committed_step(41);
   }
   // Steps 5 to 7, with a span of the sixth.
   static std::vector<v1::TraceJobResponse> WholeTrace() {
@@ -152,6 +157,7 @@ TEST_F(ShardctlTest, EveryCommandPrintsATable) {
       {{"groups", "gpt"}, "layers.0"},    {{"params", "gpt"}, "layers.0.weight"},
       {{"memory", "gpt"}, "shards"},      {{"streams"}, "post_backward"},
       {{"events"}, "rank 1 died"},        {{"events", "gpt", "--limit", "5"}, "rank 1 died"},
+      {{"top", "--once"}, "gpt"},         {{"top", "gpt", "--once"}, "Unshard layers.0 of gpt"},
       {{"close", "gpt"}, "closed gpt"},
   };
   for (const auto& [arguments, text] : wanted) {
@@ -179,6 +185,32 @@ TEST_F(ShardctlTest, JsonIsProtobufJsonAndWatchGivesOneLineEach) {
   EXPECT_THAT(text, HasSubstr("}\n{"));
   watching.Interrupt();
   EXPECT_EQ(watching.Finish().exit_code, -SIGINT);
+}
+
+TEST_F(ShardctlTest, TopIsRepeatedUntilItIsInterruptedWithOneObjectALine) {
+  AddJob("gpt");
+  Start();
+  Shardctl watching({"top", "--json", "--address", path()}, {});
+  std::string text;
+  ASSERT_TRUE(Eventually([&] {
+    text += watching.ReadSome();
+    return std::count(text.begin(), text.end(), '\n') >= 2;
+  })) << text;
+  EXPECT_THAT(text, AllOf(HasSubstr("\"committed_step\":41"), HasSubstr("}\n{"), Not(HasSubstr("\x1b"))));
+  watching.Interrupt();
+  EXPECT_EQ(watching.Finish().exit_code, -SIGINT);
+}
+
+TEST_F(ShardctlTest, TopIsOfTheUserThatIsNamed) {
+  AddJob("gpt");
+  AddJob("gpt");
+  source_.metrics.mutable_jobs(0)->set_uid(1000);
+  source_.metrics.mutable_jobs(1)->set_uid(1001);
+  Start();
+  EXPECT_THAT(Run({"top", "gpt", "--once"}).err, AllOf(HasSubstr("uid 1000, uid 1001"), HasSubstr("--uid")));
+  EXPECT_THAT(Run({"top", "gpt", "--once", "--uid", "1001"}).out, HasSubstr("gpt (uid 1001)"));
+  EXPECT_EQ(source_.calls().back().uid, 1001u);
+  EXPECT_THAT(Run({"top", "--once", "--uid", "1001"}).out, AllOf(HasSubstr(" 1001 "), Not(HasSubstr(" 1000 "))));
 }
 
 TEST_F(ShardctlTest, WatchEndsWhenTheDaemonGoes) {
@@ -274,6 +306,9 @@ TEST_F(ShardctlTest, NoSuchJobIsExitCode3) {
     EXPECT_EQ(output.err, absl::StrCat("shardctl: ", operation,
                                        " job \"none\": no such job; `shardctl jobs` lists those that are there\n"));
   }
+  const Output no_top = Run({"top", "none", "--once"});
+  EXPECT_EQ(no_top.exit_code, 3);
+  EXPECT_THAT(no_top.err, HasSubstr("no such job"));
   const Output none = Run({"ranks"});
   EXPECT_EQ(none.exit_code, 3);
   EXPECT_THAT(none.err, HasSubstr("choose job: there is none; "));

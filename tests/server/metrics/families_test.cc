@@ -121,17 +121,5 @@ TEST(FamiliesTest, NamesOfJobsAreEscaped) {
   EXPECT_THAT(Text(metrics), HasSubstr("shardd_job_world_size{job_name=\"a\\\"b\\\\c\\nd\",uid=\"1000\"} 2\n"));
 }
 
-TEST(FamiliesTest, GoodputIsWhatStandsOfWhatIsOver) {
-  v1::JobTime time;
-  EXPECT_LT(GoodputOf(time), 0);
-  time.set_running_ns(100);
-  EXPECT_LT(GoodputOf(time), 0);
-  time.set_committed_ns(80);
-  EXPECT_EQ(GoodputOf(time), 1);
-  time.set_taken_back_ns(20);
-  time.set_absent_ns(20);
-  EXPECT_EQ(GoodputOf(time), 0.6);
-}
-
 }  // namespace
 }  // namespace shardd

@@ -47,7 +47,7 @@ class MetricsProcessTest : public ::testing::Test {
 };
 
 TEST_F(MetricsProcessTest, ItIsStartedWithTheDaemonsSocketAndEndsWithIt) {
-  auto metrics = MetricsProcess::Create({"/run/s.sock", "127.0.0.1:9464", false, program()});
+  auto metrics = MetricsProcess::Create({"/run/s.sock", "127.0.0.1:9464", false, "", program()});
   ASSERT_TRUE(metrics.ok()) << metrics.status();
   EXPECT_EQ(Line(0), "") << "the daemon does not serve yet";
   (*metrics)->Review(MonotonicNow());
@@ -59,12 +59,12 @@ TEST_F(MetricsProcessTest, ItIsStartedWithTheDaemonsSocketAndEndsWithIt) {
 }
 
 TEST_F(MetricsProcessTest, WhereItEndsItIsStartedAgainAfterAPause) {
-  auto metrics = MetricsProcess::Create({"/run/s.sock", "0.0.0.0:9464", true, program()});
+  auto metrics = MetricsProcess::Create({"/run/s.sock", "0.0.0.0:9464", true, "all", program()});
   ASSERT_TRUE(metrics.ok()) << metrics.status();
   const absl::Time now = MonotonicNow();
   (*metrics)->Review(now);
   ASSERT_TRUE(HasStarted(0));
-  EXPECT_THAT(Line(0), HasSubstr("--metrics_insecure"));
+  EXPECT_THAT(Line(0), HasSubstr("--metrics_insecure --status_page=all"));
   kill(PidOf(Line(0)), SIGKILL);
   ASSERT_TRUE(PollUntil([&] { return kill(PidOf(Line(0)), 0) != 0; }));
   (*metrics)->Review(now);
@@ -78,11 +78,13 @@ TEST_F(MetricsProcessTest, WhereItEndsItIsStartedAgainAfterAPause) {
 }
 
 TEST_F(MetricsProcessTest, WhatCannotBeServedIsRefusedBeforeTheDaemonServes) {
-  EXPECT_EQ(MetricsProcess::Create({"/run/s.sock", "", false, "/nonexistent"})->get(), nullptr);
-  EXPECT_EQ(MetricsProcess::Create({"/run/s.sock", "127.0.0.1:1", false, "/nonexistent"}).status().code(),
+  EXPECT_EQ(MetricsProcess::Create({"/run/s.sock", "", false, "", "/nonexistent"})->get(), nullptr);
+  EXPECT_EQ(MetricsProcess::Create({"/run/s.sock", "127.0.0.1:1", false, "", "/nonexistent"}).status().code(),
             absl::StatusCode::kNotFound);
-  EXPECT_EQ(MetricsProcess::Create({"/run/s.sock", "unix:/m", false, program()}).status().code(),
+  EXPECT_EQ(MetricsProcess::Create({"/run/s.sock", "unix:/m", false, "", program()}).status().code(),
             absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(MetricsProcess::Create({"/run/s.sock", "127.0.0.1:1", false, "everybody", program()}).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace
