@@ -17,7 +17,9 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
 KUBERNETES = "1.34"  # the first with resource.k8s.io/v1
-MAX_EXPOSURE = 13  # of shardd.service, tenths, as systemd-analyze scores it: 0 to 100
+# Tenths, as systemd-analyze scores units: 0 to 100.
+MAX_EXPOSURE = {"shardd.service": 13, "shardd-custodian.service": 10, "shardd-metrics.service": 13}
+PROGRAMS = ("shardd", "shardd-custodian", "shardd-metrics")
 YAMLLINT = "{extends: default, rules: {line-length: {max: 132}, braces: {max-spaces-inside: 0}, comments: {min-spaces-from-content: 1}}}"
 
 
@@ -60,10 +62,9 @@ def units():
             text = re.sub(r"^(Exec(?:Start|Reload)=)/\S+", r"\1/bin/true", unit.read_text(), flags=re.M)
             names.append(f"{folder}/{unit.name}")
             pathlib.Path(names[-1]).write_text(text)
-        status, text = run(
-            analyze, "security", "--offline=true", f"--threshold={MAX_EXPOSURE}", f"{folder}/shardd.service"
-        )
-        findings += [f"shardd.service: exposure above {MAX_EXPOSURE / 10}: {text.splitlines()[-1]}"] if status else []
+        for unit, most in MAX_EXPOSURE.items():
+            status, text = run(analyze, "security", "--offline=true", f"--threshold={most}", f"{folder}/{unit}")
+            findings += [f"{unit}: exposure above {most / 10}: {text.splitlines()[-1]}"] if status else []
         daemon = (DEPLOY / "systemd" / "shardd.service").read_text()
         if re.search(r"^ProtectProc=(?!default)", daemon, flags=re.M):
             findings.append("shardd.service: ProtectProc hides launchers, as long as which jobs are kept")
@@ -106,7 +107,7 @@ def program(container):
     image = container["image"].rpartition("/")[2].partition(":")[0]
     command = container.get("command", ["shardd"] if image == "shardd" else [])
     name = pathlib.Path(command[0]).name if command else ""
-    return [name, *command[1:], *container.get("args", [])] if name in ("shardd", "shardd-custodian") else []
+    return [name, *command[1:], *container.get("args", [])] if name in PROGRAMS else []
 
 
 def socket_of(container, flag):
@@ -182,8 +183,8 @@ def manifests():
 
 
 def commands():
-    """Daemon and custodian take every line that starts them; shardctl takes every line that asks it (and finds no daemon: status 4)."""
-    programs = {name: binary(name) for name in ("shardd", "shardd-custodian", "shardctl")}
+    """The programs take every line that starts them; shardctl takes every line that asks it (and finds no daemon: status 4)."""
+    programs = {name: binary(name) for name in (*PROGRAMS, "shardctl")}
     findings = []
     unit = re.sub(r"\\\n", "", (DEPLOY / "systemd" / "shardd.service").read_text())
     start = re.search(r"^ExecStart=/\S+(.*)", unit, flags=re.M).group(1)
@@ -198,9 +199,10 @@ def commands():
 
         given = re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, start)
         lines.append((conf.name if conf else "shardd.service", ["shardd", *shlex.split(given.replace("%H", "node"))]))
-    custodian = (DEPLOY / "systemd" / "shardd-custodian.service").read_text()
-    start = re.search(r"^ExecStart=/usr/local/bin/(.*)", custodian, flags=re.M).group(1)
-    lines.append(("shardd-custodian.service", shlex.split(start)))
+    for name in ("shardd-custodian.service", "shardd-metrics.service"):
+        text = re.sub(r"\\\n", "", (DEPLOY / "systemd" / name).read_text())
+        start = re.search(r"^ExecStart=/usr/local/bin/(.*)", text, flags=re.M).group(1)
+        lines.append((name, shlex.split(start)))
     image = (DEPLOY / "docker" / "Dockerfile").read_text()
     lines.append(("Dockerfile", ["shardd", *json.loads(re.search(r"^CMD (\[.*)", image, flags=re.M).group(1))]))
     reload = re.search(r"^ExecReload=(.*)", unit, flags=re.M).group(1)
@@ -226,7 +228,7 @@ def dockerfile():
 
 def scripts():
     listed = subprocess.run(
-        ["git", "ls-files", "*.sh", "*.bash", ".ci/run"], capture_output=True, text=True, cwd=ROOT, check=True
+        ["git", "ls-files", "*.sh", "*.bash", ".ci/run", "deploy/debian/p*"], capture_output=True, text=True, cwd=ROOT, check=True
     )
     return complain(tool("shellcheck"), "--severity=warning", "--format=gcc", *listed.stdout.split())
 

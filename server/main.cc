@@ -16,9 +16,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
@@ -368,16 +365,8 @@ constexpr absl::string_view kUsage = "shardd: fully sharded data parallel traini
 }  // namespace shardd
 
 int main(int argc, char** argv) {
-  if (shardd::AsksForHelp(argc, argv)) {
-    std::fputs(shardd::FlagsHelp(shardd::kUsage, "server/main.cc").c_str(), stdout);
-    return std::fflush(stdout) == 0 ? 0 : 1;
-  }
-  absl::SetProgramUsageMessage(shardd::kUsage);
-  absl::FlagsUsageConfig config;
-  config.version_string = [] { return absl::StrCat("shardd ", shardd::kVersion, "\n"); };
-  absl::SetFlagsUsageConfig(config);
   const std::vector<std::string> arguments(argv, argv + argc);
-  absl::ParseCommandLine(argc, argv);
+  shardd::ParseFlags(shardd::kUsage, "server/main.cc", argc, argv);
   if (const std::string level = absl::GetFlag(FLAGS_log_level); !level.empty() && !shardd::SetLogLevel(level)) {
     shardd::LogError(absl::StrCat("--log_level: unknown level (got \"", level, "\")"));
     return 2;

@@ -14,11 +14,10 @@
 #include <utility>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/process/flags_help.h"
 #include "common/shm/fd_channel.h"
 #include "common/shm/unique_fd.h"
 #include "common/status/status_macros.h"
@@ -94,8 +93,8 @@ absl::Status Run() {
 }  // namespace shardd
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("shardd-metrics: serves a shardd's metrics to Prometheus, as a process of its own");
-  absl::ParseCommandLine(argc, argv);
+  shardd::ParseFlags("shardd-metrics: serves a shardd's metrics to Prometheus, as a process of its own",
+                     "server/metrics/main.cc", argc, argv);
   signal(SIGPIPE, SIG_IGN);
   const absl::Status status = shardd::Run();
   if (!status.ok()) shardd::LogError(status.ToString());
