@@ -228,7 +228,11 @@ def dockerfile():
 
 def scripts():
     listed = subprocess.run(
-        ["git", "ls-files", "*.sh", "*.bash", ".ci/run", "deploy/debian/p*"], capture_output=True, text=True, cwd=ROOT, check=True
+        ["git", "ls-files", "*.sh", "*.bash", ".ci/run", "deploy/debian/p*"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
     )
     return complain(tool("shellcheck"), "--severity=warning", "--format=gcc", *listed.stdout.split())
 
