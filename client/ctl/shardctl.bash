@@ -11,6 +11,8 @@ _shardctl() {
     *:-*) mapfile -t lines < <(sed -nE 's/^  (-.,)?(--[a-z_]+).*/\2/p' <<<"$help") ;;
     *) if [[ -z $command || $command == help ]]; then
       mapfile -t lines <<<"$commands"
+    elif [[ $command == plan ]]; then
+      mapfile -t lines < <(compgen -f -- "$2")
     elif [[ $help == *'JOB]'* || $help == *' JOB'* ]]; then
       mapfile -t lines < <(shardctl jobs --json --timeout 1 2>/dev/null | sed -nE 's/^   "name": "(.*)",?$/\1/p')
     fi ;;

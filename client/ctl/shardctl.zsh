@@ -17,6 +17,8 @@ _shardctl() {
     _describe option options
   elif [[ -z $command || $command == help ]]; then
     _describe command commands
+  elif [[ $command == plan ]]; then
+    _files
   elif [[ $help == *(' JOB'|'JOB]')* ]]; then
     jobs=(${(f)"$(shardctl jobs --json --timeout 1 2>/dev/null | sed -nE 's/^   "name": "(.*)",?$/\1/p')"})
     compadd -a jobs
