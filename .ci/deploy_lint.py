@@ -164,6 +164,25 @@ def custodians():
     return [f"{name}: {finding}" for name, pod in pods() for finding in custodian_findings(pod)]
 
 
+def scraped():
+    """Prometheus finds each daemon's metrics by the pod's annotation and the container's port; a history has a volume."""
+    findings = []
+    for name, document in documents():
+        template = document.get("spec", {}).get("template")
+        for container in containers(template["spec"]) if template else []:
+            flags = dict(word.partition("=")[::2] for word in program(container)[1:])
+            if port := flags.get("--metrics_listen", "").rpartition(":")[2]:
+                marks = template["metadata"].get("annotations", {})
+                if marks.get("prometheus.io/scrape") != "true" or marks.get("prometheus.io/port") != port:
+                    findings.append(f"{name}: no annotations of Prometheus for port {port}")
+                if {"name": "metrics", "containerPort": int(port)} not in container.get("ports", []):
+                    findings.append(f"{name}: container {container['name']}: no port `metrics` {port}")
+            folder = flags.get("--history_dir")
+            if folder and mounted(container, pathlib.PurePosixPath(folder)) is None:
+                findings.append(f"{name}: container {container['name']}: {folder} is in no volume")
+    return findings
+
+
 def manifests():
     """Kubernetes knows every field (which the schema decides) and every name that is referred to."""
     paths = [str(path) for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))]
@@ -276,7 +295,7 @@ def alerts():
 
 def main():
     counts = {"passed": 0, "failed": 0, "skipped": 0}
-    for check in (units, dockerfile, manifests, custodians, commands, metric_names, alerts, scripts):
+    for check in (units, dockerfile, manifests, custodians, scraped, commands, metric_names, alerts, scripts):
         try:
             findings = check()
         except Skip as reason:
