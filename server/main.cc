@@ -44,6 +44,7 @@
 #include "server/service/peer_registry.h"
 #include "server/service/session_reactor.h"
 #include "server/service/trainer_service.h"
+#include "server/service/view_group.h"
 
 ABSL_FLAG(std::string, listen, "unix:/run/shardd/shardd.sock", "Unix socket for gRPC and descriptors");
 ABSL_FLAG(std::string, devices, "cpu:1",
@@ -97,10 +98,16 @@ ABSL_FLAG(
     std::string, max_bytes_per_uid, "",
     "slabs of all jobs of one user together: bytes, or a share of what memory of the host was free when the daemon "
     "began, with that of its GPUs, as in 50%; 0: no quota; empty: 50%, and none with --embedded");
+ABSL_FLAG(bool, reflection, true,
+          "serve gRPC reflection: any gRPC command line lists, describes and calls shardd.v1.JobsService");
 ABSL_FLAG(
-    bool, reflection, true,
-    "serve gRPC reflection and channelz. gRPC decodes their requests itself, without the daemon's limits on memory: "
-    "turn them off if users of the socket are not trusted");
+    bool, channelz, false,
+    "serve gRPC channelz. gRPC decodes its requests itself, without the daemon's limits on memory: not if users of the "
+    "socket are not trusted");
+ABSL_FLAG(
+    std::string, view_group, "shardd-view",
+    "members of this group, a name or a number, may ask for the jobs of all users and change none, from the daemon's "
+    "own PID and user namespaces; empty, or a group that there is not when the daemon starts: nobody");
 ABSL_FLAG(std::string, metrics_listen, "",
           "serve metrics for Prometheus there, at /metrics: host:port with an IPv4 address, as 127.0.0.1:9464, by "
           "shardd-metrics, a process beside this one that is started and ends with it. Unix sockets, IPv6 and TLS are "
@@ -316,9 +323,11 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   services.push_back({v1::JobsService::service_full_name(),
                       std::make_unique<JobsService>(core, &peers, geteuid(), &handover, history)});
   GrpcServerOptions serving;
-  serving.reflection = absl::GetFlag(FLAGS_reflection);
+  serving.reflection = absl::GetFlag(FLAGS_reflection) ? &peers : nullptr;
+  serving.channelz = absl::GetFlag(FLAGS_channelz);
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server, GrpcServer::Create(std::move(services), serving));
   ListenerOptions listening;
+  SHARDD_ASSIGN_OR_RETURN(listening.view_gid, FindViewGroup("--view_group", absl::GetFlag(FLAGS_view_group)));
   if (rlimit files{}; getrlimit(RLIMIT_NOFILE, &files) == 0) {
     // One uid's connections (four descriptors each) leave room for sessions (ten each) and for everybody else.
     listening.max_connections_per_uid = std::min<size_t>(listening.max_connections_per_uid, files.rlim_cur / 8);

@@ -28,8 +28,10 @@
 #include "server/metrics/metrics_source.h"
 #include "server/observe/log.h"
 
-ABSL_FLAG(std::string, socket, "unix:/run/shardd/shardd.sock",
-          "the daemon's Unix socket. What it says depends on who asks: root and the daemon's user see all jobs");
+ABSL_FLAG(
+    std::string, socket, "unix:/run/shardd/shardd.sock",
+    "the daemon's Unix socket. What it says depends on who asks: root, the daemon's user and its --view_group see all "
+    "jobs");
 ABSL_FLAG(std::string, listen, "127.0.0.1:9464",
           "where metrics are served, at /metrics: host:port with an IPv4 address. Unix sockets, IPv6 and TLS are not "
           "served: Debian's civetweb has none of them without development files");
