@@ -201,6 +201,39 @@ def manifests():
     return findings
 
 
+def chart():
+    """The Helm chart makes what daemonset.yaml has, and what Kubernetes knows with other values, too."""
+    list(documents())  # or no yaml, and the check is skipped
+    from chart import render
+
+    folder, findings = DEPLOY / "helm" / "shardd", []
+    want = next(each for name, each in documents() if name == "daemonset.yaml" and each["kind"] == "DaemonSet")
+    others = {
+        "nodeSelector": {"a": "b", "c": "d"},
+        "devices": "cuda:all",
+        "uid": 1234,
+        "extraArgs": ["--finish_step_ms=1000"],
+        "metrics": {"enabled": False},
+    }
+    for values in ({}, others):
+        objects, _ = render(folder, values)
+        made = next(each for each in objects if each["kind"] == "DaemonSet")
+        if not values and made != want:
+            findings.append("with its own values the DaemonSet is not that of daemonset.yaml")
+        findings += custodian_findings(made["spec"]["template"]["spec"])
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            file.write("\n---\n".join(json.dumps(each) for each in objects))
+            file.flush()
+            findings += complain(tool("kubernetes-validate"), "--quiet", "--strict", "-k", KUBERNETES, file.name)
+        started, *arguments = program(made["spec"]["template"]["spec"]["containers"][0])
+        status, text = run(binary(started), *arguments, "--version")
+        findings += [f"{started} {' '.join(arguments)}: {text}"] if status else []
+    version = re.search(r'kVersion\[\] = "(.*)"', (ROOT / "common" / "version.h").read_text()).group(1)
+    if f"\nappVersion: {version}\n" not in (folder / "Chart.yaml").read_text():
+        findings.append(f"appVersion is not {version}")
+    return findings
+
+
 def commands():
     """The programs take every line that starts them; shardctl takes every line that asks it (and finds no daemon: status 4)."""
     programs = {name: binary(name) for name in (*PROGRAMS, "shardctl")}
@@ -295,7 +328,7 @@ def alerts():
 
 def main():
     counts = {"passed": 0, "failed": 0, "skipped": 0}
-    for check in (units, dockerfile, manifests, custodians, scraped, commands, metric_names, alerts, scripts):
+    for check in (units, dockerfile, manifests, custodians, scraped, chart, commands, metric_names, alerts, scripts):
         try:
             findings = check()
         except Skip as reason:
