@@ -80,6 +80,30 @@ def units():
     return findings
 
 
+def jobs_of_operators():
+    """(file name, the Jobs that a JobSet or a training runtime makes) of deploy/kubernetes/operators."""
+    try:
+        import yaml
+    except ImportError:
+        raise Skip("no yaml; deploy/bootstrap.sh installs it") from None
+    for path in sorted((DEPLOY / "kubernetes" / "operators").glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            spec = document["spec"]
+            replicated = spec.get("replicatedJobs") or spec.get("template", {}).get("spec", {}).get(
+                "replicatedJobs", []
+            )
+            for job in replicated:
+                yield (
+                    path.name,
+                    {
+                        "apiVersion": "batch/v1",
+                        "kind": "Job",
+                        "metadata": {"name": job["name"]},
+                        "spec": job["template"]["spec"],
+                    },
+                )
+
+
 def documents():
     """(file name, object) of every manifest."""
     try:
@@ -188,7 +212,15 @@ def manifests():
     paths = [str(path) for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))]
     findings = complain(tool("yamllint"), "-d", YAMLLINT, *paths)
     findings += complain(tool("kubernetes-validate"), "--quiet", "--strict", "-k", KUBERNETES, *paths)
-    for name, pod in pods():
+    operators = list(jobs_of_operators())
+    for name, job in operators:  # what an operator adds of its own has no schema here
+        with tempfile.NamedTemporaryFile("w", suffix=f"-{name}") as file:
+            json.dump(job, file)
+            file.flush()
+            findings += complain(tool("kubernetes-validate"), "--quiet", "--strict", "-k", KUBERNETES, file.name)
+    others = [str(path) for path in sorted((DEPLOY / "kubernetes" / "operators").glob("*.yaml"))]
+    findings += complain(tool("yamllint"), "-d", YAMLLINT, *others)
+    for name, pod in [*pods(), *((name, job["spec"]["template"]["spec"]) for name, job in operators)]:
         known = {volume["name"] for volume in pod.get("volumes", [])}
         claims = {claim["name"] for claim in pod.get("resourceClaims", [])}
         for container in containers(pod):
