@@ -109,12 +109,13 @@ ABSL_FLAG(
     "members of this group, a name or a number, may ask for the jobs of all users and change none, from the daemon's "
     "own PID and user namespaces; empty, or a group that there is not when the daemon starts: nobody");
 ABSL_FLAG(std::string, metrics_listen, "",
-          "serve metrics for Prometheus there, at /metrics: host:port with an IPv4 address, as 127.0.0.1:9464, by "
-          "shardd-metrics, a process beside this one that is started and ends with it. Unix sockets, IPv6 and TLS are "
-          "refused: Debian's civetweb does not have them. Empty: not served");
+          "serve metrics for Prometheus there, at /metrics: host:port with an IPv4 address, as 127.0.0.1:9464, or "
+          "unix:/path, by shardd-metrics, a process beside this one that is started and ends with it. An address that "
+          "others reach has the TLS of --peer_cert, for clients with a certificate of --peer_ca. Empty: not served");
 ABSL_FLAG(
     bool, metrics_insecure, false,
-    "allow --metrics_listen on an address that others reach: whoever does may read the names of all jobs and users");
+    "allow --metrics_listen without TLS on an address that others reach: whoever does may read the names of all jobs "
+    "and users");
 ABSL_FLAG(std::string, log_level, "", "debug, info, warning, error or none; empty: SHARDD_LOG_LEVEL, else info");
 
 namespace shardd {
@@ -256,9 +257,12 @@ int AwaitStop(const sigset_t& signals, Successor* successor, Handover* handover,
 
 absl::Status Run(const std::vector<std::string>& arguments) {
   SHARDD_ASSIGN_OR_RETURN(const std::string path, ParseUnixAddress(absl::GetFlag(FLAGS_listen)));
-  SHARDD_ASSIGN_OR_RETURN(
-      const std::unique_ptr<MetricsProcess> metrics,
-      MetricsProcess::Create({path, absl::GetFlag(FLAGS_metrics_listen), absl::GetFlag(FLAGS_metrics_insecure)}));
+  SHARDD_ASSIGN_OR_RETURN(const std::unique_ptr<MetricsProcess> metrics,
+                          MetricsProcess::Create({.socket = path,
+                                                  .listen = absl::GetFlag(FLAGS_metrics_listen),
+                                                  .insecure = absl::GetFlag(FLAGS_metrics_insecure),
+                                                  .tls = {absl::GetFlag(FLAGS_peer_cert), absl::GetFlag(FLAGS_peer_key),
+                                                          absl::GetFlag(FLAGS_peer_ca)}}));
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGINT);

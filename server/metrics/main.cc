@@ -25,6 +25,7 @@
 #include "server/metrics/collector.h"
 #include "server/metrics/http_server.h"
 #include "server/metrics/listen_address.h"
+#include "server/metrics/listening.h"
 #include "server/metrics/metrics_source.h"
 #include "server/observe/log.h"
 
@@ -32,9 +33,14 @@ ABSL_FLAG(
     std::string, socket, "unix:/run/shardd/shardd.sock",
     "the daemon's Unix socket. What it says depends on who asks: root, the daemon's user and its --view_group see all "
     "jobs");
-ABSL_FLAG(std::string, listen, "127.0.0.1:9464",
-          "where metrics are served, at /metrics: host:port with an IPv4 address. Unix sockets, IPv6 and TLS are not "
-          "served: Debian's civetweb has none of them without development files");
+ABSL_FLAG(
+    std::string, listen, "127.0.0.1:9464",
+    "where metrics are served, at /metrics: host:port with an IPv4 address, or unix:/path, a socket of mode 0660");
+ABSL_FLAG(std::string, tls_cert, "",
+          "serve HTTPS with this certificate, a PEM file with the chain behind it; read again when the file changes");
+ABSL_FLAG(std::string, tls_key, "", "its key, a PEM file");
+ABSL_FLAG(std::string, tls_ca, "",
+          "with TLS: clients need a certificate of this authority, a PEM file; empty: they need none");
 ABSL_FLAG(bool, metrics_insecure, false,
           "listen on an address that others reach, too: whoever does may read the names of all jobs and users");
 ABSL_FLAG(int, ends_with, 0, "end when the process of this number has ended: the daemon's; 0: never");
@@ -61,8 +67,11 @@ HttpResponse Serialized(const Collector& collector) {
 
 absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(const std::string socket, ParseUnixAddress(absl::GetFlag(FLAGS_socket)));
-  SHARDD_ASSIGN_OR_RETURN(const MetricsAddress address, ParseMetricsAddress("--listen", absl::GetFlag(FLAGS_listen),
-                                                                            absl::GetFlag(FLAGS_metrics_insecure)));
+  const TlsFiles tls{absl::GetFlag(FLAGS_tls_cert), absl::GetFlag(FLAGS_tls_key), absl::GetFlag(FLAGS_tls_ca)};
+  SHARDD_RETURN_IF_ERROR(CheckTlsFiles(tls));
+  SHARDD_ASSIGN_OR_RETURN(const MetricsAddress address,
+                          ParseMetricsAddress("--listen", absl::GetFlag(FLAGS_listen),
+                                              absl::GetFlag(FLAGS_metrics_insecure), !tls.certificate.empty()));
   UniqueFd process;
   if (const int pid = absl::GetFlag(FLAGS_ends_with); pid != 0) {
     process = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
@@ -78,14 +87,13 @@ absl::Status Run() {
   const Collector collector([&source](absl::Duration limit) { return source.Get(limit); });
   HttpServer::Handlers handlers;
   handlers["/metrics"] = [&collector](const HttpRequest&) { return Serialized(collector); };
-  absl::StatusOr<std::unique_ptr<HttpServer>> server = HttpServer::Start(address, handlers);
-  for (absl::Duration waited; !server.ok() && waited < kPortLimit; waited += kPortPoll) {
+  absl::StatusOr<std::unique_ptr<Listening>> server = Listening::Start(address, tls, handlers);
+  for (absl::Duration waited; absl::IsUnavailable(server.status()) && waited < kPortLimit; waited += kPortPoll) {
     if (AwaitEnd(signals.get(), process.get(), kPortPoll)) return absl::OkStatus();
-    server = HttpServer::Start(address, handlers);
+    server = Listening::Start(address, tls, handlers);
   }
   SHARDD_RETURN_IF_ERROR(server.status());
-  LogInfo(
-      absl::StrCat("shardd-metrics serves http://", address.host, ":", (*server)->port(), "/metrics of unix:", socket));
+  LogInfo(absl::StrCat("shardd-metrics serves ", (*server)->url(), " of unix:", socket));
   AwaitEnd(signals.get(), process.get(), absl::InfiniteDuration());
   // At once, so that the next daemon's has the port: civetweb would wait for connections that are kept open.
   _exit(0);

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/process/spawn.h"
+#include "server/metrics/listen_address.h"
 
 namespace shardd {
 
@@ -21,6 +22,7 @@ class MetricsProcess {
     std::string listen;  // where it serves; empty: nowhere
     bool insecure = false;
     std::string program = {};  // its path; empty: it lies beside this program
+    TlsFiles tls = {};         // for an address that others reach, where it is not insecure; no certificate: none
   };
   // Null: it is to serve nowhere. NOT_FOUND: there is no such program. Errors of ParseMetricsAddress.
   static absl::StatusOr<std::unique_ptr<MetricsProcess>> Create(Options options);
