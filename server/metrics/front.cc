@@ -1,6 +1,7 @@
 #include "server/metrics/front.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <openssl/err.h>
 #include <poll.h>
@@ -17,7 +18,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -104,7 +106,25 @@ class Front::Client {
     }
     ERR_clear_error();
   }
-  bool Greet() { return tls_ == nullptr || (greeted_ = SSL_accept(tls_) == 1); }
+  // The whole of TLS's greeting within kSilenceMs: who has no certificate yet cannot stay by sending a byte now and
+  // then.
+  bool Greet() {
+    if (tls_ == nullptr) return true;
+    const absl::Time deadline = absl::Now() + absl::Milliseconds(kSilenceMs);
+    const int flags = fcntl(socket_.get(), F_GETFL);
+    fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK);
+    for (int result = 0; (result = SSL_accept(tls_)) != 1;) {
+      const int error = SSL_get_error(tls_, result);
+      const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
+      pollfd ready{socket_.get(), static_cast<short>(error == SSL_ERROR_WANT_WRITE ? POLLOUT : POLLIN), 0};
+      if ((error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE) || left_ms <= 0 ||
+          poll(&ready, 1, static_cast<int>(left_ms)) <= 0) {
+        return false;
+      }
+    }
+    fcntl(socket_.get(), F_SETFL, flags);
+    return greeted_ = true;
+  }
   int fd() const { return socket_.get(); }
   // Some bytes have come that poll does not know of.
   bool pending() const { return tls_ != nullptr && SSL_pending(tls_) > 0; }

@@ -12,13 +12,16 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "tests/testing/files.h"
 #include "tests/testing/http_get.h"
 #include "tests/testing/poll.h"
@@ -182,6 +185,35 @@ TEST_F(ListeningTlsTest, ClientsOfTheAuthorityAreServed) {
   EXPECT_EQ(testing::HttpGet(port, "/metrics").status, 0) << "plain HTTP";
   EXPECT_EQ(testing::HttpGet((*listening)->inner_port(), "/metrics").status, 403);
   EXPECT_GT(Get(port, "prometheus").size(), large.size()) << "behind those that were refused";
+}
+
+// A record of TLS that never gets complete, a byte at a time.
+TEST_F(ListeningTlsTest, ClientsThatGreetForEverHoldNobodyUp) {
+  auto listening = Listening::Start(Loopback(), Server(), Answering("answer"));
+  ASSERT_TRUE(listening.ok()) << listening.status();
+  const int port = (*listening)->port();
+  std::vector<UniqueFd> slow;
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  for (int i = 0; i < Front::kThreads; ++i) {
+    slow.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(slow.back().get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    ASSERT_EQ(send(slow.back().get(), "\x16\x03\x01\x10\x00", 5, MSG_NOSIGNAL), 5);
+  }
+  std::atomic<bool> answered = false;
+  std::thread dribble([&] {
+    for (int i = 0; i < 150 && !answered; ++i) {
+      for (const UniqueFd& each : slow) send(each.get(), "\0", 1, MSG_NOSIGNAL);
+      absl::SleepFor(absl::Milliseconds(200));
+    }
+    EXPECT_TRUE(answered) << "while they greet";
+  });
+  const std::string got = Get(port, "prometheus");
+  answered = true;
+  dribble.join();
+  EXPECT_THAT(got, HasSubstr("answer"));
 }
 
 TEST_F(ListeningTlsTest, WithoutAnAuthorityAllClientsAreServed) {
