@@ -17,7 +17,9 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
 KUBERNETES = "1.34"  # the first with resource.k8s.io/v1
-MAX_EXPOSURE = 13  # of shardd.service, tenths, as systemd-analyze scores it: 0 to 100
+# Tenths, as systemd-analyze scores units: 0 to 100.
+MAX_EXPOSURE = {"shardd.service": 13, "shardd-custodian.service": 10, "shardd-metrics.service": 13}
+PROGRAMS = ("shardd", "shardd-custodian", "shardd-metrics")
 YAMLLINT = "{extends: default, rules: {line-length: {max: 132}, braces: {max-spaces-inside: 0}, comments: {min-spaces-from-content: 1}}}"
 
 
@@ -60,10 +62,9 @@ def units():
             text = re.sub(r"^(Exec(?:Start|Reload)=)/\S+", r"\1/bin/true", unit.read_text(), flags=re.M)
             names.append(f"{folder}/{unit.name}")
             pathlib.Path(names[-1]).write_text(text)
-        status, text = run(
-            analyze, "security", "--offline=true", f"--threshold={MAX_EXPOSURE}", f"{folder}/shardd.service"
-        )
-        findings += [f"shardd.service: exposure above {MAX_EXPOSURE / 10}: {text.splitlines()[-1]}"] if status else []
+        for unit, most in MAX_EXPOSURE.items():
+            status, text = run(analyze, "security", "--offline=true", f"--threshold={most}", f"{folder}/{unit}")
+            findings += [f"{unit}: exposure above {most / 10}: {text.splitlines()[-1]}"] if status else []
         daemon = (DEPLOY / "systemd" / "shardd.service").read_text()
         if re.search(r"^ProtectProc=(?!default)", daemon, flags=re.M):
             findings.append("shardd.service: ProtectProc hides launchers, as long as which jobs are kept")
@@ -77,6 +78,30 @@ def units():
             status, text = run(analyze, "verify", "--man=no", "--recursive-errors=no", *names)
             findings += [text] if text or status else []
     return findings
+
+
+def jobs_of_operators():
+    """(file name, the Jobs that a JobSet or a training runtime makes) of deploy/kubernetes/operators."""
+    try:
+        import yaml
+    except ImportError:
+        raise Skip("no yaml; deploy/bootstrap.sh installs it") from None
+    for path in sorted((DEPLOY / "kubernetes" / "operators").glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            spec = document["spec"]
+            replicated = spec.get("replicatedJobs") or spec.get("template", {}).get("spec", {}).get(
+                "replicatedJobs", []
+            )
+            for job in replicated:
+                yield (
+                    path.name,
+                    {
+                        "apiVersion": "batch/v1",
+                        "kind": "Job",
+                        "metadata": {"name": job["name"]},
+                        "spec": job["template"]["spec"],
+                    },
+                )
 
 
 def documents():
@@ -106,7 +131,7 @@ def program(container):
     image = container["image"].rpartition("/")[2].partition(":")[0]
     command = container.get("command", ["shardd"] if image == "shardd" else [])
     name = pathlib.Path(command[0]).name if command else ""
-    return [name, *command[1:], *container.get("args", [])] if name in ("shardd", "shardd-custodian") else []
+    return [name, *command[1:], *container.get("args", [])] if name in PROGRAMS else []
 
 
 def socket_of(container, flag):
@@ -163,12 +188,39 @@ def custodians():
     return [f"{name}: {finding}" for name, pod in pods() for finding in custodian_findings(pod)]
 
 
+def scraped():
+    """Prometheus finds each daemon's metrics by the pod's annotation and the container's port; a history has a volume."""
+    findings = []
+    for name, document in documents():
+        template = document.get("spec", {}).get("template")
+        for container in containers(template["spec"]) if template else []:
+            flags = dict(word.partition("=")[::2] for word in program(container)[1:])
+            if port := flags.get("--metrics_listen", "").rpartition(":")[2]:
+                marks = template["metadata"].get("annotations", {})
+                if marks.get("prometheus.io/scrape") != "true" or marks.get("prometheus.io/port") != port:
+                    findings.append(f"{name}: no annotations of Prometheus for port {port}")
+                if {"name": "metrics", "containerPort": int(port)} not in container.get("ports", []):
+                    findings.append(f"{name}: container {container['name']}: no port `metrics` {port}")
+            folder = flags.get("--history_dir")
+            if folder and mounted(container, pathlib.PurePosixPath(folder)) is None:
+                findings.append(f"{name}: container {container['name']}: {folder} is in no volume")
+    return findings
+
+
 def manifests():
     """Kubernetes knows every field (which the schema decides) and every name that is referred to."""
     paths = [str(path) for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))]
     findings = complain(tool("yamllint"), "-d", YAMLLINT, *paths)
     findings += complain(tool("kubernetes-validate"), "--quiet", "--strict", "-k", KUBERNETES, *paths)
-    for name, pod in pods():
+    operators = list(jobs_of_operators())
+    for name, job in operators:  # what an operator adds of its own has no schema here
+        with tempfile.NamedTemporaryFile("w", suffix=f"-{name}") as file:
+            json.dump(job, file)
+            file.flush()
+            findings += complain(tool("kubernetes-validate"), "--quiet", "--strict", "-k", KUBERNETES, file.name)
+    others = [str(path) for path in sorted((DEPLOY / "kubernetes" / "operators").glob("*.yaml"))]
+    findings += complain(tool("yamllint"), "-d", YAMLLINT, *others)
+    for name, pod in [*pods(), *((name, job["spec"]["template"]["spec"]) for name, job in operators)]:
         known = {volume["name"] for volume in pod.get("volumes", [])}
         claims = {claim["name"] for claim in pod.get("resourceClaims", [])}
         for container in containers(pod):
@@ -181,9 +233,42 @@ def manifests():
     return findings
 
 
+def chart():
+    """The Helm chart makes what daemonset.yaml has, and what Kubernetes knows with other values, too."""
+    list(documents())  # or no yaml, and the check is skipped
+    from chart import render
+
+    folder, findings = DEPLOY / "helm" / "shardd", []
+    want = next(each for name, each in documents() if name == "daemonset.yaml" and each["kind"] == "DaemonSet")
+    others = {
+        "nodeSelector": {"a": "b", "c": "d"},
+        "devices": "cuda:all",
+        "uid": 1234,
+        "extraArgs": ["--finish_step_ms=1000"],
+        "metrics": {"enabled": False},
+    }
+    for values in ({}, others):
+        objects, _ = render(folder, values)
+        made = next(each for each in objects if each["kind"] == "DaemonSet")
+        if not values and made != want:
+            findings.append("with its own values the DaemonSet is not that of daemonset.yaml")
+        findings += custodian_findings(made["spec"]["template"]["spec"])
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            file.write("\n---\n".join(json.dumps(each) for each in objects))
+            file.flush()
+            findings += complain(tool("kubernetes-validate"), "--quiet", "--strict", "-k", KUBERNETES, file.name)
+        started, *arguments = program(made["spec"]["template"]["spec"]["containers"][0])
+        status, text = run(binary(started), *arguments, "--version")
+        findings += [f"{started} {' '.join(arguments)}: {text}"] if status else []
+    version = re.search(r'kVersion\[\] = "(.*)"', (ROOT / "common" / "version.h").read_text()).group(1)
+    if f"\nappVersion: {version}\n" not in (folder / "Chart.yaml").read_text():
+        findings.append(f"appVersion is not {version}")
+    return findings
+
+
 def commands():
-    """Daemon and custodian take every line that starts them; shardctl takes every line that asks it (and finds no daemon: status 4)."""
-    programs = {name: binary(name) for name in ("shardd", "shardd-custodian", "shardctl")}
+    """The programs take every line that starts them; shardctl takes every line that asks it (and finds no daemon: status 4)."""
+    programs = {name: binary(name) for name in (*PROGRAMS, "shardctl")}
     findings = []
     unit = re.sub(r"\\\n", "", (DEPLOY / "systemd" / "shardd.service").read_text())
     start = re.search(r"^ExecStart=/\S+(.*)", unit, flags=re.M).group(1)
@@ -198,9 +283,10 @@ def commands():
 
         given = re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, start)
         lines.append((conf.name if conf else "shardd.service", ["shardd", *shlex.split(given.replace("%H", "node"))]))
-    custodian = (DEPLOY / "systemd" / "shardd-custodian.service").read_text()
-    start = re.search(r"^ExecStart=/usr/local/bin/(.*)", custodian, flags=re.M).group(1)
-    lines.append(("shardd-custodian.service", shlex.split(start)))
+    for name in ("shardd-custodian.service", "shardd-metrics.service"):
+        text = re.sub(r"\\\n", "", (DEPLOY / "systemd" / name).read_text())
+        start = re.search(r"^ExecStart=/usr/local/bin/(.*)", text, flags=re.M).group(1)
+        lines.append((name, shlex.split(start)))
     image = (DEPLOY / "docker" / "Dockerfile").read_text()
     lines.append(("Dockerfile", ["shardd", *json.loads(re.search(r"^CMD (\[.*)", image, flags=re.M).group(1))]))
     reload = re.search(r"^ExecReload=(.*)", unit, flags=re.M).group(1)
@@ -226,7 +312,11 @@ def dockerfile():
 
 def scripts():
     listed = subprocess.run(
-        ["git", "ls-files", "*.sh", "*.bash", ".ci/run"], capture_output=True, text=True, cwd=ROOT, check=True
+        ["git", "ls-files", "*.sh", "*.bash", ".ci/run", "deploy/debian/p*"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
     )
     return complain(tool("shellcheck"), "--severity=warning", "--format=gcc", *listed.stdout.split())
 
@@ -272,7 +362,7 @@ def alerts():
 
 def main():
     counts = {"passed": 0, "failed": 0, "skipped": 0}
-    for check in (units, dockerfile, manifests, custodians, commands, metric_names, alerts, scripts):
+    for check in (units, dockerfile, manifests, custodians, scraped, chart, commands, metric_names, alerts, scripts):
         try:
             findings = check()
         except Skip as reason:

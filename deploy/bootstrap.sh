@@ -36,6 +36,7 @@ packages=(
   libre2-dev zlib1g-dev libzstd-dev nlohmann-json3-dev libcli11-dev grpc-proto prometheus-cpp-dev
   # tests
   libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv python3-grpcio python3-protobuf
+  zsh man-db
 )
 
 missing=()

@@ -16,9 +16,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
@@ -47,6 +44,7 @@
 #include "server/service/peer_registry.h"
 #include "server/service/session_reactor.h"
 #include "server/service/trainer_service.h"
+#include "server/service/view_group.h"
 
 ABSL_FLAG(std::string, listen, "unix:/run/shardd/shardd.sock", "Unix socket for gRPC and descriptors");
 ABSL_FLAG(std::string, devices, "cpu:1",
@@ -100,17 +98,21 @@ ABSL_FLAG(
     std::string, max_bytes_per_uid, "",
     "slabs of all jobs of one user together: bytes, or a share of what memory of the host was free when the daemon "
     "began, with that of its GPUs, as in 50%; 0: no quota; empty: 50%, and none with --embedded");
+ABSL_FLAG(bool, reflection, true,
+          "serve gRPC reflection: any gRPC command line lists, describes and calls shardd.v1.JobsService");
+ABSL_FLAG(bool, channelz, false,
+          "serve gRPC channelz, whose requests gRPC decodes without the daemon's limits on memory: for trusted users");
 ABSL_FLAG(
-    bool, reflection, true,
-    "serve gRPC reflection and channelz. gRPC decodes their requests itself, without the daemon's limits on memory: "
-    "turn them off if users of the socket are not trusted");
+    std::string, view_group, "shardd-view",
+    "members of this group, a name or a number, may ask for the jobs of all users and change none, from the daemon's "
+    "own PID and user namespaces; empty, or a group that there is not when the daemon starts: nobody");
 ABSL_FLAG(std::string, metrics_listen, "",
-          "serve metrics for Prometheus there, at /metrics: host:port with an IPv4 address, as 127.0.0.1:9464, by "
-          "shardd-metrics, a process beside this one that is started and ends with it. Unix sockets, IPv6 and TLS are "
-          "refused: Debian's civetweb does not have them. Empty: not served");
-ABSL_FLAG(
-    bool, metrics_insecure, false,
-    "allow --metrics_listen on an address that others reach: whoever does may read the names of all jobs and users");
+          "serve metrics for Prometheus there, at /metrics: host:port with an IPv4 address, as 127.0.0.1:9464, or "
+          "unix:/path, by shardd-metrics, a process beside this one that is started and ends with it. An address that "
+          "others reach has the TLS of --peer_cert, for clients with a certificate of --peer_ca. Empty: not served");
+ABSL_FLAG(bool, metrics_insecure, false,
+          "allow --metrics_listen without TLS on an address that others reach: they may read the names of all jobs and "
+          "users");
 ABSL_FLAG(std::string, status_page, "own", "whose jobs its page at / shows: own (of the browser's user), all or off");
 ABSL_FLAG(std::string, log_level, "", "debug, info, warning, error or none; empty: SHARDD_LOG_LEVEL, else info");
 
@@ -253,10 +255,13 @@ int AwaitStop(const sigset_t& signals, Successor* successor, Handover* handover,
 
 absl::Status Run(const std::vector<std::string>& arguments) {
   SHARDD_ASSIGN_OR_RETURN(const std::string path, ParseUnixAddress(absl::GetFlag(FLAGS_listen)));
-  SHARDD_ASSIGN_OR_RETURN(
-      const std::unique_ptr<MetricsProcess> metrics,
-      MetricsProcess::Create({path, absl::GetFlag(FLAGS_metrics_listen), absl::GetFlag(FLAGS_metrics_insecure),
-                              absl::GetFlag(FLAGS_status_page)}));
+  SHARDD_ASSIGN_OR_RETURN(const std::unique_ptr<MetricsProcess> metrics,
+                          MetricsProcess::Create({.socket = path,
+                                                  .listen = absl::GetFlag(FLAGS_metrics_listen),
+                                                  .insecure = absl::GetFlag(FLAGS_metrics_insecure),
+                                                  .status_page = absl::GetFlag(FLAGS_status_page),
+                                                  .tls = {absl::GetFlag(FLAGS_peer_cert), absl::GetFlag(FLAGS_peer_key),
+                                                          absl::GetFlag(FLAGS_peer_ca)}}));
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGINT);
@@ -321,9 +326,11 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   services.push_back({v1::JobsService::service_full_name(),
                       std::make_unique<JobsService>(core, &peers, geteuid(), &handover, history)});
   GrpcServerOptions serving;
-  serving.reflection = absl::GetFlag(FLAGS_reflection);
+  serving.reflection = absl::GetFlag(FLAGS_reflection) ? &peers : nullptr;
+  serving.channelz = absl::GetFlag(FLAGS_channelz);
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server, GrpcServer::Create(std::move(services), serving));
   ListenerOptions listening;
+  SHARDD_ASSIGN_OR_RETURN(listening.view_gid, FindViewGroup("--view_group", absl::GetFlag(FLAGS_view_group)));
   if (rlimit files{}; getrlimit(RLIMIT_NOFILE, &files) == 0) {
     // One uid's connections (four descriptors each) leave room for sessions (ten each) and for everybody else.
     listening.max_connections_per_uid = std::min<size_t>(listening.max_connections_per_uid, files.rlim_cur / 8);
@@ -370,16 +377,8 @@ constexpr absl::string_view kUsage = "shardd: fully sharded data parallel traini
 }  // namespace shardd
 
 int main(int argc, char** argv) {
-  if (shardd::AsksForHelp(argc, argv)) {
-    std::fputs(shardd::FlagsHelp(shardd::kUsage, "server/main.cc").c_str(), stdout);
-    return std::fflush(stdout) == 0 ? 0 : 1;
-  }
-  absl::SetProgramUsageMessage(shardd::kUsage);
-  absl::FlagsUsageConfig config;
-  config.version_string = [] { return absl::StrCat("shardd ", shardd::kVersion, "\n"); };
-  absl::SetFlagsUsageConfig(config);
   const std::vector<std::string> arguments(argv, argv + argc);
-  absl::ParseCommandLine(argc, argv);
+  shardd::ParseFlags(shardd::kUsage, "server/main.cc", argc, argv);
   if (const std::string level = absl::GetFlag(FLAGS_log_level); !level.empty() && !shardd::SetLogLevel(level)) {
     shardd::LogError(absl::StrCat("--log_level: unknown level (got \"", level, "\")"));
     return 2;

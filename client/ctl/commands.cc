@@ -15,6 +15,7 @@
 #include "client/ctl/call_secret.h"
 #include "client/ctl/handover.h"
 #include "client/ctl/history_views.h"
+#include "client/ctl/plan.h"
 #include "client/ctl/top.h"
 #include "client/ctl/trace.h"
 #include "client/ctl/views.h"
@@ -117,6 +118,7 @@ class Executor {
       case Command::kHandover:
         return HandOver(address_, options_);
       case Command::kHelp:
+      case Command::kPlan:
       case Command::kVersion:
         break;
     }
@@ -364,12 +366,23 @@ ExitCode ExitCodeOf(const absl::Status& status) {
   }
 }
 
+absl::Status PlanAndPrint(const Options& options) {
+  SHARDD_ASSIGN_OR_RETURN(const PlannedModel planned, PlanModelFile(options.model, options.world, options.nodes));
+  std::string text = planned.text;
+  if (options.json) {
+    SHARDD_ASSIGN_OR_RETURN(text, ToJson(planned.memory, /*one_line=*/false));
+  }
+  std::fputs(text.c_str(), stdout);
+  return absl::OkStatus();
+}
+
 int Run(const Options& options) {
   if (options.command == Command::kHelp || options.command == Command::kVersion) {
     std::fputs(options.text.c_str(), stdout);
     return kExitOk;
   }
-  if (const absl::Status status = AskAndPrint(options); !status.ok()) {
+  const absl::Status status = options.command == Command::kPlan ? PlanAndPrint(options) : AskAndPrint(options);
+  if (!status.ok()) {
     return Fail(status);
   }
   return kExitOk;

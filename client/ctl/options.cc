@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "common/plan/plan.h"
 #include "common/version.h"
 #include "common/versions/versions.h"
 
@@ -45,6 +46,7 @@ constexpr CommandRow kCommands[] = {
     {"trace", Command::kTrace, TakesJob::kOptional,
      "what ranks and daemon do over the next steps, for ui.perfetto.dev"},
     {"handover", Command::kHandover, TakesJob::kNo, "a new daemon takes this one's place while jobs train"},
+    {"plan", Command::kPlan, TakesJob::kNo, "what memory a model will need, before anything runs (--world, --nodes)"},
     {"close", Command::kClose, TakesJob::kRequired, "end a job and free its memory at once"},
     {"version", Command::kVersion, TakesJob::kNo, "version of this program"},
     {"help", Command::kHelp, TakesJob::kNo, "this text, or that of the command that follows"},
@@ -59,6 +61,9 @@ constexpr char kTopText[] =
     "Figures are means over the steps since the table before. STEPS/S goes down while the next commit takes longer.\n"
     "GOODPUT: the share of the job's time in steps that stand, without waiting for one slow rank. AWAITED: the share\n"
     "of their time for which the others waited for that rank.";
+constexpr char kPlanText[] =
+    "The model is a shardd.v1.JobSpec as JSON: spec of shardd.torch.memory_plan(model), or what a C or C++ program\n"
+    "attaches with. Bytes are of one node with all its ranks; the daemon plans the same. No daemon is asked.";
 constexpr char kClosingText[] =
     "shardctl COMMAND --help lists the options of that command. The options above may stand before a command, too.\n"
     "\n"
@@ -154,6 +159,16 @@ void AddOwnOptions(CLI::App* app, Command command, Options* options) {
         ->transform([](const std::string& file) { return std::string(absl::StripPrefix(file, "=")); })  // -o=FILE
         ->type_name("FILE");
     app->footer(kTraceText);
+  } else if (command == Command::kPlan) {
+    app->add_option("MODEL", options->model, "the file; -: standard input")->required()->option_text(" ");
+    app->add_option("--world", options->world, "ranks of all nodes together (default: as the model says)")
+        ->check(CLI::Range(1, kMaxNodes * kMaxWorldSize).description(""))
+        ->type_name("N");
+    app->add_option("--nodes", options->nodes, "nodes (default: as the model says, otherwise 1)")
+        ->check(CLI::Range(1, kMaxNodes).description(""))
+        ->type_name("N");
+    app->add_flag("--json", options->json, "as shardctl memory --json will have it")->disable_flag_override();
+    app->footer(kPlanText);
   }
 }
 
@@ -186,7 +201,7 @@ void Describe(CLI::App* app, Options* options) {
           ->option_text(" ");
     }
     AddOwnOptions(command, row.command, options);
-    if (row.command != Command::kVersion && row.command != Command::kHelp) {
+    if (row.command != Command::kVersion && row.command != Command::kHelp && row.command != Command::kPlan) {
       AddCommonOptions(command, options);
     }
   }
@@ -255,7 +270,11 @@ absl::StatusOr<Options> ParseOptions(std::vector<std::string> arguments) {
                            " \"", rest[0], "\"");
     } else if (wrong.empty()) {
       const bool missing = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
-      wrong = !missing ? error.what() : has_command ? "name of the job is missing" : "command is missing";
+      const bool plans = has_command && app.get_subcommands()[0]->get_name() == "plan";
+      wrong = !missing      ? error.what()
+              : plans       ? "file of the model is missing"
+              : has_command ? "name of the job is missing"
+                            : "command is missing";
     }
   }
   if (!wrong.empty()) {

@@ -39,6 +39,7 @@ enum class Command {
   kClose,
   kTrace,
   kHandover,
+  kPlan,
 };
 
 struct Options {
@@ -56,6 +57,9 @@ struct Options {
   absl::Duration since = absl::ZeroDuration();  // history, why: how far back; zero: all
   std::string output = "trace.json";            // trace: "-" is standard output
   int steps = 0;                                // trace; 0: the daemon's default
+  std::string model;                            // plan: the file; "-" is standard input
+  int world = 0;                                // plan: ranks of all nodes; 0: as the model says
+  int nodes = 0;                                // plan; 0: as the model says
   // Zero: 10 s for one request, 60 s for a trace, 180 s for a handover.
   absl::Duration timeout = absl::ZeroDuration();
   absl::Duration watch = absl::ZeroDuration();  // zero: once; top: a second, unless `once`

@@ -19,7 +19,7 @@ find_program(SHARDD_GRPC_PLUGIN grpc_cpp_plugin REQUIRED)
 find_path(SHARDD_GRPC_PROTO_DIR grpc/health/v1/health.proto PATHS /usr/share/grpc-proto NO_DEFAULT_PATH REQUIRED)
 
 set(archives)
-foreach(name grpc++_reflection grpcpp_channelz grpc++ grpc gpr upb address_sorting protobuf re2 cares z zstd ssl crypto)
+foreach(name grpcpp_channelz grpc++ grpc gpr upb address_sorting protobuf re2 cares z zstd ssl crypto)
   find_library(SHARDD_ARCHIVE_${name} lib${name}.a REQUIRED)
   mark_as_advanced(SHARDD_ARCHIVE_${name})
   list(APPEND archives ${SHARDD_ARCHIVE_${name}})

@@ -296,6 +296,11 @@ if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND NOT SHARDD_SAN
     ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR} ${CMAKE_CXX_COMPILER})
   set_tests_properties(install/consumer PROPERTIES LABELS multiproc TIMEOUT 300 ${SHARDD_BESIDE_E2E})
 endif()
+if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND NOT SHARDD_SANITIZE)
+  add_test(NAME install/packages COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/packages_test.py
+    ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR})
+  set_tests_properties(install/packages PROPERTIES LABELS multiproc TIMEOUT 600 ${SHARDD_BESIDE_E2E} SKIP_RETURN_CODE 77)
+endif()
 if(TARGET shardd AND TARGET shardctl AND TARGET linear AND NOT SHARDD_SANITIZE)
   add_test(NAME deploy/containers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/deploy/containers_test.sh ${CMAKE_BINARY_DIR})
   set_tests_properties(deploy/containers PROPERTIES LABELS multiproc TIMEOUT 120 RUN_SERIAL ON SKIP_RETURN_CODE 77)

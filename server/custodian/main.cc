@@ -12,10 +12,9 @@
 #include <utility>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/process/flags_help.h"
 #include "common/shm/fd_channel.h"
 #include "server/custodian/custodian.h"
 
@@ -25,8 +24,8 @@ ABSL_FLAG(int64_t, custody_ms, 15 * 60 * 1000, "what no daemon owns for so long 
 ABSL_FLAG(bool, embedded, false, "end when there is neither a daemon nor anything of a job");
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("shardd-custodian: keeps the memory of shardd's jobs while there is no daemon");
-  absl::ParseCommandLine(argc, argv);
+  shardd::ParseFlags("shardd-custodian: keeps the memory of shardd's jobs while there is no daemon",
+                     "server/custodian/main.cc", argc, argv);
   const auto fail = [](const absl::Status& status) {
     std::fprintf(stderr, "shardd-custodian: %s\n", status.ToString().c_str());
     return 1;

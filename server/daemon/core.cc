@@ -201,7 +201,7 @@ JobCore* Core::FindJob(uint64_t job_id) const {
 
 absl::StatusOr<JobCore*> Core::FindJobByName(const Caller& caller, const v1::JobRef& ref) const {
   std::vector<JobCore*> found;
-  const bool of_any = caller.is_admin && !ref.has_uid();
+  const bool of_any = caller.SeesAll() && !ref.has_uid();
   for (const auto& [name, entry] : jobs_) {
     const bool is_meant = of_any || name.first == (ref.has_uid() ? ref.uid() : caller.tenant.uid);
     if (is_meant && name.second == ref.job() && !entry.job->closed()) {
@@ -209,7 +209,7 @@ absl::StatusOr<JobCore*> Core::FindJobByName(const Caller& caller, const v1::Job
     }
   }
   // To other users it makes no difference whether it is there.
-  if (found.empty() || (!caller.is_admin && found.front()->identity().owner.uid != caller.tenant.uid)) {
+  if (found.empty() || (!caller.SeesAll() && found.front()->identity().owner.uid != caller.tenant.uid)) {
     return absl::NotFoundError(absl::StrCat("no job \"", ref.job(), "\""));
   }
   if (found.size() > 1) {

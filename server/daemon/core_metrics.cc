@@ -64,7 +64,7 @@ void Core::GetMetrics(const Caller& caller, Done<v1::GetMetricsResponse> done) {
       job.memory_account().Describe(described->mutable_memory());
     }
     for (auto& [uid, quota] : quotas) {
-      if (!caller.is_admin && uid != caller.tenant.uid) continue;
+      if (!caller.SeesAll() && uid != caller.tenant.uid) continue;
       quota.set_uid(uid);
       quota.set_max_jobs(options_.max_jobs_per_uid);
       quota.set_max_bytes(options_.max_bytes_per_uid);

@@ -184,7 +184,16 @@ void Core::TraceJob(const Caller& caller, const v1::TraceJobRequest& request, st
 void Core::CloseJobByName(const Caller& caller, const v1::JobRef& job, Done<v1::CloseJobByNameResponse> done) {
   loop_.Post([this, caller, job, done = std::move(done)] {
     v1::CloseJobByNameResponse response;
-    const absl::StatusOr<JobCore*> found = FindJobByName(caller, job);
+    Caller closer = caller;
+    closer.is_viewer = false;  // it may close its own as anybody may
+    const absl::StatusOr<JobCore*> found = FindJobByName(closer, job);
+    if (absl::IsNotFound(found.status()) && !absl::IsNotFound(FindJobByName(caller, job).status())) {
+      done(absl::PermissionDeniedError(
+          absl::StrCat("close job \"", job.job(), "\": it belongs to another user; members of the group that sees all ",
+                       "jobs (--view_group) may ask and change nothing (got uid ", caller.tenant.uid,
+                       ", want its owner's, or the daemon's user or root)")));
+      return;
+    }
     if (!found.ok() && !absl::IsNotFound(found.status())) {
       done(found.status());
       return;

@@ -14,9 +14,11 @@ namespace shardd {
 // Who asks: the uid as the kernel says it (SO_PEERCRED), and the secret that the call gives.
 struct Caller {
   Tenant tenant;
-  bool is_admin = false;  // root or the daemon's own uid, in the daemon's namespaces: sees the jobs of all
+  bool is_admin = false;   // root or the daemon's own uid, in the daemon's namespaces: sees the jobs of all
+  bool is_viewer = false;  // of the group that sees the jobs of all, and changes none but its own
 
-  bool MaySee(const Tenant& owner) const { return is_admin || owner.Admits(tenant); }
+  bool SeesAll() const { return is_admin || is_viewer; }
+  bool MaySee(const Tenant& owner) const { return SeesAll() || owner.Admits(tenant); }
 };
 
 // What JobsService asks the daemon's core for. Every method returns at once and calls `done` exactly once, from any
@@ -24,7 +26,7 @@ struct Caller {
 // gRPC server is shut down for good, or be destroyed uncalled: the rpc then ends with CANCELLED.
 //
 // NOT_FOUND where there is no such job, also where another user has it. PERMISSION_DENIED: the caller has its uid and
-// not its secret. INVALID_ARGUMENT: several users have one of that name, and the administrator does not say which.
+// not its secret. INVALID_ARGUMENT: several users have one of that name, and who sees all does not say which.
 class JobsSource {
  public:
   template <typename T>

@@ -130,15 +130,15 @@ void History::Write() {
   written_ = status;
 }
 
-void History::List(v1::ListHistoryRequest request, uint32_t uid, bool is_admin,
+void History::List(v1::ListHistoryRequest request, uint32_t uid, bool sees_all,
                    std::function<void(v1::ListHistoryResponse)> done) {
-  thread_.Post([this, request = std::move(request), uid, is_admin, done = std::move(done)] {
+  thread_.Post([this, request = std::move(request), uid, sees_all, done = std::move(done)] {
     WriteAll();
-    done(Read(request, uid, is_admin));
+    done(Read(request, uid, sees_all));
   });
 }
 
-v1::ListHistoryResponse History::Read(const v1::ListHistoryRequest& request, uint32_t uid, bool is_admin) const {
+v1::ListHistoryResponse History::Read(const v1::ListHistoryRequest& request, uint32_t uid, bool sees_all) const {
   const int limit = request.limit() == 0 ? kDefaultLines : std::min(request.limit(), kMostLines);
   std::vector<v1::HistoryLine> newest;
   v1::ListHistoryResponse response;
@@ -152,7 +152,7 @@ v1::ListHistoryResponse History::Read(const v1::ListHistoryRequest& request, uin
     }
     if (line.time_unix_ms() < request.since_unix_ms()) return false;
     if ((!request.job().empty() && line.job() != request.job()) || (request.has_uid() && line.uid() != request.uid()) ||
-        (request.events_only() && !line.has_event()) || (!is_admin && (line.uid() != uid || line.has_secret()))) {
+        (request.events_only() && !line.has_event()) || (!sees_all && (line.uid() != uid || line.has_secret()))) {
       return true;
     }
     if (newest.size() == static_cast<size_t>(limit)) {

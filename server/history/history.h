@@ -42,9 +42,9 @@ class History final : public EventKeeper {
   void KeepStep(absl::string_view job, const Tenant& owner, const v1::HistoryStep& step) override
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Calls `done` on the thread of this, with the newest lines that fit, oldest first. Of a job that had a secret they
-  // are an administrator's alone: the digest of a secret means nothing to the next daemon.
-  void List(v1::ListHistoryRequest request, uint32_t uid, bool is_admin,
+  // Calls `done` on the thread of this, with the newest lines that fit, oldest first. Of a job that had a secret
+  // they are for those alone who see all jobs: the digest of a secret means nothing to the next daemon.
+  void List(v1::ListHistoryRequest request, uint32_t uid, bool sees_all,
             std::function<void(v1::ListHistoryResponse)> done);
 
  private:
@@ -59,7 +59,7 @@ class History final : public EventKeeper {
   // On the thread; the first one steps, too.
   void WriteAll() ABSL_LOCKS_EXCLUDED(mutex_);
   void Write() ABSL_LOCKS_EXCLUDED(mutex_);
-  v1::ListHistoryResponse Read(const v1::ListHistoryRequest& request, uint32_t uid, bool is_admin) const;
+  v1::ListHistoryResponse Read(const v1::ListHistoryRequest& request, uint32_t uid, bool sees_all) const;
 
   const std::string folder_;
   HistoryFiles files_;    // the thread's

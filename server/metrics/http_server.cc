@@ -20,9 +20,10 @@ constexpr std::pair<const char*, const char*> kSecurity[] = {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const MetricsAddress& address, Handlers handlers) {
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const MetricsAddress& address, Handlers handlers,
+                                                              std::function<bool(int port)> admit) {
   mg_init_library(MG_FEATURES_DEFAULT);
-  std::unique_ptr<HttpServer> server(new HttpServer(std::move(handlers)));
+  std::unique_ptr<HttpServer> server(new HttpServer(std::move(handlers), std::move(admit)));
   const std::string at = absl::StrCat(address.host, ":", address.port);
   // No files are served: there is no document_root. A client that sends or reads slowly has its thread for so long, and
   // so has a connection that a browser opens ahead. None is kept open behind an answer: each open page would have one.
@@ -83,7 +84,10 @@ int HttpServer::Serve(mg_connection* connection, void* server) {
   const Handlers& handlers = static_cast<HttpServer*>(server)->handlers_;
   const auto handler = handlers.find(request.path);
   HttpResponse response;
-  if (method != "GET" && method != "HEAD") {
+  const auto& admit = static_cast<HttpServer*>(server)->admit_;
+  if (admit != nullptr && !admit(info.remote_port)) {
+    response = {403, "text/plain; charset=utf-8", "this port is for shardd-metrics itself\n"};
+  } else if (method != "GET" && method != "HEAD") {
     response = {405, "text/plain; charset=utf-8", "only GET and HEAD\n"};
   } else if (handler == handlers.end()) {
     response = {404, "text/plain; charset=utf-8",

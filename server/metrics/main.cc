@@ -15,11 +15,10 @@
 #include <utility>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/process/flags_help.h"
 #include "common/shm/fd_channel.h"
 #include "common/shm/unique_fd.h"
 #include "common/status/status_macros.h"
@@ -27,17 +26,24 @@
 #include "server/metrics/collector.h"
 #include "server/metrics/http_server.h"
 #include "server/metrics/listen_address.h"
+#include "server/metrics/listening.h"
 #include "server/metrics/metrics_source.h"
 #include "server/metrics/page_policy.h"
 #include "server/metrics/status_page.h"
 #include "server/observe/log.h"
 
-ABSL_FLAG(std::string, socket, "unix:/run/shardd/shardd.sock",
-          "the daemon's Unix socket. What it says depends on who asks: root and the daemon's user see all jobs");
+ABSL_FLAG(
+    std::string, socket, "unix:/run/shardd/shardd.sock",
+    "the daemon's Unix socket. What it says depends on who asks: root, the daemon's user and its --view_group see all "
+    "jobs");
 ABSL_FLAG(std::string, listen, "127.0.0.1:9464",
-          "where metrics are served, at /metrics, and a page at /: host:port with an IPv4 address. Unix sockets, IPv6 "
-          "and TLS are not "
-          "served: Debian's civetweb has none of them without development files");
+          "where metrics are served, at /metrics, and a page at /: host:port with an IPv4 address, or unix:/path, a "
+          "socket of mode 0660");
+ABSL_FLAG(std::string, tls_cert, "",
+          "serve HTTPS with this certificate, a PEM file with the chain behind it; read again when the file changes");
+ABSL_FLAG(std::string, tls_key, "", "its key, a PEM file");
+ABSL_FLAG(std::string, tls_ca, "",
+          "with TLS: clients need a certificate of this authority, a PEM file; empty: they need none");
 ABSL_FLAG(bool, metrics_insecure, false,
           "listen on an address that others reach, too: whoever does may read the names of all jobs and users");
 ABSL_FLAG(
@@ -71,10 +77,18 @@ absl::Time SteadyNow() {
   return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
 
+PageReach PageReachOf(const MetricsAddress& address, const TlsFiles& tls) {
+  if (!address.path.empty() || !tls.certificate.empty()) return PageReach::kFront;
+  return address.is_local() ? PageReach::kLoopback : PageReach::kOthers;
+}
+
 absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(const std::string socket, ParseUnixAddress(absl::GetFlag(FLAGS_socket)));
-  SHARDD_ASSIGN_OR_RETURN(const MetricsAddress address, ParseMetricsAddress("--listen", absl::GetFlag(FLAGS_listen),
-                                                                            absl::GetFlag(FLAGS_metrics_insecure)));
+  const TlsFiles tls{absl::GetFlag(FLAGS_tls_cert), absl::GetFlag(FLAGS_tls_key), absl::GetFlag(FLAGS_tls_ca)};
+  SHARDD_RETURN_IF_ERROR(CheckTlsFiles(tls));
+  SHARDD_ASSIGN_OR_RETURN(const MetricsAddress address,
+                          ParseMetricsAddress("--listen", absl::GetFlag(FLAGS_listen),
+                                              absl::GetFlag(FLAGS_metrics_insecure), !tls.certificate.empty()));
   SHARDD_ASSIGN_OR_RETURN(const PagePolicy policy, ParsePagePolicy("--status_page", absl::GetFlag(FLAGS_status_page)));
   UniqueFd process;
   if (const int pid = absl::GetFlag(FLAGS_ends_with); pid != 0) {
@@ -91,16 +105,15 @@ absl::Status Run() {
   const Collector collector([&source](absl::Duration limit) { return source.Get(limit); });
   HttpServer::Handlers handlers;
   handlers["/metrics"] = [&collector](const HttpRequest&) { return Serialized(collector); };
-  StatusPage page(&source, policy, address.is_loopback(), SteadyNow);
+  StatusPage page(&source, policy, PageReachOf(address, tls), SteadyNow);
   page.AddTo(&handlers);
-  absl::StatusOr<std::unique_ptr<HttpServer>> server = HttpServer::Start(address, handlers);
-  for (absl::Duration waited; !server.ok() && waited < kPortLimit; waited += kPortPoll) {
+  absl::StatusOr<std::unique_ptr<Listening>> server = Listening::Start(address, tls, handlers);
+  for (absl::Duration waited; absl::IsUnavailable(server.status()) && waited < kPortLimit; waited += kPortPoll) {
     if (AwaitEnd(signals.get(), process.get(), kPortPoll)) return absl::OkStatus();
-    server = HttpServer::Start(address, handlers);
+    server = Listening::Start(address, tls, handlers);
   }
   SHARDD_RETURN_IF_ERROR(server.status());
-  LogInfo(
-      absl::StrCat("shardd-metrics serves http://", address.host, ":", (*server)->port(), "/metrics of unix:", socket));
+  LogInfo(absl::StrCat("shardd-metrics serves ", (*server)->url(), " of unix:", socket));
   AwaitEnd(signals.get(), process.get(), absl::InfiniteDuration());
   // At once, so that the next daemon's has the port: civetweb would wait for connections that are kept open.
   _exit(0);
@@ -110,8 +123,8 @@ absl::Status Run() {
 }  // namespace shardd
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("shardd-metrics: serves a shardd's metrics to Prometheus, as a process of its own");
-  absl::ParseCommandLine(argc, argv);
+  shardd::ParseFlags("shardd-metrics: serves a shardd's metrics to Prometheus, as a process of its own",
+                     "server/metrics/main.cc", argc, argv);
   signal(SIGPIPE, SIG_IGN);
   const absl::Status status = shardd::Run();
   if (!status.ok()) shardd::LogError(status.ToString());

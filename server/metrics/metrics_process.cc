@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
-#include "server/metrics/listen_address.h"
 #include "server/metrics/page_policy.h"
 #include "server/observe/log.h"
 
@@ -17,7 +16,9 @@ namespace shardd {
 
 absl::StatusOr<std::unique_ptr<MetricsProcess>> MetricsProcess::Create(Options options) {
   if (options.listen.empty()) return nullptr;
-  SHARDD_RETURN_IF_ERROR(ParseMetricsAddress("--metrics_listen", options.listen, options.insecure).status());
+  SHARDD_ASSIGN_OR_RETURN(
+      const MetricsAddress address,
+      ParseMetricsAddress("--metrics_listen", options.listen, options.insecure, !options.tls.certificate.empty()));
   if (!options.status_page.empty()) {
     SHARDD_RETURN_IF_ERROR(ParsePagePolicy("--status_page", options.status_page).status());
   }
@@ -33,7 +34,13 @@ absl::StatusOr<std::unique_ptr<MetricsProcess>> MetricsProcess::Create(Options o
   }
   std::vector<std::string> argv = {options.program, absl::StrCat("--socket=unix:", options.socket),
                                    absl::StrCat("--listen=", options.listen), absl::StrCat("--ends_with=", getpid())};
-  if (options.insecure) argv.push_back("--metrics_insecure");
+  if (options.insecure) {
+    argv.push_back("--metrics_insecure");
+  } else if (!address.is_local()) {
+    argv.push_back(absl::StrCat("--tls_cert=", options.tls.certificate));
+    argv.push_back(absl::StrCat("--tls_key=", options.tls.key));
+    argv.push_back(absl::StrCat("--tls_ca=", options.tls.ca));
+  }
   if (!options.status_page.empty()) argv.push_back(absl::StrCat("--status_page=", options.status_page));
   return std::unique_ptr<MetricsProcess>(new MetricsProcess(std::move(argv)));
 }

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/process/spawn.h"
+#include "server/metrics/listen_address.h"
 
 namespace shardd {
 
@@ -22,6 +23,7 @@ class MetricsProcess {
     bool insecure = false;
     std::string status_page = {};  // its --status_page; empty: as that is without
     std::string program = {};      // its path; empty: it lies beside this program
+    TlsFiles tls = {};             // for an address that others reach, where it is not insecure; no certificate: none
   };
   // Null: it is to serve nowhere. NOT_FOUND: there is no such program. Errors of ParseMetricsAddress and
   // ParsePagePolicy.

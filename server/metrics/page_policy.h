@@ -12,6 +12,12 @@ enum class PagePolicy {
   kOwn,  // those of the user whose browser asks
   kAll,  // all, to whoever reaches the port
 };
+// How a browser reaches the page.
+enum class PageReach {
+  kLoopback,  // from this machine alone
+  kOthers,    // from other machines, too
+  kFront,     // by a Front: every connection is this process's own, so the kernel cannot say whose it is
+};
 // "off", "own" or "all". INVALID_ARGUMENT: none of them.
 absl::StatusOr<PagePolicy> ParsePagePolicy(absl::string_view flag, absl::string_view text);
 

@@ -49,14 +49,8 @@ void Tidy(std::vector<Incident>* incidents) {
 
 }  // namespace
 
-StatusPage::StatusPage(const MetricsSource* source, PagePolicy policy, bool is_loopback, const Clock& clock)
-    : source_(source),
-      policy_(policy),
-      is_loopback_(is_loopback),
-      clock_(clock),
-      facts_(clock),
-      ranks_(clock),
-      incidents_(clock) {}
+StatusPage::StatusPage(const MetricsSource* source, PagePolicy policy, PageReach reach, const Clock& clock)
+    : source_(source), policy_(policy), reach_(reach), clock_(clock), facts_(clock), ranks_(clock), incidents_(clock) {}
 
 void StatusPage::AddTo(HttpServer::Handlers* handlers) {
   if (policy_ == PagePolicy::kOff) return;
@@ -66,7 +60,7 @@ void StatusPage::AddTo(HttpServer::Handlers* handlers) {
     };
   }
   (*handlers)["/status.json"] = [this](const HttpRequest& request) {
-    const Viewer viewer = ViewerOf(request, policy_, is_loopback_);
+    const Viewer viewer = ViewerOf(request, policy_, reach_);
     return HttpResponse{200, "application/json", Json(viewer, request.Parameter("job"), request.Parameter("uid"))};
   };
 }

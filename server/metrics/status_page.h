@@ -18,9 +18,8 @@ namespace shardd {
 class StatusPage {
  public:
   using Clock = std::function<absl::Time()>;
-  // Asks `source`, which outlives this. `is_loopback`: the port is reached from this machine alone. `clock`: one that
-  // nobody sets.
-  StatusPage(const MetricsSource* source, PagePolicy policy, bool is_loopback, const Clock& clock);
+  // Asks `source`, which outlives this. `clock`: one that nobody sets.
+  StatusPage(const MetricsSource* source, PagePolicy policy, PageReach reach, const Clock& clock);
 
   // Its paths, which need this for as long as they are served. PagePolicy::kOff: none.
   void AddTo(HttpServer::Handlers* handlers);
@@ -37,7 +36,7 @@ class StatusPage {
 
   const MetricsSource* const source_;
   const PagePolicy policy_;
-  const bool is_loopback_;
+  const PageReach reach_;
   const Clock clock_;
   KeptAnswers<StatusFacts> facts_;
   KeptAnswers<SelectedRanks> ranks_;

@@ -68,9 +68,9 @@ std::optional<uint32_t> OwnerOfSocket(absl::string_view tcp, absl::string_view t
   return owner;
 }
 
-Viewer ViewerOf(const HttpRequest& request, PagePolicy policy, bool is_loopback) {
+Viewer ViewerOf(const HttpRequest& request, PagePolicy policy, PageReach reach) {
   Viewer viewer;
-  if ((policy == PagePolicy::kOwn || is_loopback) && !IsAddress(request.host)) {
+  if ((policy == PagePolicy::kOwn || reach == PageReach::kLoopback) && !IsAddress(request.host)) {
     viewer.why = absl::StrCat("jobs are shown under an address or localhost alone (got the host \"", request.host,
                               "\"), so that no other site's script asks for them");
     return viewer;
@@ -78,6 +78,12 @@ Viewer ViewerOf(const HttpRequest& request, PagePolicy policy, bool is_loopback)
   if (policy == PagePolicy::kAll) {
     viewer.sees_all = true;
     viewer.why = "--status_page=all: whoever reaches this port sees all jobs";
+    return viewer;
+  }
+  if (reach == PageReach::kFront) {
+    viewer.why =
+        "behind TLS or a Unix socket it is not known whose browser asks; --status_page=all shows all jobs to whoever "
+        "may connect there";
     return viewer;
   }
   const std::optional<uint32_t> uid = OwnerOfSocket(ContentOf("/proc/self/net/tcp"), ContentOf("/proc/self/net/tcp6"),

@@ -21,11 +21,11 @@ struct Viewer {
 
 // A browser has no uid, its connection has: the kernel says whose socket the other end is, if it is of this machine (of
 // this network namespace). kOwn: root and this process's user see all jobs, another user sees its own without a secret,
-// a connection from elsewhere none. `is_loopback`: the port is reached from this machine alone.
+// a connection from elsewhere none. Behind a Front nobody is known.
 //
 // Where the request names a host that is no address, nobody is seen as anybody, but with kAll on a port that others
 // reach: a site whose name leads to this machine could otherwise have the user's browser ask in its place.
-Viewer ViewerOf(const HttpRequest& request, PagePolicy policy, bool is_loopback);
+Viewer ViewerOf(const HttpRequest& request, PagePolicy policy, PageReach reach);
 
 // The owner of the socket at `client_address`:`client_port` (IPv4) that is connected to `server_port`, out of the text
 // of /proc/self/net/tcp and tcp6. Nothing: there is no such socket, it is closed already, or there are several of

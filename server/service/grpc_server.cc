@@ -7,13 +7,13 @@
 #include "grpc/grpc.h"
 #include "grpc/support/log.h"
 #include "grpcpp/ext/channelz_service_plugin.h"
-#include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/impl/server_builder_option.h"
 #include "grpcpp/impl/server_builder_plugin.h"
 #include "grpcpp/resource_quota.h"
 #include "server/observe/log.h"
+#include "server/service/reflection_service.h"
 
 namespace shardd {
 namespace {
@@ -43,20 +43,19 @@ void InstallPluginsOnce() {
     // unpolled sockets sits in epoll for ten seconds after an answer that its reader took slowly.
     grpc_init();
     grpc::EnableDefaultHealthCheckService(true);
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::channelz::experimental::InitChannelzService();
     return true;
   }();
   (void)installed;
 }
 
-// Removes reflection and channelz from a builder: linking them is enough for the library to add them.
-class WithoutReflection final : public grpc::ServerBuilderOption {
+// Removes channelz from a builder: linking it is enough for the library to add it.
+class WithoutChannelz final : public grpc::ServerBuilderOption {
  public:
   void UpdateArguments(grpc::ChannelArguments*) override {}
   void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
     std::erase_if(*plugins, [](const std::unique_ptr<grpc::ServerBuilderPlugin>& plugin) {
-      return plugin->name() == "proto_server_reflection" || plugin->name() == "channelz_service";
+      return plugin->name() == "channelz_service";
     });
   }
 };
@@ -73,8 +72,16 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(std::vector<Named
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.SetResourceQuota(grpc::ResourceQuota("shardd").Resize(options.max_buffer_bytes));
-  if (!options.reflection) {
-    builder.SetOption(std::make_unique<WithoutReflection>());
+  if (!options.channelz) {
+    builder.SetOption(std::make_unique<WithoutChannelz>());
+  }
+  if (options.reflection != nullptr) {
+    std::vector<std::string> names;
+    for (const NamedService& named : services) names.push_back(named.name);
+    const std::string own = grpc::reflection::v1alpha::ServerReflection::service_full_name();
+    names.insert(names.end(), {"grpc.health.v1.Health", own});
+    if (options.channelz) names.emplace_back("grpc.channelz.v1.Channelz");
+    services.push_back({own, std::make_unique<ReflectionService>(std::move(names), options.reflection)});
   }
   for (const NamedService& named : services) {
     builder.RegisterService(named.service.get());

@@ -10,6 +10,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "grpcpp/impl/codegen/service_type.h"
+#include "server/service/peer_registry.h"
 
 namespace grpc {
 class Server;
@@ -23,13 +24,14 @@ struct GrpcServerOptions {
   // Of all connections together, for messages being received.
   size_t max_buffer_bytes = size_t{1} << 30;
   int max_concurrent_streams = 256;  // per connection
-  // Enables reflection and channelz. gRPC decodes their requests itself, each up to max_message_bytes, which may take
-  // many times as much memory.
-  bool reflection = true;
+  // Not null: reflection, for the callers that are registered there, which outlives the server.
+  const PeerRegistry* reflection = nullptr;
+  // gRPC decodes requests of channelz itself, each up to max_message_bytes, which may take many times as much memory.
+  bool channelz = false;
 };
 
 // A gRPC server without a port: Listener provides the connections. Serves the given services and grpc.health.v1 (for ""
-// and for each service), reflection and channelz, so that any reflection client can list, describe and call them.
+// and for each service), and reflection, so that any reflection client can list, describe and call them.
 //
 // Owns the services. Thread-safe.
 class GrpcServer {

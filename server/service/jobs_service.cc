@@ -72,7 +72,8 @@ absl::StatusOr<Caller> JobsService::Identify(const grpc::CallbackServerContext& 
     return secret.status();
   }
   const bool has_uid = peer->uid == 0 || peer->uid == admin_uid_;
-  return Caller{{peer->uid, secret->digest()}, has_uid && peers_->MayAdminister(context.peer())};
+  return Caller{
+      {peer->uid, secret->digest()}, has_uid && peers_->MayAdminister(context.peer()), peers_->MayView(context.peer())};
 }
 
 template <typename Request, typename Response, typename Ask>
@@ -186,7 +187,7 @@ grpc::ServerUnaryReactor* JobsService::ListHistory(grpc::CallbackServerContext* 
           done(absl::FailedPreconditionError("list history: this daemon keeps none; start it with --history_dir"));
           return;
         }
-        history_->List(request, caller.tenant.uid, caller.is_admin, std::move(done));
+        history_->List(request, caller.tenant.uid, caller.SeesAll(), std::move(done));
       });
 }
 

@@ -24,6 +24,7 @@
 #include "server/loop/core_loop.h"
 #include "server/observe/log.h"
 #include "server/relay/relay.h"
+#include "server/service/view_group.h"
 
 namespace shardd {
 namespace {
@@ -247,7 +248,8 @@ class Listener::Impl {
     if (!socket.valid()) {
       return absl::ResourceExhaustedError("connect: the daemon has no descriptor left for a gRPC connection");
     }
-    SHARDD_RETURN_IF_ERROR(registry_->Register(socket.get(), peer, GetPeerPidfd(client.get())));
+    const bool in_view_group = options_.view_gid.has_value() && IsPeerInGroup(client.get(), peer, *options_.view_gid);
+    SHARDD_RETURN_IF_ERROR(registry_->Register(socket.get(), peer, GetPeerPidfd(client.get()), in_view_group));
     relay_->Add(std::move(client), std::move(inner), peer.uid);
     grpc::AddInsecureChannelFromFd(server_, socket.release());
     return absl::OkStatus();

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,8 @@ struct ListenerOptions {
   size_t max_unread = 512;
   // Open gRPC connections. A rank needs one; each takes four descriptors of the daemon.
   size_t max_connections_per_uid = 2048;
+  // Members of this group may see the jobs of all (PeerRegistry::MayView); empty: nobody.
+  std::optional<uint32_t> view_gid = std::nullopt;
 };
 
 // Owns the socket, its lock file and the accept thread. Thread-safe.

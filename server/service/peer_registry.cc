@@ -27,15 +27,16 @@ std::optional<uint64_t> SocketInode(int fd) {
 
 }  // namespace
 
-absl::Status PeerRegistry::Register(int fd, const PeerCredentials& peer, UniqueFd pidfd) {
+absl::Status PeerRegistry::Register(int fd, const PeerCredentials& peer, UniqueFd pidfd, bool in_view_group) {
   const std::optional<uint64_t> inode = SocketInode(fd);
   if (!inode.has_value()) {
     return absl::InternalError(absl::StrCat("register peer: descriptor is no open socket (fd=", fd, ")"));
   }
-  // Others cannot be the administrator, and a flood of connections is not to cost this.
-  const bool shares_namespaces = (peer.uid == 0 || peer.uid == geteuid()) && SharesNamespaces(peer.pid, pidfd.get());
+  // Others have no powers by it, and a flood of connections is not to cost this.
+  const bool shares_namespaces =
+      (peer.uid == 0 || peer.uid == geteuid() || in_view_group) && SharesNamespaces(peer.pid, pidfd.get());
   absl::MutexLock lock(&mutex_);
-  entries_.insert_or_assign(fd, Entry{*inode, peer, std::move(pidfd), shares_namespaces});
+  entries_.insert_or_assign(fd, Entry{*inode, peer, std::move(pidfd), shares_namespaces, in_view_group});
   return absl::OkStatus();
 }
 
@@ -71,6 +72,12 @@ bool PeerRegistry::MayAdminister(absl::string_view grpc_peer) const {
   absl::ReaderMutexLock lock(&mutex_);
   const Entry* entry = FindLocked(grpc_peer);
   return entry != nullptr && entry->shares_namespaces;
+}
+
+bool PeerRegistry::MayView(absl::string_view grpc_peer) const {
+  absl::ReaderMutexLock lock(&mutex_);
+  const Entry* entry = FindLocked(grpc_peer);
+  return entry != nullptr && entry->in_view_group && entry->shares_namespaces;
 }
 
 UniqueFd PeerRegistry::DupPidfd(absl::string_view grpc_peer) const {

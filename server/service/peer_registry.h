@@ -29,9 +29,10 @@ class PeerRegistry {
   PeerRegistry(const PeerRegistry&) = delete;
   PeerRegistry& operator=(const PeerRegistry&) = delete;
 
-  // Registers `peer` for the open socket `fd` (not owned), replacing an older entry. `pidfd` may be invalid. INTERNAL:
-  // `fd` is not open.
-  absl::Status Register(int fd, const PeerCredentials& peer, UniqueFd pidfd) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Registers `peer` for the open socket `fd` (not owned), replacing an older entry. `pidfd` may be invalid.
+  // `in_view_group`: it has the group that may see all (view_group.h). INTERNAL: `fd` is not open.
+  absl::Status Register(int fd, const PeerCredentials& peer, UniqueFd pidfd, bool in_view_group = false)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   void Forget(int fd) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // `grpc_peer`: from ServerContext::peer(). UNAUTHENTICATED: not a connection of the listener, or closed.
@@ -40,6 +41,9 @@ class PeerRegistry {
   // daemon's own PID and user namespaces, because root of a container has uid 0 here too, and so has whoever a user
   // namespace lets keep its uid. False for a connection that Lookup refuses.
   bool MayAdminister(absl::string_view grpc_peer) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether it may see the jobs of all: it has the group, and is in the daemon's own PID and user namespaces, because
+  // root of a container takes any group.
+  bool MayView(absl::string_view grpc_peer) const ABSL_LOCKS_EXCLUDED(mutex_);
   // A new descriptor of the process's pidfd; invalid if there is none (or it cannot be duplicated).
   UniqueFd DupPidfd(absl::string_view grpc_peer) const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -53,7 +57,8 @@ class PeerRegistry {
     uint64_t inode = 0;
     PeerCredentials peer;
     UniqueFd pidfd;
-    bool shares_namespaces = false;  // as it was when it came; only of root and the daemon's user
+    bool shares_namespaces = false;  // as it was when it came; only of root, the daemon's user and the group
+    bool in_view_group = false;
   };
 
   const Entry* FindLocked(absl::string_view grpc_peer) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);

@@ -59,7 +59,7 @@ start_custodian() { # NAME
   containers+=($!)
 }
 start_daemon() { # NAME
-  container $daemon_uid "$work/bin/shardd" --devices=cpu:2 --reflection=false --listen="$SHARDD_ADDRESS" \
+  container $daemon_uid "$work/bin/shardd" --devices=cpu:2 --listen="$SHARDD_ADDRESS" \
     --custodian="unix:$work/custody/pod/custody.sock" 2>"$work/$1.log" &
   containers+=($!)
   await "listens on" "$work/$1.log"

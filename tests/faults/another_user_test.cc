@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/faults/bad_input.h"
@@ -17,6 +18,7 @@ namespace {
 using testing::RunAsUid;
 
 constexpr uint32_t kStranger = 12345;
+constexpr gid_t kViewGroup = 23456;
 
 class AnotherUser : public BadInput {
  protected:
@@ -123,6 +125,61 @@ TEST_F(AnotherUser, ReachesNothingOfTheJob) {
     EXPECT_EQ(Job().counters().aborts(), aborts);
     owner.Send(Record(Opcode::kUnshard, 0, v1::PHASE_FORWARD));
     EXPECT_TRUE(owner.Consumed());  // its session is what it was
+  }
+  ExpectJobIntact();
+}
+
+// --view_group: its members ask for everything and change nothing.
+TEST_F(AnotherUser, OfTheViewGroupSeesAllAndChangesNothing) {
+  StartDaemonWithJob({absl::StrCat("--view_group=", kViewGroup)});
+  OpenTheDoor();
+  std::vector<gid_t> many(100);  // more than fit where they are asked for first
+  for (size_t i = 0; i < many.size(); ++i) many[i] = static_cast<gid_t>(30000 + i);
+  many.push_back(kViewGroup);
+  using Jobs = v1::JobsService::Stub;
+  v1::JobRef ref;
+  ref.set_job("job");
+  for (const std::vector<gid_t>& groups : {std::vector<gid_t>{}, {kViewGroup}, many}) {
+    UniqueFd connected;
+    RunAsUid(
+        kStranger, [&] { connected = ConnectTo(socket()); }, groups);
+    ASSERT_TRUE(connected.valid());
+    RawClient viewer(socket(), std::move(connected));
+    v1::ListJobsResponse jobs;
+    ASSERT_TRUE(viewer.Ask(&Jobs::ListJobs, v1::ListJobsRequest(), &jobs).ok());
+    v1::GetMetricsResponse metrics;
+    ASSERT_TRUE(viewer.Ask(&Jobs::GetMetrics, v1::GetMetricsRequest(), &metrics).ok());
+    if (groups.empty()) {
+      EXPECT_EQ(jobs.jobs_size() + metrics.jobs_size(), 0);
+      continue;
+    }
+    ASSERT_EQ(jobs.jobs_size(), 1);
+    EXPECT_EQ(jobs.jobs(0).uid(), 0u);
+    EXPECT_EQ(metrics.jobs_size(), 1);
+    EXPECT_EQ(metrics.daemon().quotas_size(), 1);
+    v1::ListRanksResponse ranks;
+    EXPECT_TRUE(viewer.Ask(&Jobs::ListRanks, ref, &ranks).ok());
+    v1::ListEventsRequest which;
+    which.set_limit(1000);
+    v1::ListEventsResponse events;
+    EXPECT_TRUE(viewer.Ask(&Jobs::ListEvents, which, &events).ok());
+    EXPECT_GT(events.events_size(), 0);
+
+    v1::CloseJobByNameResponse closed;
+    ExpectStatus(viewer.Ask(&Jobs::CloseJobByName, ref, &closed), absl::StatusCode::kPermissionDenied,
+                 "may ask and change nothing");
+    v1::HandOverResponse handed_over;
+    ExpectStatus(viewer.Ask(&Jobs::HandOver, v1::HandOverRequest(), &handed_over), absl::StatusCode::kPermissionDenied,
+                 "daemon's own user and root");
+    ExpectStatus(viewer.Close(jobs.jobs(0).job_id()), absl::StatusCode::kPermissionDenied, "another user");
+    ExpectStatus(viewer.Attach(jobs.jobs(0).job_id(), 0).status(), absl::StatusCode::kNotFound, "no such job");
+    // Its own it closes as anybody does.
+    const auto opened = viewer.Open(SpecOf({{"name", "its_own"}, {"world", "1"}}));
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    v1::JobRef own;
+    own.set_job("its_own");
+    EXPECT_TRUE(viewer.Ask(&Jobs::CloseJobByName, own, &closed).ok());
+    EXPECT_TRUE(closed.existed());
   }
   ExpectJobIntact();
 }

@@ -50,6 +50,36 @@ complete_words() (
 )
 [[ $(complete_words st) == "status streams" ]] || fail "completion of commands: $(complete_words st)"
 [[ $(complete_words --json ranks --h) == "--help --handles" ]] || fail "completion of options: $(complete_words --json ranks --h)"
+[[ $(complete_words --address unix:/none st) == "status streams" ]] || fail "completion behind an option: $(complete_words --address unix:/none st)"
+# The same in zsh: what it lists below the line that was typed.
+if command -v zsh >/dev/null; then
+  for typed in "shardctl st:status +streams" "shardctl --json ranks --h:--handles +--help" "shardctl --address /none st:status +streams"; do
+    timeout 60 zsh -f "$source/tests/install/zsh_completion.zsh" "$prefix/bin" "$prefix/share/zsh/vendor-completions" "${typed%:*}" >"$work/zsh" ||
+      fail "zsh ended with status $?"
+    grep -qE -- "^${typed#*:}" "$work/zsh" || fail "zsh offers something else for ${typed%:*}: $(<"$work/zsh")"
+  done
+else
+  echo "install_test: completion of zsh is not tried: no zsh"
+fi
+# Manual pages: every flag, and nothing that the tools warn of (there is no date: the same program makes the same page).
+for page in man8/shardd.8 man8/shardd-custodian.8 man1/shardctl.1; do
+  [[ -e $prefix/share/man/$page.gz ]] || fail "$page: not installed; build target shardd_man"
+done
+for page in "$prefix"/share/man/man*/*.gz; do
+  zcat "$page" >"$work/page"
+  if command -v groff >/dev/null; then
+    warnings=$(groff -ww -man -Tutf8 "$work/page" 2>&1 >/dev/null)
+    [[ -z $warnings ]] || fail "${page##*/}: $warnings"
+  fi
+  if command -v mandoc >/dev/null; then
+    warnings=$(mandoc -Tlint -W warning <"$work/page" | grep -v "missing date" || true)
+    [[ -z $warnings ]] || fail "${page##*/}: $warnings"
+  fi
+  name=${page##*/} && name=${name%.*.gz}
+  for flag in $("$prefix/bin/$name" --help | sed -nE 's/^  (-.,)?--([a-z_]+).*/\2/p'); do
+    grep -qE "^\.B (\\\\-.,)?\\\\-\\\\-$flag" "$work/page" || fail "${page##*/}: no --$flag"
+  done
+done
 
 cmake -G Ninja -S "$source/tests/install/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$cxx" \
   >"$work/log" 2>&1 && cmake --build "$work/build" >>"$work/log" 2>&1 || { cat "$work/log"; fail "a project with find_package(shardd) does not build"; }

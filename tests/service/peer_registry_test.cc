@@ -73,6 +73,22 @@ TEST(PeerRegistryTest, SweepKeepsOpenConnectionsAndReleasesPidfds) {
   EXPECT_TRUE(registry.Lookup(open.peer()).ok());
 }
 
+TEST(PeerRegistryTest, TheGroupMaySeeAllFromTheDaemonsNamespacesAlone) {
+  PeerRegistry registry;
+  const Pair member;
+  const Pair stranger;
+  const Pair elsewhere;
+  const PeerCredentials here{.uid = 12345, .gid = 12345, .pid = ::getpid()};
+  ASSERT_TRUE(registry.Register(member.near.get(), here, UniqueFd(), /*in_view_group=*/true).ok());
+  ASSERT_TRUE(registry.Register(stranger.near.get(), here, UniqueFd()).ok());
+  // A PID that is not to be seen here: it is of another namespace.
+  ASSERT_TRUE(registry.Register(elsewhere.near.get(), {.uid = 12345, .pid = 0}, UniqueFd(), true).ok());
+  EXPECT_TRUE(registry.MayView(member.peer()));
+  EXPECT_FALSE(registry.MayView(stranger.peer()));
+  EXPECT_FALSE(registry.MayView(elsewhere.peer()));
+  EXPECT_FALSE(registry.MayView("fd:99999"));
+}
+
 TEST(PeerRegistryTest, WhatIsNoSocketIsNotRegistered) {
   PeerRegistry registry;
   const UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));

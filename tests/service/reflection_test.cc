@@ -5,11 +5,17 @@
 
 #include <array>
 #include <cstdio>
+#include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
+#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 #include "gtest/gtest.h"
+#include "server/service/reflection_service.h"
 #include "tests/service/service_fixture.h"
 #include "tests/testing/build_paths.h"
 #include "tests/testing/daemon_process.h"
@@ -98,6 +104,77 @@ TEST_F(DaemonReflectionTest, TrainerServiceIsDescribedAndRefusesAClientOfAnother
       Run("call shardd.v1.TrainerService OpenJob protocol_version=9999 spec.name=reflected spec.world_size=1");
   EXPECT_NE(called.exit_code, 0);
   EXPECT_THAT(called.output, AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("9999")));
+}
+
+// What the unit says of reflection and the like; its paths are a machine's.
+std::vector<std::string> FlagsOfTheUnit() {
+  std::vector<std::string> flags;
+  const std::string unit = testing::ReadWholeFile(absl::StrCat(built::kSourceDir, "/deploy/systemd/shardd.service"));
+  const size_t begin = unit.find("\nExecStart=");
+  for (absl::string_view word :
+       absl::StrSplit(unit.substr(begin, unit.find("\nExecReload=") - begin), absl::ByAnyChar(" \n"))) {
+    if (!absl::StartsWith(word, "--") || absl::StrContains(word, "/") || absl::StrContains(word, "$")) continue;
+    flags.emplace_back(word);
+  }
+  return flags;
+}
+
+TEST(Reflection, OperatorsCallIsThereWithTheShippedFlags) {
+  const testing::TempDir dir;
+  testing::DaemonProcess daemon(dir.path(), "cpu:1", FlagsOfTheUnit());
+  ASSERT_TRUE(daemon.listened()) << testing::ReadWholeFile(daemon.log());
+  const auto Run = [&](const std::string& arguments) { return RunClient(daemon.address(), arguments); };
+  RUN_OR_SKIP(listed, "list");
+  EXPECT_THAT(listed.output, HasSubstr("shardd.v1.JobsService"));
+  EXPECT_THAT(listed.output, ::testing::Not(HasSubstr("channelz"))) << "gRPC decodes its requests without limits";
+  RUN_OR_SKIP(described, "describe shardd.v1.JobsService");
+  EXPECT_THAT(described.output, HasSubstr("ListJobs(shardd.v1.ListJobsRequest) -> shardd.v1.ListJobsResponse"));
+  RUN_OR_SKIP(called, "call shardd.v1.JobsService GetDaemon");
+  EXPECT_THAT(called.output, HasSubstr("\"version\""));
+}
+
+using Stream = grpc::ClientReaderWriter<grpc::reflection::v1alpha::ServerReflectionRequest,
+                                        grpc::reflection::v1alpha::ServerReflectionResponse>;
+
+TEST_F(ReflectionTest, HasSmallRequestsAndFewStreams) {
+  Start();
+  const auto stub = grpc::reflection::v1alpha::ServerReflection::NewStub(Channel());
+  grpc::reflection::v1alpha::ServerReflectionRequest request;
+  grpc::reflection::v1alpha::ServerReflectionResponse response;
+  {
+    request.set_host(std::string(1 << 20, 'x'));
+    const auto context = Context();
+    const std::unique_ptr<Stream> stream = stub->ServerReflectionInfo(context.get());
+    stream->Write(request);
+    EXPECT_FALSE(stream->Read(&response));
+    const grpc::Status status = stream->Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+  }
+  request.Clear();
+  request.set_list_services("");
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<Stream>> open;
+  for (size_t i = 0; i < ReflectionService::kMaxStreamsPerUid; ++i) {
+    contexts.push_back(Context());
+    open.push_back(stub->ServerReflectionInfo(contexts.back().get()));
+    ASSERT_TRUE(open.back()->Write(request) && open.back()->Read(&response)) << i;
+    EXPECT_EQ(response.list_services_response().service_size(), 4) << response.ShortDebugString();
+  }
+  {
+    const auto context = Context();
+    const std::unique_ptr<Stream> stream = stub->ServerReflectionInfo(context.get());
+    stream->Write(request);
+    EXPECT_FALSE(stream->Read(&response));
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  }
+  // Those that are open go on, with many questions each, and one that is asked for nothing.
+  request.set_file_containing_symbol("no.such.Symbol");
+  ASSERT_TRUE(open[0]->Write(request) && open[0]->Read(&response));
+  EXPECT_EQ(response.error_response().error_code(), grpc::StatusCode::NOT_FOUND);
+  for (const auto& stream : open) {
+    stream->WritesDone();
+    EXPECT_TRUE(stream->Finish().ok());
+  }
 }
 
 TEST(Reflection, CanBeTurnedOffAndHealthStays) {

@@ -149,7 +149,8 @@ void ServiceTest::Start(const ListenerOptions& options) {
   std::vector<GrpcServer::NamedService> services;
   services.push_back({v1::JobsService::service_full_name(),
                       std::make_unique<JobsService>(&source_, &registry_, ::geteuid(), &handover_)});
-  absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Create(std::move(services));
+  absl::StatusOr<std::unique_ptr<GrpcServer>> server =
+      GrpcServer::Create(std::move(services), {.reflection = &registry_, .channelz = true});
   ASSERT_TRUE(server.ok()) << server.status();
   server_ = *std::move(server);
   absl::StatusOr<std::unique_ptr<Listener>> listener =

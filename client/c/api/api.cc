@@ -30,7 +30,7 @@ absl::StatusOr<int> ReadNode(const shardd_attach_options& options, const v1::Job
     return absl::InvalidArgumentError(
         absl::StrCat("attach job \"", spec.name(),
                      "\": this process does not know its node (got node -1 and neither SHARDD_NODE nor "
-                     "GROUP_RANK); give one of them"));
+                     "GROUP_RANK, nor a launcher's number of it); give one of them"));
   }
   if (node < 0 || node >= std::max(nodes, 1)) {
     return absl::InvalidArgumentError(absl::StrCat("attach job \"", spec.name(), "\": node is out of range (got ", node,

@@ -7,7 +7,6 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "common/process/environment.h"
 #include "common/status/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -22,28 +21,6 @@ std::string Word(const std::string& name, size_t prefix) {
 }
 
 }  // namespace
-
-absl::StatusOr<LaunchEnvironment> ReadLaunchEnvironment() {
-  LaunchEnvironment result;
-  SHARDD_ASSIGN_OR_RETURN(result.rank, EnvironmentNumber("RANK", 0));
-  SHARDD_ASSIGN_OR_RETURN(result.local_rank, EnvironmentNumber("LOCAL_RANK", 0));
-  SHARDD_ASSIGN_OR_RETURN(result.node, EnvironmentNumber("SHARDD_NODE", 0));
-  if (result.node < 0) {
-    SHARDD_ASSIGN_OR_RETURN(result.node, EnvironmentNumber("GROUP_RANK", 0));
-  }
-  SHARDD_ASSIGN_OR_RETURN(const int world, EnvironmentNumber("WORLD_SIZE", 1));
-  SHARDD_ASSIGN_OR_RETURN(const int local_world, EnvironmentNumber("LOCAL_WORLD_SIZE", 1));
-  SHARDD_ASSIGN_OR_RETURN(const int grace_ms, EnvironmentNumber("SHARDD_GRACE_MS", 0));
-  SHARDD_ASSIGN_OR_RETURN(const int daemon_wait_ms, EnvironmentNumber("SHARDD_DAEMON_WAIT_MS", 0));
-  result.grace_ms = std::max(grace_ms, 0);
-  result.daemon_wait_ms = std::max(daemon_wait_ms, 0);
-  result.world_size = std::max(world, 0);
-  result.local_world_size = std::max(local_world, 0);
-  if (result.rank < 0 && local_world > 0 && local_world == world) {
-    result.rank = result.local_rank;
-  }
-  return result;
-}
 
 absl::StatusOr<v1::JobSpec> ParseSpecJson(const char* json, const LaunchEnvironment& environment) {
   if (json == nullptr || json[0] == '\0') {

@@ -34,7 +34,10 @@ def plan_then_train(case: Case, optimizer: str) -> dict[str, Any]:
         [ctl, "--json", "memory", jobs()[0].name], capture_output=True, text=True, check=True
     ).stdout
     dist.barrier()
-    return {"purposes": plan.purposes(), "total": plan.total_bytes, "text": str(plan), "daemon": json.loads(answer)}
+    asked = [ctl, "plan", "-", "--json"]
+    said = subprocess.run(asked, input=json.dumps(plan.spec), capture_output=True, text=True, check=True).stdout
+    found = {"purposes": plan.purposes(), "total": plan.total_bytes, "text": str(plan)}
+    return {**found, "daemon": json.loads(answer), "shardctl": json.loads(said)}
 
 
 @pytest.mark.parametrize("case, optimizer", [
@@ -49,6 +52,8 @@ def test_the_daemon_reports_what_was_planned(case: Case, optimizer: str) -> None
         planned = result["purposes"]
         assert {name: size for name, size in planned.items() if name in reported or size} == reported
         assert sum(planned.values()) == result["total"] == int(result["daemon"]["planned_bytes"])
+        before = {p["purpose"]: int(p["planned_bytes"]) for p in result["shardctl"]["purposes"]}
+        assert before == {name: size for name, size in planned.items() if size}
         for purpose in result["daemon"]["purposes"]:  # and it is what was allocated, in whole pages
             pages = -(-planned[purpose["purpose"]] // 4096)
             if purpose["purpose"] == "snapshot" and optimizer != "stock":

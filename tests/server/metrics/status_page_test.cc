@@ -105,7 +105,7 @@ class StatusPageTest : public ::testing::Test {
   const Viewer root_ = {true, 0, "root"}, user_ = {false, 1000, "user"}, nobody_ = {false, std::nullopt, "nobody"};
   FakeSource source_;
   absl::Time now_ = absl::UnixEpoch() + absl::Hours(1);
-  StatusPage page_{&source_, PagePolicy::kOwn, true, [this] { return now_; }};
+  StatusPage page_{&source_, PagePolicy::kOwn, PageReach::kLoopback, [this] { return now_; }};
 };
 
 TEST_F(StatusPageTest, EachSeesTheJobsThatAreHis) {
@@ -220,7 +220,7 @@ TEST_F(StatusPageTest, FiguresAreOfTheTimeSinceTheAnswerBefore) {
 TEST_F(StatusPageTest, NoConnectionIsKeptForAPageThatIsOpen) {
   HttpServer::Handlers handlers;
   page_.AddTo(&handlers);
-  auto server = HttpServer::Start({"127.0.0.1", 0}, handlers);
+  auto server = HttpServer::Start({"", "127.0.0.1", 0}, handlers);
   ASSERT_TRUE(server.ok()) << server.status();
   const testing::HttpAnswer answer = testing::HttpGet((*server)->port(), "/status.json", "GET", /*keep_alive=*/true);
   EXPECT_EQ(answer.status, 200);
@@ -230,7 +230,7 @@ TEST_F(StatusPageTest, NoConnectionIsKeptForAPageThatIsOpen) {
 TEST_F(StatusPageTest, ItsFilesAreServedWithHeadersThatAllowNothingFromElsewhere) {
   HttpServer::Handlers handlers, none;
   page_.AddTo(&handlers);
-  auto server = HttpServer::Start({"127.0.0.1", 0}, handlers);
+  auto server = HttpServer::Start({"", "127.0.0.1", 0}, handlers);
   ASSERT_TRUE(server.ok()) << server.status();
   for (const PageFile& file : PageFiles()) {
     const testing::HttpAnswer answer = testing::HttpGet((*server)->port(), std::string(file.path));
@@ -244,7 +244,7 @@ TEST_F(StatusPageTest, ItsFilesAreServedWithHeadersThatAllowNothingFromElsewhere
   }
   EXPECT_THAT(testing::HttpGet((*server)->port(), "/status.json").headers, HasSubstr("application/json"));
   EXPECT_EQ(testing::HttpGet((*server)->port(), "/status.json", "POST").status, 405);
-  StatusPage(&source_, PagePolicy::kOff, true, [this] { return now_; }).AddTo(&none);
+  StatusPage(&source_, PagePolicy::kOff, PageReach::kLoopback, [this] { return now_; }).AddTo(&none);
   EXPECT_TRUE(none.empty());
 }
 

@@ -69,22 +69,35 @@ HttpRequest From(const std::string& address, const std::string& host) {
 }
 
 TEST(ViewerTest, WhoeverIsNotKnownSeesNoJobUnlessTheOperatorSaysSo) {
-  const Viewer own = ViewerOf(From("10.0.0.7", "10.0.0.1:9464"), PagePolicy::kOwn, false);
+  const Viewer own = ViewerOf(From("10.0.0.7", "10.0.0.1:9464"), PagePolicy::kOwn, PageReach::kOthers);
   EXPECT_FALSE(own.sees_all || own.uid.has_value());
   EXPECT_FALSE(own.Sees(1000, false));
   EXPECT_THAT(own.why, HasSubstr("--status_page=all"));
-  EXPECT_TRUE(ViewerOf(From("10.0.0.7", "node7:9464"), PagePolicy::kAll, false).Sees(1000, true));
+  EXPECT_TRUE(ViewerOf(From("10.0.0.7", "node7:9464"), PagePolicy::kAll, PageReach::kOthers).Sees(1000, true));
+}
+
+// A Front's connections are this process's own, which sees all jobs.
+TEST(ViewerTest, NobodyIsKnownBehindAFront) {
+  HttpServer::Handlers handlers;
+  handlers["/who"] = [](const HttpRequest& request) {
+    const Viewer viewer = ViewerOf(request, PagePolicy::kOwn, PageReach::kFront);
+    return HttpResponse{200, "text/plain", viewer.sees_all || viewer.uid.has_value() ? "known" : "nobody"};
+  };
+  auto server = HttpServer::Start({"", "127.0.0.1", 0}, handlers);
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_EQ(testing::HttpGet((*server)->port(), "/who").body, "nobody");
+  EXPECT_TRUE(ViewerOf(From("127.0.0.1", "node7:9464"), PagePolicy::kAll, PageReach::kFront).sees_all);
 }
 
 // evil.example leads to 127.0.0.1: its script is of the page's own origin, for the browser.
 TEST(ViewerTest, AnotherSitesNameSeesNothing) {
   for (const PagePolicy policy : {PagePolicy::kOwn, PagePolicy::kAll}) {
     for (const char* host : {"evil.example:9464", "", "localhost.evil.example", "127.0.0.1.evil.example"}) {
-      const Viewer viewer = ViewerOf(From("127.0.0.1", host), policy, true);
+      const Viewer viewer = ViewerOf(From("127.0.0.1", host), policy, PageReach::kLoopback);
       EXPECT_FALSE(viewer.sees_all || viewer.uid.has_value()) << host;
     }
   }
-  EXPECT_TRUE(ViewerOf(From("127.0.0.1", "localhost:9464"), PagePolicy::kAll, true).sees_all);
+  EXPECT_TRUE(ViewerOf(From("127.0.0.1", "localhost:9464"), PagePolicy::kAll, PageReach::kLoopback).sees_all);
 }
 
 TEST(ViewerTest, AUserSeesOwnJobsWithoutASecret) {
@@ -106,11 +119,11 @@ TEST(PagePolicyTest, WhatIsNoChoiceIsRefused) {
 TEST(ViewerTest, TheKernelSaysWhoConnects) {
   HttpServer::Handlers handlers;
   handlers["/who"] = [](const HttpRequest& request) {
-    const Viewer viewer = ViewerOf(request, PagePolicy::kOwn, true);
+    const Viewer viewer = ViewerOf(request, PagePolicy::kOwn, PageReach::kLoopback);
     const std::string uid = viewer.uid.has_value() ? absl::StrCat(*viewer.uid) : "nobody";
     return HttpResponse{200, "text/plain", absl::StrCat(uid, viewer.sees_all ? " all" : "")};
   };
-  auto server = HttpServer::Start({"127.0.0.1", 0}, handlers);
+  auto server = HttpServer::Start({"", "127.0.0.1", 0}, handlers);
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_EQ(testing::HttpGet((*server)->port(), "/who").body, absl::StrCat(geteuid(), " all"));
   if (geteuid() != 0) GTEST_SKIP() << "only root can connect as another user";

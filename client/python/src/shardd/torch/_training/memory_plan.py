@@ -30,7 +30,12 @@ _PURPOSES = (
 
 
 class MemoryPlan(dict[str, Any]):
-    """The plan's JSON: ``bytes`` by purpose, ``groups``, ``parameters``. ``str()`` is the table."""
+    """The plan's JSON: ``bytes`` by purpose, ``groups``, ``parameters``. ``str()`` is the table.
+
+    ``spec``: what it was made from, which ``shardctl plan`` takes as JSON.
+    """
+
+    spec: dict[str, Any]
 
     def purposes(self) -> dict[str, int]:
         """Returns bytes on the node with all ranks attached, named as ``shardctl memory`` does; they add up to the total."""
@@ -98,4 +103,6 @@ def memory_plan(module: nn.Module, world_size: int | None = None) -> MemoryPlan:
         nodes = () if ranks is None else ranks.addresses
     owned = {id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params}
     description = describe(root, "memory_plan", world_size, job_optimizers_of(owned), nodes)
-    return MemoryPlan(json.loads(_C.plan_json(json.dumps(description.spec))))
+    plan = MemoryPlan(json.loads(_C.plan_json(json.dumps(description.spec))))
+    plan.spec = description.spec
+    return plan

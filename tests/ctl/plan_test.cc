@@ -1,0 +1,67 @@
+#include "client/ctl/plan.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace shardd::ctl {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kModel[] = R"({
+  "name": "small",
+  "tree": {"modules": [
+    {"parent": -1, "className": "Net"},
+    {"parent": 0, "name": "hidden", "className": "Linear", "parameters": [
+      {"name": "weight", "shape": [1024, 1024], "dtype": "DTYPE_FLOAT32", "requiresGrad": true}]}]},
+  "policy": {"classes": {"classNames": ["Linear"]}},
+  "config": {"optimizer": {"kind": "OPTIMIZER_KIND_ADAMW"}, "trainersNeverWrite": true}
+})";
+
+int64_t Bytes(const PlannedModel& planned, const std::string& purpose) {
+  for (const v1::Purpose& each : planned.memory.purposes()) {
+    if (each.purpose() == purpose) return each.planned_bytes();
+  }
+  return 0;
+}
+
+TEST(PlanTest, IsWhatTheDaemonPlans) {
+  const absl::StatusOr<PlannedModel> planned = PlanModel(kModel, 4, 0);
+  ASSERT_TRUE(planned.ok()) << planned.status();
+  EXPECT_EQ(planned->memory.job(), "small");
+  EXPECT_EQ(Bytes(*planned, "shards"), 4 << 20);
+  EXPECT_EQ(Bytes(*planned, "optimizer"), 8 << 20);
+  EXPECT_GT(Bytes(*planned, "session"), 4 * (4 << 20)) << "each rank's gradient slot";
+  int64_t sum = 0;
+  for (const v1::Purpose& each : planned->memory.purposes()) sum += each.planned_bytes();
+  EXPECT_EQ(sum, planned->memory.planned_bytes());
+  EXPECT_THAT(planned->text, HasSubstr("small: 1048576 parameters in 1 groups, 4 ranks on 1 node, full_shard\n"));
+  EXPECT_THAT(planned->text, HasSubstr("optimizer   8.0 MiB   2.0 MiB\n"));
+  EXPECT_THAT(planned->text, HasSubstr("largest group hidden: 4.0 MiB unsharded"));
+}
+
+TEST(PlanTest, RanksAreSpreadOverNodes) {
+  const absl::StatusOr<PlannedModel> one = PlanModel(kModel, 64, 1);
+  const absl::StatusOr<PlannedModel> eight = PlanModel(kModel, 64, 8);
+  ASSERT_TRUE(one.ok() && eight.ok()) << one.status() << eight.status();
+  EXPECT_EQ(Bytes(*one, "optimizer"), 8 << 20);
+  EXPECT_EQ(Bytes(*eight, "optimizer"), 1 << 20) << "cut over all nodes";
+  EXPECT_THAT(eight->text, HasSubstr("64 ranks on 8 nodes"));
+}
+
+TEST(PlanTest, WhatCannotBePlannedIsSaid) {
+  const auto error = [](absl::string_view json, int world, int nodes) {
+    return std::string(PlanModel(json, world, nodes).status().message());
+  };
+  EXPECT_THAT(error("{ not json", 4, 0), HasSubstr("no shardd.v1.JobSpec"));
+  EXPECT_THAT(error(kModel, 0, 0), HasSubstr("no --world"));
+  EXPECT_THAT(error(kModel, 7, 2), HasSubstr("7 ranks on 2 nodes"));
+  EXPECT_THAT(error("{}", 2, 0), HasSubstr("tree"));
+  EXPECT_THAT(std::string(PlanModelFile("/nonexistent", 1, 1).status().message()),
+              HasSubstr("cannot read \"/nonexistent\": No such file"));
+}
+
+}  // namespace
+}  // namespace shardd::ctl
