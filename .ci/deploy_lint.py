@@ -345,7 +345,9 @@ def alerts():
     fired = set(re.findall(r"alertname: (\w+)(?: #.*)?\n\s+exp_alerts:\n", tested))
     findings += [f"shardd.rules_test.yml: {name} never fires there" for name in sorted(names - fired)]
     explained = set(re.findall(r"^### (Shardd\w+)$", (ROOT / "deploy/docs/runbook.md").read_text(), re.M))
-    findings += [f"deploy/docs/runbook.md: {name} is an alert or a section, not both" for name in sorted(names ^ explained)]
+    findings += [
+        f"deploy/docs/runbook.md: {name} is an alert or a section, not both" for name in sorted(names ^ explained)
+    ]
     promtool = tool("promtool")
     with tempfile.NamedTemporaryFile("w", suffix=".yml") as rules:  # what the board asks is taken, too
         panels = json.loads((DEPLOY / "grafana" / "shardd.json").read_text())["panels"]

@@ -112,7 +112,7 @@ class ChromeTraceTest : public ::testing::Test {
   v1::TraceJobResponse pending_;
 };
 
-TEST_F(ChromeTraceTest, BetweenCallsTheTrainerComputesWithTheGroupThatItUnshardedLast) {
+TEST_F(ChromeTraceTest, BetweenCallsTheTrainerComputesWithTheLastUnshardedGroup) {
   Unshard(0, 0);
   Unshard(1, 100);
   Reshard(1, 300);
@@ -126,7 +126,7 @@ TEST_F(ChromeTraceTest, BetweenCallsTheTrainerComputesWithTheGroupThatItUnsharde
   EXPECT_THAT(Counter(events, "unsharded"), ElementsAre(100, 200, 100, 0));
 }
 
-TEST_F(ChromeTraceTest, AGroupThatIsUnshardedTwiceIsHeldUntilItIsReshardedTwice) {
+TEST_F(ChromeTraceTest, AGroupUnshardedTwiceIsHeldUntilReshardedTwice) {
   Unshard(1, 0);
   Unshard(1, 100);
   Reshard(1, 200);
@@ -165,7 +165,7 @@ TEST_F(ChromeTraceTest, AnAbandonedBackwardLeavesNothingUnsharded) {
   EXPECT_THAT(Counter(events, "unsharded"), ElementsAre(100, 200, 0));
 }
 
-TEST_F(ChromeTraceTest, AGroupThatIsKeptUnshardedIsComputedWithBackwardInBackward) {
+TEST_F(ChromeTraceTest, BackwardComputesWithAGroupThatWasKeptUnsharded) {
   Unshard(0, 0);  // and until the end of the backward
   Unshard(1, 100);
   Reshard(1, 200);

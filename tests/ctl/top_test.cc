@@ -58,7 +58,7 @@ v1::ListRanksResponse Ranks(int count) {
   return ranks;
 }
 
-TEST(TopTest, OneLineForEachJobSaysItsPaceAndItsSlowestRank) {
+TEST(TopTest, EachJobsLineSaysItsPaceAndSlowestRank) {
   const v1::GetMetricsResponse before = After(10);
   const std::string text = ShowTop({After(15), &before}, View());
   EXPECT_THAT(text, AllOf(HasSubstr("shardd 9.9.9"), HasSubstr("1 job,")));
@@ -78,7 +78,7 @@ TEST(TopTest, TheFirstTableIsOfTheLastStep) {
   EXPECT_THAT(ShowTop({v1::GetMetricsResponse()}, View()), HasSubstr("no jobs"));
 }
 
-TEST(TopTest, AJobsRanksSayWhomTheyWaitForAndHowMuchTheyAreAwaited) {
+TEST(TopTest, RanksSayWhomTheyWaitForAndWhoAwaitsThem) {
   const v1::GetMetricsResponse before = After(10), now = After(15);
   v1::ListRanksResponse ranks = Ranks(2);
   ranks.mutable_ranks(1)->set_state(v1::RANK_STATE_BACKWARD);
@@ -89,7 +89,7 @@ TEST(TopTest, AJobsRanksSayWhomTheyWaitForAndHowMuchTheyAreAwaited) {
                           HasSubstr("25.0 %  Unshard \\x1b[2J"), HasSubstr("3.0 ms"), Not(HasSubstr("\x1b"))));
 }
 
-TEST(TopTest, WhereRanksDoNotFitThoseThatAreMissingOrAwaitedAreShown) {
+TEST(TopTest, AbsentAndAwaitedRanksAreShownWhereNotAllFit) {
   const v1::GetMetricsResponse before = After(10, 1000), now = After(15, 1000);
   v1::ListRanksResponse ranks = Ranks(1000);
   ranks.mutable_ranks(900)->set_state(v1::RANK_STATE_ABSENT);

@@ -247,7 +247,7 @@ TEST(ViewsTest, DaemonSaysHowOldItIsAndWhatItHolds) {
   EXPECT_THAT(Show(with_range, "", kView), HasSubstr("shardd 0.1.0, protocol 1 to 3\n"));
 }
 
-TEST(ViewsTest, DaemonSaysHowItsGpusAreSetAndWhatIsWrongAroundThem) {
+TEST(ViewsTest, TheDaemonsViewShowsGpuSettingsAndWarnings) {
   const auto daemon = Parse<v1::Daemon>(R"pb(
     devices: "cuda:0"
     gpus {
@@ -288,7 +288,7 @@ TEST(ViewsTest, JobSaysItsDefaultsInWords) {
                     HasSubstr("world size\n"), HasSubstr("3, 1.0 MiB updated\n")));
 }
 
-TEST(ViewsTest, AJobOverSeveralNodesShowsThemAndWhyOneIsDown) {
+TEST(ViewsTest, JobsOverNodesShowThemAndWhyOneIsDown) {
   const auto job = Parse<v1::Job>(R"pb(
     name: "gpt"
     world_size: 2
@@ -308,7 +308,7 @@ TEST(ViewsTest, AJobOverSeveralNodesShowsThemAndWhyOneIsDown) {
   EXPECT_THAT(Show(job, view), AllOf(HasSubstr("\x1b[31mdown: connection refused"), HasSubstr("\x1b[31m3, 1 down")));
 }
 
-TEST(ViewsTest, ADaemonThatServesOtherNodesSaysWhereTheyReachIt) {
+TEST(ViewsTest, ADaemonSaysWhereOtherNodesReachIt) {
   const auto daemon = Parse<v1::Daemon>(R"pb(peer_address: "10.0.0.1:7100")pb");
   EXPECT_THAT(Show(daemon, "", kView), HasSubstr("10.0.0.1:7100\n"));
   EXPECT_THAT(Show(v1::Daemon(), "", kView), Not(HasSubstr("other nodes")));

@@ -49,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 class AbandonedStep : public Cluster {};
 
-TEST_F(AbandonedStep, WaitsForTheRankThatFailedAfterTheOthersHaveSteppedAndIsCommitted) {
+TEST_F(AbandonedStep, WaitsForARankThatFailsLateAndIsCommitted) {
   StartDaemon();
   const Args args = {{"steps", "6"}};
   Child failing = StartRank(1, args.With({{"fail", "some_gradients@3"}, {"pause", "some_gradients@3"}}));
@@ -67,7 +67,7 @@ TEST_F(AbandonedStep, WaitsForTheRankThatFailedAfterTheOthersHaveSteppedAndIsCom
   EXPECT_TRUE(HasEvent("job", "abandon", "gave backward 0 up"));
 }
 
-TEST_F(AbandonedStep, IsEndedWithTheRanksNameWhereItDoesNothingMore) {
+TEST_F(AbandonedStep, IsEndedNamingTheRankThatDoesNothingMore) {
   StartDaemon();
   const Args args = {{"steps", "6"}, {"silence_ms", "500"}};
   Child failing = StartRank(1, args.With({{"fail", "some_gradients@3"}, {"pause", "abandoned@3"}}));

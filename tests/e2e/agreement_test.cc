@@ -33,7 +33,7 @@ class Agreement : public Cluster {
   }
 };
 
-TEST_F(Agreement, AnotherLearningRateIsRefusedWithBothValuesAndTheRank) {
+TEST_F(Agreement, AnotherLearningRateIsRefusedWithBothValuesAndRank) {
   ExpectRefusedAndIntact({}, {{"odd_lr", "0.02@3"}}, 3,
                          {"hyperparameters of rank 1 differ from rank 0's", "optimizer group 0", "got {lr: 0.02 ",
                           "want {lr: 0.01 ", "rank=1", "step=4"});
@@ -44,17 +44,17 @@ TEST_F(Agreement, AnotherLearningRateOfOneOptimizerGroupNamesTheGroup) {
                          {"hyperparameters of rank 1", "optimizer group 1", "got {lr: 0.02 ", "want {lr: 0.005 "});
 }
 
-TEST_F(Agreement, AnotherMaximumOfTheGradientNormIsRefusedWithBothValuesAndTheRank) {
+TEST_F(Agreement, AnotherMaximumNormIsRefusedWithBothValuesAndRank) {
   ExpectRefusedAndIntact({{"max_norm", "0.1"}}, {{"odd_max_norm", "0.5@0"}}, 0,
                          {"hyperparameters of rank 1 differ from rank 0's", "max_grad_norm (got 0.5, want 0.1)"});
 }
 
-TEST_F(Agreement, AnotherOrderOfTheGradientNormIsRefusedWithBothValuesAndTheRank) {
+TEST_F(Agreement, AnotherNormTypeIsRefusedWithBothValuesAndRank) {
   ExpectRefusedAndIntact({{"max_norm", "0.1"}}, {{"odd_norm_type", "3@2"}}, 2,
                          {"hyperparameters of rank 1 differ from rank 0's", "norm_type (got 3, want 2)"});
 }
 
-TEST_F(Agreement, FullParametersWithAndWithoutWritebackAreRefusedWithBothValuesAndRanks) {
+TEST_F(Agreement, AnotherWritebackIsRefusedWithBothValuesAndRanks) {
   ExpectRefusedAndIntact({}, {{"odd_writeback", "1@8"}}, 8,
                          {"EnterFullParams", "writeback differs between ranks", "1 on rank 1", "0 on rank 0"});
 }
@@ -72,7 +72,7 @@ class Forms : public Cluster, public ::testing::WithParamInterface<const char*> 
 };
 
 // One rank describes the job in one form and one in the other, and the daemon holds their requests against each other.
-TEST_P(Forms, ManualMarksAndAPolicyGiveTheSameOrderOfUnshardAndReshard) {
+TEST_P(Forms, ManualMarksAndPoliciesGiveTheSameUnshardOrder) {
   StartDaemon();
   const Args args = ArgsOf(GetParam());
   const std::string name = args.Text("name", "job");
@@ -108,7 +108,7 @@ class Refused : public Cluster {
   }
 };
 
-TEST_F(Refused, RanksThatWaitForItAreToldAtOnceWhichAndWhy) {
+TEST_F(Refused, WaitingRanksAreToldAtOnceWhichRankAndWhy) {
   const Args args = {{"steps", "4"}, {"recover", "1"}};
   RefuseRankOne(args);
   EXPECT_EQ(Report(args, 1).code, static_cast<int>(Code::kFailedPrecondition));

@@ -100,7 +100,7 @@ TEST_F(DaemonDeath, ASuccessorGoesOnAfterOneThatWasStopped) {
 }
 
 // The next one has to know that nobody comes again: a later run of the name begins anew.
-TEST_F(DaemonDeath, RanksThatFinishBehindTheDaemonsStopFinishAtTheNext) {
+TEST_F(DaemonDeath, RanksThatFinishWithoutADaemonFinishAtTheNext) {
   StartCustodian();
   StartKept();
   const Args args = Training(5).With({{"pause", "end@5"}});
@@ -209,7 +209,7 @@ TEST_F(DaemonDeath, ACustodianThatDiesIsGivenTheJobsAgain) {
   ExpectNothingLeft();
 }
 
-TEST_F(DaemonDeath, WhereDaemonOrCustodianIsStoppedForAWhileNothingEnds) {
+TEST_F(DaemonDeath, StoppingDaemonOrCustodianForAWhileEndsNothing) {
   StartCustodian();
   StartKept();
   const Args args = Training(1500);

@@ -118,7 +118,7 @@ struct Damage {
 
 class DamagedMemory : public Damaged, public ::testing::WithParamInterface<Damage> {};
 
-TEST_P(DamagedMemory, OfAJobIsNamedAndKeptAndOthersGoOn) {
+TEST_P(DamagedMemory, IsNamedAndKeptWhileOtherJobsGoOn) {
   TrainOne();
   const Args other = Training(400);
   std::vector<Child> others = StartRanks(other);

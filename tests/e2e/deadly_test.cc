@@ -64,7 +64,7 @@ class Deadly : public DaemonDeath {
 
 TEST_F(Deadly, AtEachWriteOfAdamWLosesNothing) { Walk(Training(1000)); }
 
-TEST_F(Deadly, AtEachWriteForAnOptimizerInTheRanksLosesNothing) {
+TEST_F(Deadly, AtEachWriteOfTheTrainersOptimizerLosesNothing) {
   Walk({{"steps", "300"},
         {"recover", "1"},
         {"trained", "adam"},

@@ -45,7 +45,7 @@ class DeathMoments : public DaemonDeath {
 };
 
 // Half of a parameter is handed in, and no version has it.
-TEST_F(DeathMoments, InTheMiddleOfInitialValuesTheyAreHandedInAgain) {
+TEST_F(DeathMoments, HalfWrittenInitialValuesAreWrittenAgain) {
   const Args undisturbed = Training(3);
   const Args args = undisturbed.With({{"pause", "initial@0"}});
   std::vector<Child> ranks = StartRanks(args);
@@ -135,7 +135,7 @@ TEST_F(DeathMoments, WhileRanksFinishTheyHaveFinishedAtTheNext) {
 }
 
 // Of waits: the daemon does not come again.
-TEST_F(DeathMoments, RanksWaitForTheNextDaemonAsLongAsTheyAreToldTo) {
+TEST_F(DeathMoments, RanksWaitForTheNextDaemonAsLongAsTold) {
   const Args args = Training(100'000).With({{"timeout_ms", "3000"}});
   std::vector<Child> ranks = StartRanks(args);
   ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));

@@ -52,7 +52,7 @@ TEST_F(GiveBack, StatusSaysWhatIsInMemoryAndWhatIsNot) {
 }
 
 // Its pages are gone and nothing has come into them; the replacement's sums do.
-TEST_F(GiveBack, ARankThatIsKilledBetweenTheCommitAndTheNextReductionIsReplacedAndAllEndsAsIfNothingHadBeen) {
+TEST_F(GiveBack, ReplacingARankKilledAfterACommitChangesNoResult) {
   StartDaemon();
   const std::vector<TrainerReport> want = RunRanks(args_.With({{"give_back", "0"}, {"name", "undisturbed"}}));
   ExpectAllOk(want);

@@ -45,11 +45,11 @@ class Lifecycle : public Cluster {
 
 TEST_F(Lifecycle, ADelayedRankReadsItsVersionWhileAnotherHasStepped) { DelayRankZeroWhileRankOneSteps({}); }
 
-TEST_F(Lifecycle, ADelayedRankReadsItsVersionFromThePoolWhileAnotherHasStepped) {
+TEST_F(Lifecycle, FromThePoolADelayedRankReadsItsOwnVersion) {
   DelayRankZeroWhileRankOneSteps({{"unshard_mode", "POOLED"}, {"forward_prefetch", "1"}});
 }
 
-TEST_F(Lifecycle, FullParametersWrittenBackAreTheNextVersionOnEveryRank) {
+TEST_F(Lifecycle, WrittenBackParametersAreTheNextVersionOnEveryRank) {
   StartDaemon();
   const Args args = {{"steps", "6"}, {"writeback_at_end", "1"}};
   v1::Job job;
@@ -66,7 +66,7 @@ TEST_F(Lifecycle, FullParametersWrittenBackAreTheNextVersionOnEveryRank) {
   ExpectSame({written[1]}, {written[0]});
 }
 
-TEST_F(Lifecycle, FullParametersWrittenBackByRankZeroAloneAreTheSameEverywhere) {
+TEST_F(Lifecycle, WritebackByRankZeroAloneIsTheSameEverywhere) {
   StartDaemon();
   const Args args = {{"steps", "6"}, {"writeback_at_end", "1"}, {"rank0_only", "1"}, {"layout", "DIM0"}};
   const std::vector<TrainerReport> written = RunRanks(args);
@@ -98,7 +98,7 @@ TEST_F(Lifecycle, ARankMayFinishWhileAnotherStillReadsFullParameters) {
   EXPECT_EQ(Report(args, 0).code, 0) << Report(args, 0).message;
 }
 
-TEST_F(Lifecycle, ARankThatGoesOnAfterAnotherHasFinishedIsToldSo) {
+TEST_F(Lifecycle, ARankThatGoesOnAloneIsToldWhoFinished) {
   StartDaemon();
   const Args args = {{"steps", "8"}, {"read_values", "0"}};
   const std::vector<TrainerReport> reports = RunRanks(args, {{1, {{"steps", "3"}}}});
@@ -125,7 +125,7 @@ TEST_F(Lifecycle, AMebibyteOfTrainerStateIsHandedToTheReplacement) {
   }
 }
 
-TEST_F(Lifecycle, AJobIsKeptForItsGraceTimeAndFreedAfterIt) {
+TEST_F(Lifecycle, AJobIsFreedOnlyAfterItsGraceTime) {
   StartDaemon();
   const Footprint before = DaemonFootprint();
   const Args args = {{"steps", "3"}, {"grace_ms", "3000"}, {"finish", "0"}};
@@ -136,7 +136,7 @@ TEST_F(Lifecycle, AJobIsKeptForItsGraceTimeAndFreedAfterIt) {
   EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() == before; })) << DaemonFootprint() << ", want " << before;
 }
 
-TEST_F(Lifecycle, WhoComesTooLateIsToldWhatWasLostAndWhichSettingKeepsIt) {
+TEST_F(Lifecycle, WhoComesTooLateHearsWhatWasLostAndWhy) {
   StartDaemon();
   const Args args = {{"steps", "3"}, {"grace_ms", "300"}, {"finish", "0"}};
   ExpectAllOk(RunRanks(args, {}, [] {}));
@@ -161,7 +161,7 @@ TEST_F(Lifecycle, AJobIsKeptAsLongAsItsLauncherLives) {
   EXPECT_EQ(Job().committed_step(), 3);
 }
 
-TEST_F(Lifecycle, AJobIsKeptAsLongAsALauncherThatIsAllThatItsContainerRuns) {
+TEST_F(Lifecycle, AJobIsKeptAsLongAsItsContainersLauncher) {
   if (geteuid() != 0) GTEST_SKIP() << "a PID namespace is made by root";
   StartDaemon();
   std::string program(4096, 0);
@@ -193,7 +193,7 @@ TEST_F(Lifecycle, EveryRankThatIsLostIsAnEvent) {
 }
 
 // Who watches the log for what is amiss sees it without the other lines.
-TEST_F(Lifecycle, ALostRankAndItsAbortAreWarningsInTheLog) {
+TEST_F(Lifecycle, ALostRankAndItsAbortAreLoggedAsWarnings) {
   StartDaemon();
   const Args args = {{"steps", "6"}};
   Child survivor = StartRank(0, args);

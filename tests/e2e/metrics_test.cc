@@ -161,7 +161,7 @@ TEST_F(MetricsTest, WhatAKilledRankCostsIsWhatTheTestMeasures) {
             << aborted_ms - committed_ms << " ms by the test\n";
 }
 
-TEST_F(MetricsTest, StepsThatAreTakenBackToASnapshotAreLostToo) {
+TEST_F(MetricsTest, StepsTakenBackToASnapshotAreLostToo) {
   Start();
   const Args args = {{"model", "pass"},       {"trainers_write", "1"}, {"trained", "sgd"},
                      {"blocks", "3"},         {"numel", "20011"},      {"steps", "9"},
@@ -239,7 +239,7 @@ TEST_F(MetricsTest, AScrapeTakesMillisecondsWhileRanksTrain) {
   for (Child& rank : ranks) rank.Kill(SIGKILL);
 }
 
-TEST_F(MetricsTest, TheHttpProcessServesItsPagesAloneAndEndsWithItsDaemon) {
+TEST_F(MetricsTest, MetricsPagesAloneAreServedUntilTheDaemonEnds) {
   Start();
   EXPECT_EQ(HttpGet(port_, "/metrics").status, 200);
   EXPECT_TRUE(absl::StrContains(HttpGet(port_, "/metrics").headers, "text/plain; version=0.0.4"));
@@ -264,7 +264,7 @@ TEST_F(MetricsTest, ThePageShowsAllJobsWhereTheOperatorSaysSo) {
   ExpectThatAnotherUserSees(true);
 }
 
-TEST_F(MetricsTest, ADaemonWithoutTheProgramSaysSoAndDoesNotStart) {
+TEST_F(MetricsTest, ADaemonWithoutTheHttpProgramSaysSoAndEnds) {
   std::filesystem::copy_file(testing::ProgramPath("shardd"), File("shardd"));
   Child daemon = testing::Spawn(
       {File("shardd"), absl::StrCat("--listen=unix:", File("shardd.sock")), "--metrics_listen=127.0.0.1:0"},

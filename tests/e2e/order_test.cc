@@ -42,7 +42,7 @@ TEST_F(Order, RanksThatRunGroupsInAnotherOrderTrainRight) {
 
 // head and embed share a gradient slot, as there are two where groups are large: in opposite orders each rank waits for
 // what the other has not sent yet.
-TEST_F(Order, RanksThatHoldEachOtherUpOnASlotTrainRight) {
+TEST_F(Order, RanksThatWaitForEachOthersSlotTrainRight) {
   StartDaemon({}, "cpu:3");
   const Args args = {{"world", "3"}, {"order", "head,mid,embed,root"}, {"steps", "30"}, {"filler", "100000"}};
   const std::map<int, Args> reversed = {{1, {{"order", "root,embed,mid,head"}}}};
@@ -67,7 +67,7 @@ TEST_F(Order, StrictModeRefusesADepartureAndNamesRankAndGroups) {
 }
 
 // When an order is recorded, the one that departs learns at its request, long before the step.
-TEST_F(Order, StrictModeRefusesADepartureFromTheRecordedOrderInALaterStep) {
+TEST_F(Order, StrictModeRefusesALaterDepartureFromTheCapturedOrder) {
   StartDaemon();
   const Args args = {{"strict_order", "1"}, {"order", "root,embed,mid,head"}, {"steps", "10"}};
   const std::vector<TrainerReport> reports = RunRanks(args, {{1, {{"odd_order", "root,mid,embed,head@4"}}}});
@@ -86,7 +86,7 @@ TEST_F(Order, StrictModeServesRanksThatKeepTheOrder) {
   ExpectParity(args, RunRanks(args));
 }
 
-TEST_F(Order, ASkippedGroupIsAnErrorAtOnceThatNamesRanksGroupAndCall) {
+TEST_F(Order, ASkippedGroupFailsAtOnceNamingGroupAndCall) {
   StartDaemon();
   const Args args = {{"steps", "10"}};
   const std::vector<TrainerReport> reports =
@@ -103,7 +103,7 @@ TEST_F(Order, ASkippedGroupIsAnErrorAtOnceThatNamesRanksGroupAndCall) {
 }
 
 // Its deadline passes, and says for whom it has waited.
-TEST_F(Order, ARankThatNeverAttachesIsNamedByThoseWhoWaitForIt) {
+TEST_F(Order, ARankThatNeverAttachesIsNamedToThoseWaiting) {
   StartDaemon({}, "cpu:3");
   const Args args = {{"world", "3"}, {"timeout_ms", absl::StrCat(kPatienceMs)}, {"pause", "ended"}};
   std::vector<Child> ranks;
@@ -117,7 +117,7 @@ TEST_F(Order, ARankThatNeverAttachesIsNamedByThoseWhoWaitForIt) {
   }
 }
 
-TEST_F(Order, ARankThatDoesNotComeBackIsNamedByThoseWhoWaitForItsGradients) {
+TEST_F(Order, ARankThatStaysAwayIsNamedToThoseWaiting) {
   StartDaemon();
   const Args args = {{"steps", "3"}, {"read_values", "0"}, {"finish", "0"}, {"wait_step", "1"}};
   ExpectAllOk(RunRanks(args, {}, [] {}));
@@ -148,7 +148,7 @@ TEST_F(Order, AGroupThatNoRankSubmitsIsNobodysError) {
   EXPECT_EQ(job.counters().reductions(), 10u * kGroupCount - 1);
 }
 
-TEST_F(Order, ARankThatFallsSilentEndsTheStepWithItsName) {
+TEST_F(Order, ASilentRankEndsTheStepAndIsNamed) {
   StartDaemon();
   const Args args = {{"steps", "10"}, {"silence_ms", "500"}};
   Child silent = StartRank(1, args.With({{"pause", "unsharded@3"}}));

@@ -78,7 +78,7 @@ const Case kCases[] = {
 INSTANTIATE_TEST_SUITE_P(Cases, PassesOnCpus, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
-TEST_F(Passes, ARankThatIsKilledAnywhereTakesTheJobBackToTheCopyThatWasKept) {
+TEST_F(Passes, AKillAnywhereTakesTheJobBackToTheSnapshot) {
   StartDaemon({}, "cpu:3");
   KillEverywhere(kPass.With({{"keep_every", "1"}, {"trained", "adam"}}), 1);
   KillEverywhere(kPass.With({{"keep_every", "3"}, {"world", "3"}, {"midway", "0"}}), 4);
@@ -115,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, PassesOnGpusOnly,
                                                std::get<1>(info.param)[0] == '1' ? "ByStream" : "ByHost");
                          });
 
-TEST_F(PassesOnGpus, ARankThatIsKilledAnywhereTakesTheJobBackToTheCopyThatWasKept) {
+TEST_F(PassesOnGpus, AKillAnywhereTakesTheJobBackToTheSnapshot) {
   SHARDD_NEEDS_FAKE_GPUS("late writes");
   StartOnGpus(2, {"FAKE_CUDA_LATE_WRITES_US=3000"});
   const Args args = kPass.With({{"device_memory", "1"}});
@@ -125,14 +125,14 @@ TEST_F(PassesOnGpus, ARankThatIsKilledAnywhereTakesTheJobBackToTheCopyThatWasKep
 }
 
 // Their streams come to the copies when the hosts have enqueued what reads them.
-TEST_F(PassesOnGpus, NoHostWaitsForAGpuWhereItEntersAPass) {
+TEST_F(PassesOnGpus, NoHostWaitsForAGpuToEnterAPass) {
   StartOnGpus(1);
   const std::vector<TrainerReport> reports = RunRanks(kPass.With({{"device_memory", "1"}, {"ahead", "3"}}));
   ExpectAllOk(reports);
   for (const TrainerReport& report : reports) EXPECT_EQ(report.Note("ahead "), "ahead 1");
 }
 
-TEST_F(PassesOnGpus, ARankWhoseStreamDoesNotComeToItsPassIsNamed) {
+TEST_F(PassesOnGpus, ARankWhoseStreamMissesAPassIsNamed) {
   StartOnGpus(1);
   const std::vector<TrainerReport> reports =
       RunRanks(kPass.With({{"device_memory", "1"}, {"silence_ms", "1000"}}), {{1, {{"stuck", "2"}}}});

@@ -163,7 +163,7 @@ std::map<Thread, std::vector<Event>> ThreadsOf(const json& trace) {
   return events;
 }
 
-TEST_F(TraceTest, FileHasEveryUnshardReshardReduceAndStepOfEveryRankInOrder) {
+TEST_F(TraceTest, TheFileShowsWhatEveryRankDidInOrder) {
   StartTraining();
   const std::string file = File("trace.json");
   testing::Child shardctl = testing::Spawn(
@@ -272,7 +272,7 @@ TEST_F(TraceTest, GoesOnWhileARankIsKilledAndReplaced) {
   EXPECT_GE(epochs.size(), 2u);
 }
 
-TEST_F(TraceTest, OfAJobThatEndsSaysSoAndHasWhatThereWas) {
+TEST_F(TraceTest, AnEndedJobsTraceSaysSoAndKeepsItsSteps) {
   StartPaused(kPaused.With({{"steps", "12"}}));
   Tracing trace(jobs(), 1000);
   ASSERT_TRUE(trace.Read());
@@ -296,7 +296,7 @@ TEST_F(TraceTest, WhoseLastStepIsTheJobsLastIsWhole) {
   for (testing::Child& rank : ranks_) EXPECT_EQ(rank.Wait(), 0);
 }
 
-TEST_F(TraceTest, OfAJobThatIsClosedUnderItsRanksEndsAtOnce) {
+TEST_F(TraceTest, TracesOfAClosedJobEndAtOnce) {
   StartPaused();
   Tracing trace(jobs(), 1000);
   ASSERT_TRUE(trace.Read());
@@ -324,7 +324,7 @@ TEST_F(TraceTest, EndsWithItsDaemon) {
   EXPECT_THAT(trace.end.text(), HasSubstr("shutting down"));
 }
 
-TEST_F(TraceTest, WhoseStepsDoNotComeEndsInTimeAndSaysForWhom) {
+TEST_F(TraceTest, TracesWithoutStepsEndInTimeAndNameTheRank) {
   StartPaused(kPaused.With({{"steps", "12"}}));
   LetGo(kPaused, "backward_done", 0);
   const std::string file = File("trace.json");

@@ -43,7 +43,7 @@ class Custodians : public e2e::KeptCluster {
   absl::StatusOr<v1::OpenJobResponse> opened_ = absl::UnknownError("not asked");
 };
 
-TEST_F(Custodians, AJobIsThereForNobodyBeforeItIsHandedOver) {
+TEST_F(Custodians, NobodyGetsAJobBeforeItIsHandedOver) {
   StartCustodian();
   StartKept();
   OpenWhileCustodianIsStopped(absl::Seconds(1));
@@ -55,7 +55,7 @@ TEST_F(Custodians, AJobIsThereForNobodyBeforeItIsHandedOver) {
   EXPECT_EQ(Committed(), 5) << "all of it was handed over";
 }
 
-TEST_F(Custodians, OneThatDoesNotAnswerIsWaitedForNoLongerThanItsLimitAndNamed) {
+TEST_F(Custodians, OneThatDoesNotAnswerInTimeIsNamed) {
   StartCustodian();
   StartKept();
   const absl::Time begin = absl::Now();
@@ -73,7 +73,7 @@ TEST_F(Custodians, OneThatDoesNotAnswerIsWaitedForNoLongerThanItsLimitAndNamed) 
   ExpectUndisturbed(args, ranks);
 }
 
-TEST_F(Custodians, OneThatIsFullIsNamedAndJobsThatItHasGoOn) {
+TEST_F(Custodians, OneThatIsFullIsNamedAndKeepsItsJobs) {
   custodian_ =
       std::make_unique<Child>(testing::Spawn({"/bin/sh", "-c", "ulimit -n 64; exec \"$0\" \"$@\"",
                                               testing::ProgramPath("shardd-custodian"), "--listen=unix:" + Custody()},
@@ -124,7 +124,7 @@ class EmbeddedCustodian : public Custodians {
   }
 };
 
-TEST_F(EmbeddedCustodian, ThatDiesIsReplacedByItsDaemonAndHasAllJobsAgain) {
+TEST_F(EmbeddedCustodian, IsReplacedWithAllJobsWhenItDies) {
   StartDaemon({"--embedded"});
   const e2e::Args args = Training(60);
   std::vector<Child> ranks = StartRanks(args.With({{"pause", "before_step@20"}}));

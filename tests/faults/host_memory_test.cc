@@ -26,7 +26,7 @@ class FullHost : public e2e::Cluster, public ::testing::WithParamInterface<Case>
   const MemoryOfTheMachine memory_{File("meminfo")};
 };
 
-TEST_P(FullHost, RefusesTheWritebackAloneAndServesItWhenThereIsMemoryAgain) {
+TEST_P(FullHost, RefusesOnlyTheWritebackUntilThereIsMemoryAgain) {
   if (!HasOwnMounts()) return RunThisTestWithOwnMounts();
   const Case& c = GetParam();
   memory_.Say(int64_t{16} << 20);

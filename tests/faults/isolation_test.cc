@@ -97,7 +97,7 @@ TEST_F(Isolation, AnAttachThatTakesLongHoldsUpNoOtherJobs) {
 
 // The holder is killed, and its last store has to be behind it: the daemon waits for its end. Here a debugger holds it
 // at its exit, as a driver or a file system that hangs does.
-TEST_F(Isolation, AReplacementOfAProcessThatDoesNotDieHoldsUpNoOtherJobs) {
+TEST_F(Isolation, ReplacingAProcessThatWillNotDieDelaysNobodyElse) {
   StartDaemon();
   const e2e::Args args = {{"world", "1"}, {"pause", "before_step@2"}};
   testing::Child holder = StartRank(0, args);

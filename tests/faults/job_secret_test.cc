@@ -134,7 +134,7 @@ TEST_F(JobSecretTest, AJobWithoutOneIsNoneOfWhoGivesOne) {
 }
 
 // A rank that is refused is told to those who wait for it, but not one of somebody else's.
-TEST_F(JobSecretTest, WhoDoesNotGiveItIsNoRankThatOthersWaitFor) {
+TEST_F(JobSecretTest, NobodyWaitsForARankWithoutTheSecret) {
   StartDaemon();
   const v1::JobSpec spec = SpecOf({{"world", "2"}});
   RawClient owner(socket());

@@ -151,11 +151,11 @@ TEST_F(Kill, DuringWritebackOfFullParametersLeavesTheOldValues) {
   KillAndReplace("writeback@10", {{"writeback_at_end", "1"}});
 }
 
-TEST_F(Kill, OfTheOnlyRankThatWritesBackLeavesTheOldValues) {
+TEST_F(Kill, OfTheOnlyRankWritingBackLeavesTheOldValues) {
   KillAndReplace("writeback@10", {{"writeback_at_end", "1"}, {"rank0_only", "1"}}, /*dies=*/0);
 }
 
-TEST_F(Kill, OfARankThatOnlyWaitsForTheOneThatWritesBackLeavesTheOldValues) {
+TEST_F(Kill, OfARankAwaitingTheWriterLeavesTheOldValues) {
   KillAndReplace("full_params@10", {{"writeback_at_end", "1"}, {"rank0_only", "1"}});
 }
 

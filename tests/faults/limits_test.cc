@@ -59,7 +59,7 @@ TEST_F(BadInput, TheQuotaOfBytesIsKept) {
   ExpectJobIntact();
 }
 
-TEST_F(BadInput, AUserHasHalfOfTheMemoryWhereNothingElseIsSaid) {
+TEST_F(BadInput, AUserHasHalfOfTheMemoryByDefault) {
   StartDaemonWithJob();
   const auto limits = GetMemoryLimits();
   ASSERT_TRUE(limits.ok()) << limits.status();
@@ -73,7 +73,7 @@ TEST_F(BadInput, AUserHasHalfOfTheMemoryWhereNothingElseIsSaid) {
 }
 
 // The job fits, and a writeback of its parameters would not: that is said when it opens, not when it writes back.
-TEST_F(BadInput, AJobThatCouldNotWriteBackIsRefusedWhenItOpens) {
+TEST_F(BadInput, AJobThatCouldNotWriteBackDoesNotOpen) {
   StartDaemonWithJob({"--max_bytes_per_uid=0"});
   const auto limits = GetMemoryLimits();
   ASSERT_TRUE(limits.ok()) << limits.status();
@@ -99,7 +99,7 @@ TEST_F(BadInput, AJobThatCouldNotWriteBackIsRefusedWhenItOpens) {
 }
 
 // A plan's heap grows with its parameters, whoever opens the job.
-TEST_F(BadInput, TheHeapOfALargeJobIsGivenBackWhenItIsClosed) {
+TEST_F(BadInput, ClosingGivesBackTheHeapOfALargeJob) {
   if (testing::kSanitized) GTEST_SKIP() << "a sanitizer keeps what is freed";
   StartDaemonWithJob();
   const auto heap_bytes = [this] { return e2e::ReadResident(daemon_pid()).anonymous_bytes; };
@@ -121,7 +121,7 @@ TEST_F(BadInput, TheHeapOfALargeJobIsGivenBackWhenItIsClosed) {
 
 // Nearly as many as the daemon may have: what comes then is refused by name, and what is there is served from the
 // reserve: a job trains on, and its ranks may leave.
-TEST_F(BadInput, OutOfDescriptorsTheDaemonSaysSoAndServesWhatItHas) {
+TEST_F(BadInput, OutOfDescriptorsTheDaemonSaysSoAndServesOn) {
   StartDaemonWithJob();
   {
     RawClient client(socket());
@@ -166,7 +166,7 @@ class FullMachine : public BadInput {
   const MemoryOfTheMachine memory_{File("meminfo")};
 };
 
-TEST_F(FullMachine, RefusesTheJobThatDoesNotFitAndSaysWhatToDo) {
+TEST_F(FullMachine, RefusesWhatDoesNotFitAndSaysWhatToDo) {
   if (!HasOwnMounts()) return RunThisTestWithOwnMounts();
   memory_.Say(int64_t{16} << 20);
   StartDaemonWithJob();

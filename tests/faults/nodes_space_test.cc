@@ -32,7 +32,7 @@ class FullMachineOfANode : public BadInput {
   const MemoryOfTheMachine memory_{File("meminfo")};
 };
 
-TEST_F(FullMachineOfANode, TakesItsPartOfWhatWouldNotFitAndRefusesAPartThatDoesNot) {
+TEST_F(FullMachineOfANode, OnlyItsPartOfAJobHasToFit) {
   if (!HasOwnMounts()) return RunThisTestWithOwnMounts();
   memory_.Say(int64_t{16} << 20);
   StartDaemonWithJob({"--peer_listen=127.0.0.1:0", "--peer_address=node0.test:1"});

@@ -65,7 +65,7 @@ TEST_F(BadInput, ARankSpeaksTheNewestCommonVersion) {
   ExpectJobIntact();
 }
 
-TEST_F(BadInput, ARankThatDescribesAnotherJobIsToldTheFirstDifference) {
+TEST_F(BadInput, RefusalOfADifferentJobNamesTheFirstDifference) {
   StartDaemonWithJob();
   RawClient client(socket());
   v1::JobSpec spec = SpecOf(job_);
@@ -83,7 +83,7 @@ TEST_F(BadInput, ARankThatDescribesAnotherJobIsToldTheFirstDifference) {
   ExpectJobIntact();
 }
 
-TEST_F(BadInput, AWiderJobIsAdoptedOnRequestOnlyAndOnlyWhereItIsWider) {
+TEST_F(BadInput, OnlyAWiderJobIsAdoptedAndOnlyOnRequest) {
   StartDaemonWithJob();
   RawClient client(socket());
   v1::OpenJobRequest request;
@@ -104,7 +104,7 @@ TEST_F(BadInput, AWiderJobIsAdoptedOnRequestOnlyAndOnlyWhereItIsWider) {
   ExpectJobIntact();
 }
 
-TEST_F(BadInput, OnlyAnAttachedRankExtendsItsJobAndOnlyByWhatIsTrained) {
+TEST_F(BadInput, OnlyAnAttachedRankExtendsWhatItsJobTrains) {
   StartDaemonWithJob();
   RawClient client(socket());
   v1::JobSpec spec = SpecOf({{"name", "other"}, {"world", "1"}});
@@ -145,7 +145,7 @@ TEST_F(BadInput, AMessageAboveTheLimitIsRefused) {
 }
 
 // Two bytes of a message may take a hundred in memory: what it has is counted before it is decoded.
-TEST_F(BadInput, AMessageOfCountlessEmptyParametersIsRefusedBeforeItIsDecoded) {
+TEST_F(BadInput, CountlessEmptyParametersAreRefusedBeforeDecoding) {
   constexpr int kParameters = 16 << 20;
   // Nothing near the 1.4 GiB that so many take; the message itself comes in several shapes.
   constexpr int64_t kMostBytes = 256 << 20;

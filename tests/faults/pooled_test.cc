@@ -48,7 +48,7 @@ TEST_F(Pooled, AGroupThatIsUnshardedTwiceIsReshardedTwice) {
       absl::StatusCode::kFailedPrecondition, "\"embed\"");
 }
 
-TEST_F(Pooled, MoreGroupsAtOnceThanThePoolHasSlotsAreRefused) {
+TEST_F(Pooled, UnshardingMoreGroupsThanThePoolHoldsIsRefused) {
   StartDaemon();
   v1::JobSpec spec =
       SpecOf({{"model", "blocks"}, {"blocks", "6"}, {"numel", "100"}, {"world", "1"}, {"unshard_mode", "POOLED"}});

@@ -65,7 +65,7 @@ class StoppedRank : public e2e::Cluster {
   }
 };
 
-TEST_F(StoppedRank, WhichTheDaemonMayNotKillStoresNothingIntoALaterEpoch) {
+TEST_F(StoppedRank, StoresNothingIntoLaterEpochsThoughItCannotBeKilled) {
   StartDaemonThatMayNotKill();
   const Args args = {{"steps", "8"}, {"recover", "1"}};
   std::vector<testing::Child> ranks;

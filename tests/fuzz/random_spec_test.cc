@@ -9,7 +9,7 @@
 namespace shardd::fuzz {
 namespace {
 
-TEST(RandomSpec, GivesAPlanThatCoversEveryElementOnceOrAnError) {
+TEST(RandomSpec, GivesAnErrorOrAPlanCoveringEveryElementOnce) {
   int planned = 0;
   for (uint32_t seed = 0; seed < 4000; ++seed) {
     SCOPED_TRACE(seed);
@@ -23,7 +23,7 @@ TEST(RandomSpec, GivesAPlanThatCoversEveryElementOnceOrAnError) {
   EXPECT_LT(planned, 3900);
 }
 
-TEST(RandomSpec, BytesThatAreASpecByChanceAreAPlanOrAnError) {
+TEST(RandomSpec, RandomBytesThatParseGiveAPlanOrAnError) {
   const google::protobuf::LogSilencer quiet;  // names that are no UTF-8
   std::mt19937 random(7);
   for (int round = 0; round < 4000; ++round) {

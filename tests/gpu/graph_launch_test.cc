@@ -19,7 +19,7 @@ namespace {
 
 enum class Node { kHostFunction, kCopy, kMemoryOperation, kCopyAndHostFunction };
 
-TEST(GraphLaunch, ReturnsWhateverWaitsAtItsBeginningOnceThatIsLetGo) {
+TEST(GraphLaunch, ReturnsOnceTheWaitAtItsBeginningEnds) {
   std::string why;
   Gpu* const gpu = Gpu::Get(&why);
   if (gpu == nullptr) GTEST_SKIP() << why;

@@ -95,7 +95,7 @@ class RealNcclTest : public ::testing::Test {
   std::vector<std::weak_ptr<NcclCommunicator>> made_;
 };
 
-TEST_F(RealNcclTest, OneMemberSumsToItsOwnBitsAlsoAfterAnAbort) {
+TEST_F(RealNcclTest, ALoneMemberKeepsItsBitsEvenAfterAnAbort) {
   const absl::Time begin = absl::Now();
   auto communicator = Make({0});
   ASSERT_TRUE(communicator.ok()) << communicator.status();
@@ -112,7 +112,7 @@ TEST_F(RealNcclTest, OneMemberSumsToItsOwnBitsAlsoAfterAnAbort) {
 }
 
 // A slab of cuMemCreate as NCCL wants it. With one member no kernel reads another's GPU; that takes NVLink and two.
-TEST_F(RealNcclTest, ASlabIsRegisteredSummedInAndDeregisteredAndAnAbortTakesItsWindowAlong) {
+TEST_F(RealNcclTest, ASlabServesAsWindowUntilDeregisteredOrAborted) {
   auto communicator = Make({0}, /*takes_window=*/true);
   ASSERT_TRUE(communicator.ok()) << communicator.status();
   absl::Time begin = absl::Now();
@@ -137,7 +137,7 @@ TEST_F(RealNcclTest, ASlabIsRegisteredSummedInAndDeregisteredAndAnAbortTakesItsW
   EXPECT_EQ(slab_.use_count(), 1) << "the abort does not let go of it";
 }
 
-TEST_F(RealNcclTest, TwoMembersOnOneGpuAreRefusedWithItsWordsAndSoIsAJobOfTwoRanks) {
+TEST_F(RealNcclTest, TwoMembersOrRanksOnOneGpuAreRefused) {
   const absl::Status refused = Make({0, 0}).status();
   std::printf("[ GPU      ] two members: %s\n", std::string(refused.message()).c_str());
   EXPECT_FALSE(refused.ok());
@@ -151,7 +151,7 @@ TEST_F(RealNcclTest, TwoMembersOnOneGpuAreRefusedWithItsWordsAndSoIsAJobOfTwoRan
 }
 
 // A communicator of several processes, of which this one has all members: what it calls is ncclAllReduce.
-TEST_F(RealNcclTest, OneMemberOfAllNodesSumsToItsOwnBitsAlsoAfterAnAbort) {
+TEST_F(RealNcclTest, ALoneMemberOfAllNodesAlsoKeepsItsBits) {
   for (int times = 0; times < 2; ++times) {
     NcclCommunicator::Share share;
     const absl::Status id = library_->Check((*library_)->GetUniqueId(&share.id), "ncclGetUniqueId", "");
@@ -170,7 +170,7 @@ TEST_F(RealNcclTest, OneMemberOfAllNodesSumsToItsOwnBitsAlsoAfterAnAbort) {
 
 // Two daemons on this one GPU: NCCL takes their members for those of two machines, which meet over its sockets. Kernels
 // of the two share the GPU by turns, so what this takes says nothing of nodes.
-TEST_F(RealNcclTest, TwoNodesOnOneGpuSumAndOneThatIsKilledComesBack) {
+TEST_F(RealNcclTest, NodesOnOneGpuSumAndAKilledOneReturns) {
   NcclNodes nodes({"shardd-node-0", "shardd-node-1"});
   const auto sum = [&](uint64_t generation, uint64_t sequences) {
     for (int node = 0; node < 2; ++node) {

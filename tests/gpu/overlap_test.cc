@@ -191,7 +191,7 @@ TEST_F(OverlapTest, CopiesBetweenHostAndGpuLeaveATrainersKernelsAlone) {
 }
 
 // They are work of the context, as kernels are: without MPS the GPU gives contexts their turns, some 2 ms each.
-TEST_F(OverlapTest, CopiesWithinTheGpuLeaveATrainersKernelsAloneWithMpsAndElseTakeTurns) {
+TEST_F(OverlapTest, GpuCopiesLeaveKernelsAloneUnderMpsElseTakeTurns) {
   const CudaSlab slab = gpu_->Allocate(2 * kBytes);
   char* const device = static_cast<char*>(slab.data());
   gpu_->Zero(device, 2 * kBytes);
@@ -202,7 +202,7 @@ TEST_F(OverlapTest, CopiesWithinTheGpuLeaveATrainersKernelsAloneWithMpsAndElseTa
 }
 
 // What JobConfig.trainer_sums is for: the same sums, by the daemon and by the trainer itself.
-TEST_F(OverlapTest, SumsInTheTrainersContextCostItsKernelsLessThanTheDaemons) {
+TEST_F(OverlapTest, SumsByTheTrainerCostKernelsLessThanTheDaemons) {
   const CudaSlab slab = gpu_->Allocate(kSumNumel * 8);
   gpu_->Zero(slab.data(), kSumNumel * 8);
   gpu_->Wait();

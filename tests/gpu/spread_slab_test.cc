@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kPieces = 6;
 
-TEST(SpreadSlab, CopiesZerosAndKernelsCrossTheEdgesOfItsPiecesAlsoWhereItIsImported) {
+TEST(SpreadSlab, CopiesZerosAndKernelsCrossPieceEdgesAlsoWhenImported) {
   std::string why;
   Gpu* const gpu = Gpu::Get(&why);
   if (gpu == nullptr) GTEST_SKIP() << why;

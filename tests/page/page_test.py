@@ -55,7 +55,7 @@ class PageTest(unittest.TestCase):
     def wait_for_step(self, more_than: int) -> None:
         self.page.wait("Number(document.querySelector('#tiles dd')?.textContent ?? 0)", lambda step: step > more_than)
 
-    def test_it_shows_a_job_that_trains_and_a_rank_that_is_killed(self) -> None:
+    def test_it_shows_training_and_a_killed_rank(self) -> None:
         run = self.start_daemon()
         ranks = [run.rank("gpt", rank, 2) for rank in range(2)]
         self.page.open(run.url, height=1240)
@@ -169,7 +169,7 @@ class PageTest(unittest.TestCase):
             colours.append(self.page.value("getComputedStyle(document.body).backgroundColor"))
         self.assertEqual(colours, ["rgb(246, 247, 248)", "rgb(20, 23, 26)"])
 
-    def test_a_daemon_that_does_not_answer_is_said_and_comes_back(self) -> None:
+    def test_a_silent_daemon_is_named_and_comes_back(self) -> None:
         status = recorded()
         served = self.serve(status)
         self.page.open(served.url)

@@ -27,7 +27,7 @@ def test_the_stub_names_what_the_extension_has(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_the_package_is_marked_as_typed_and_has_the_projects_version() -> None:
+def test_the_package_is_typed_and_has_the_projects_version() -> None:
     assert (PACKAGE / "shardd" / "py.typed").exists()
     header = (PACKAGE.parents[2] / "common" / "version.h").read_text()
     assert f'kVersion[] = "{shardd.__version__}"' in header

@@ -30,7 +30,7 @@ std::string Refusal(const std::string& devices, const std::vector<std::string>& 
   return ::shardd::testing::ReadWholeFile(daemon.log());
 }
 
-TEST(CudaDaemonTest, AMachineThatDoesNotServeSaysWhichGpuAndWhy) {
+TEST(CudaDaemonTest, AMachineThatCannotServeSaysWhichGpuAndWhy) {
   EXPECT_THAT(Refusal("cuda:all", FakeCudaEnvironment(0)),
               AllOf(HasSubstr("make devices \"cuda:all\""), HasSubstr("finds no usable GPU: cuInit"),
                     HasSubstr("CUDA_ERROR_NO_DEVICE")));
@@ -47,7 +47,7 @@ TEST(CudaDaemonTest, AMachineThatDoesNotServeSaysWhichGpuAndWhy) {
               AllOf(HasSubstr("cuLibraryGetKernel"), HasSubstr("CUDA_ERROR_NOT_FOUND")));
 }
 
-TEST(CudaDaemonTest, NcclThatIsAskedForAndNotThereIsAnErrorThatSaysWhatToDo) {
+TEST(CudaDaemonTest, MissingNcclIsAnErrorThatSaysWhatToDo) {
   EXPECT_THAT(Refusal("cpu:2", {}, {"--collective=nccl"}),
               HasSubstr("--collective: NCCL is for GPUs (got \"nccl\" with --devices=cpu:2"));
   EXPECT_THAT(Refusal("cuda:all", FakeCudaEnvironment(2), {"--collective=gloo"}),
@@ -114,7 +114,7 @@ TEST(CudaDaemonTest, StatusShowsHowEachGpuIsSet) {
   EXPECT_THAT(status.json, ContainsRegex("\"warnings\": *\\[\\]"));
 }
 
-TEST(CudaDaemonTest, TrapsAroundGpusAreLoggedAndShownEachWithARemedy) {
+TEST(CudaDaemonTest, GpuTrapsAreLoggedAndShownWithARemedy) {
   const StatusText status = StatusOf({"FAKE_CUDA_MPS=1", "FAKE_CUDA_PERSISTENCE=0", "CUDA_LAUNCH_BLOCKING=1",
                                       "CUDA_MODULE_LOADING=LAZY", "CUDA_DEVICE_MAX_CONNECTIONS=1"});
   EXPECT_THAT(status.plain, HasSubstr("MPS on, persistence mode off"));
@@ -135,7 +135,7 @@ TEST(CudaDaemonTest, TrapsAroundGpusAreLoggedAndShownEachWithARemedy) {
   EXPECT_THAT(StatusOf({"FAKE_CUDA_COMPUTE_MODE=3", "FAKE_CUDA_MPS=1"}).plain, Not(HasSubstr("no trainer can use")));
 }
 
-TEST(CudaDaemonTest, ASettingThatCannotBeReadIsUnknownAndNoWarning) {
+TEST(CudaDaemonTest, AnUnreadableSettingIsUnknownAndNoWarning) {
   const StatusText status = StatusOf({"FAKE_CUDA_MPS=unknown", "FAKE_CUDA_PERSISTENCE=unknown",
                                       "CUDA_LAUNCH_BLOCKING=0", "CUDA_DEVICE_MAX_CONNECTIONS=32"});
   EXPECT_THAT(status.plain, HasSubstr("MPS unknown: this driver does not say"));

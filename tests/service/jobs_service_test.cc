@@ -357,7 +357,7 @@ TEST_F(JobsServiceTest, CallsThatAreNotAnsweredAreCountedByUid) {
   EXPECT_TRUE(Eventually([&] { return ListRanks("gpt").ok(); }));
 }
 
-TEST_F(JobsServiceTest, ARequestTooLargeForANameIsRefusedAndAsksNobody) {
+TEST_F(JobsServiceTest, ATooLargeRequestIsRefusedAndAsksNobody) {
   Start();
   const grpc::Status status = ListRanks(std::string(16 << 20, 'x'));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
@@ -416,7 +416,7 @@ TEST_F(TraceJobTest, WhatIsOutOfRangeIsRefusedAndAsksNobody) {
   EXPECT_TRUE(source_.calls().empty());
 }
 
-TEST_F(TraceJobTest, UnknownJobIsNotFoundAndADroppedSinkIsCancelled) {
+TEST_F(TraceJobTest, UnknownJobsAreNotFoundAndDroppedSinksCancelled) {
   Start();
   EXPECT_EQ(Trace(Request("none")).second.error_code(), grpc::StatusCode::NOT_FOUND);
   source_.delivery = [](const std::function<void()>&) {};
@@ -424,7 +424,7 @@ TEST_F(TraceJobTest, UnknownJobIsNotFoundAndADroppedSinkIsCancelled) {
 }
 
 // What a reader does not take waits for it up to a limit: spans are left out, the end never is.
-TEST_F(TraceJobTest, AReaderThatFallsBehindLosesSpansAndNotTheEnd) {
+TEST_F(TraceJobTest, ASlowReaderLosesSpansButNotTheEnd) {
   v1::TraceJobResponse spans;
   spans.mutable_spans()->add_spans()->set_label(std::string(1 << 20, 'x'));
   v1::TraceJobResponse end;
@@ -477,7 +477,7 @@ TEST_F(TraceJobTest, WhatIsPreparedOfTheStartIsMergedIntoIt) {
 }
 
 // A trace counts until its reader has read it, or is gone; one user's count for nobody else.
-TEST_F(TraceJobTest, MoreTracesThanAUserMayHaveAreRefusedAlsoWhereTheyHaveEndedUnread) {
+TEST_F(TraceJobTest, TooManyTracesAreRefusedEvenIfEndedUnread) {
   v1::TraceJobResponse spans;
   spans.mutable_spans()->add_spans()->set_label(std::string(1 << 20, 'x'));
   absl::Mutex mutex;

@@ -256,7 +256,7 @@ TEST_F(ListenerTest, PendingConnectionsOfAllUidsAreBounded) {
 }
 
 // The kernel keeps descriptors that were sent open, on the daemon's account, until they are read.
-TEST_F(ListenerTest, AnswersThatNobodyReadsAreBoundedAndHoldUpNoConnection) {
+TEST_F(ListenerTest, UnreadAnswersAreBoundedAndHoldUpNoConnection) {
   AnswerWithMemory("x");
   Start({.max_unread_per_uid = 4});
   std::vector<UniqueFd> lazy;

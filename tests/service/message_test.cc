@@ -111,7 +111,7 @@ TEST_P(MessageShapeTest, IsRefusedWhereTheEstimateIsAboveTheLimit) {
 }
 
 // An ordinary one is not refused for an estimate that is far off.
-TEST(MessageTest, TheEstimateOfAModelIsWithinThreeTimesItsMemory) {
+TEST(MessageTest, AModelsEstimateIsWithinThreeTimesItsMemory) {
   const v1::OpenJobRequest request = RequestWithParameters(10'000);
   EXPECT_LE(*EstimateOf(request.SerializeAsString()), 3 * static_cast<int64_t>(request.SpaceUsedLong()));
 }

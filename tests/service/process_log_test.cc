@@ -19,7 +19,7 @@ class ProcessLogTest : public ::testing::Test {
   TempDir folder_;
 };
 
-TEST_F(ProcessLogTest, AReportOfASanitizerFailsTheTestHoweverTheProcessEnds) {
+TEST_F(ProcessLogTest, ASanitizerReportFailsTheTestHoweverTheProcessEnds) {
   for (const char* report :
        {"WARNING: ThreadSanitizer: data race (pid=7)", "==7==ERROR: AddressSanitizer: heap-use-after-free",
         "==7==ERROR: LeakSanitizer: detected memory leaks", "a.cc:3:5: runtime error: shift exponent"}) {

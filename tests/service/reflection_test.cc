@@ -92,7 +92,7 @@ TEST_F(ReflectionTest, JobsServiceIsDescribedAndCalled) {
   EXPECT_THAT(called.output, HasSubstr("\"last_command\": \"SubmitGradients layers.3\""));
 }
 
-TEST_F(DaemonReflectionTest, TrainerServiceIsDescribedAndRefusesAClientOfAnotherVersion) {
+TEST_F(DaemonReflectionTest, TheTrainerServiceIsDescribedAndRefusesOtherVersions) {
   RUN_OR_SKIP(listed, "list");
   EXPECT_THAT(listed.output, HasSubstr("shardd.v1.TrainerService"));
   RUN_OR_SKIP(described, "describe shardd.v1.TrainerService");

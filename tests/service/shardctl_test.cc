@@ -187,7 +187,7 @@ TEST_F(ShardctlTest, JsonIsProtobufJsonAndWatchGivesOneLineEach) {
   EXPECT_EQ(watching.Finish().exit_code, -SIGINT);
 }
 
-TEST_F(ShardctlTest, TopIsRepeatedUntilItIsInterruptedWithOneObjectALine) {
+TEST_F(ShardctlTest, TopPrintsOneObjectALineUntilInterrupted) {
   AddJob("gpt");
   Start();
   Shardctl watching({"top", "--json", "--address", path()}, {});
@@ -330,7 +330,7 @@ TEST_F(ShardctlTest, ATraceIsWrittenAndToldHowToOpen) {
   EXPECT_EQ(piped.out, testing::ReadWholeFile(file));
 }
 
-TEST_F(ShardctlTest, ATraceThatEndedEarlyIsWrittenAndTheExitCodeSaysWhy) {
+TEST_F(ShardctlTest, EarlyEndedTracesAreWrittenAndTheExitCodeExplains) {
   source_.ranks["gpt"];
   source_.trace = WholeTrace();
   Start();
@@ -348,7 +348,7 @@ TEST_F(ShardctlTest, ATraceThatEndedEarlyIsWrittenAndTheExitCodeSaysWhy) {
   }
 }
 
-TEST_F(ShardctlTest, AFileIsReplacedByATraceWithWholeStepsOnly) {
+TEST_F(ShardctlTest, OnlyATraceWithWholeStepsReplacesAFile) {
   source_.ranks["gpt"];
   source_.trace = WholeTrace();
   Start();
@@ -373,7 +373,7 @@ TEST_F(ShardctlTest, AFileIsReplacedByATraceWithWholeStepsOnly) {
   EXPECT_THAT(Run({"trace", "gpt", "-o", dir_.path()}).err, HasSubstr("Is a directory"));
 }
 
-TEST_F(ShardctlTest, ATraceThatCannotBeWrittenAsksNobodyAndOneOfNoJobLeavesNoFile) {
+TEST_F(ShardctlTest, UnwritableTracesAskNobodyAndUnknownJobsLeaveNoFile) {
   AddJob("gpt");
   Start();
   const Output output = Run({"trace", "gpt", "-o", dir_.path() + "/none/trace.json"});

@@ -32,7 +32,7 @@ class SocketPathTest : public ::testing::Test {
   TempDir dir_;
 };
 
-TEST_F(SocketPathTest, DirectoryIsCreatedForOwnerAndGroupOnlyAndSocketToo) {
+TEST_F(SocketPathTest, DirectoryAndSocketAreForOwnerAndGroupOnly) {
   const mode_t before = ::umask(0);
   const auto bound = SocketPath::Bind(dir_.path() + "/run/s.sock");
   ::umask(before);

@@ -151,7 +151,7 @@ TEST(TorchAdaptor, GivesTheSameResultOnEveryRun) {
 }
 
 // The daemon holds the ranks' requests against each other, and in strict mode no departure goes through.
-TEST(TorchAdaptor, ModulesNamedOneByOneAndByClassRunInTheSameOrder) {
+TEST(TorchAdaptor, ModulesNamedSinglyOrByClassRunInOneOrder) {
   for (const char* model : {"plain", "tied", "towers"}) {
     WorkerOptions options{.ranks = 2, .model = model, .steps = 5, .strict_order = true, .by_name = 1};
     Ranks ranks(2);
@@ -179,7 +179,7 @@ TEST(TorchAdaptor, FullParametersComeUnderEveryNameOfATiedOne) {
   }
 }
 
-TEST(TorchAdaptor, AReplacedRankGoesOnAtTheCommittedStepAndTheResultIsTheSame) {
+TEST(TorchAdaptor, AReplacedRankResumesAndTheResultIsTheSame) {
   constexpr int kKillAt = 20;
   Ranks ranks(2);
   WorkerOptions options{.ranks = 2, .model = "tied"};
@@ -229,13 +229,13 @@ TEST(TorchAdaptor, WhatIsLeftOutIsTheTrainersToTrain) {
   }
 }
 
-TEST(TorchAdaptor, APartThatIsShardedInAJobOfItsOwnTrainsWithTheRest) {
+TEST(TorchAdaptor, APartWithItsOwnJobTrainsWithTheRest) {
   Ranks ranks(2);
   const WorkerOptions options{.ranks = 2, .steps = 20, .own_job = "cell1"};
   ExpectParity(ranks.RunSharded(options), ranks.RunReference(options), kFloat32);
 }
 
-TEST(TorchAdaptor, ShardRefusesWhatItCannotDoWithAStatusAndLeavesTheModuleAlone) {
+TEST(TorchAdaptor, ShardRefusesBadInputAndLeavesTheModuleAlone) {
   Ranks ranks(1);
   const std::vector<json> results = ranks.RunSharded({.mode = "refusals", .model = "tied"});
   ASSERT_TRUE(results[0].contains("refused"));
@@ -271,7 +271,7 @@ TEST(TorchAdaptor, ShardRefusesWhatItCannotDoWithAStatusAndLeavesTheModuleAlone)
 }
 
 // strategy full_shard: rank 0 alone; no_shard: all ranks.
-TEST(TorchAdaptor, FullParametersThatAreEditedAreEverybodysAndGradientsThoseOfTheStep) {
+TEST(TorchAdaptor, EditedFullParametersReachAllAndGradientsAreTheSteps) {
   for (const char* strategy : {"full_shard", "no_shard"}) {
     Ranks ranks(2);
     const std::vector<json> results = ranks.RunSharded(

@@ -88,7 +88,7 @@ TEST_F(LaunchEnvironmentTest, ABatchScriptIsNoRank) {
   EXPECT_EQ(Read(), (std::vector<int>{-1, 0, -1, 0, -1}));
 }
 
-TEST_F(LaunchEnvironmentTest, RanksThatGoRoundTheNodesDoNotSayWhichNodeItIs) {
+TEST_F(LaunchEnvironmentTest, RanksThatGoRoundTheNodesNameNoNode) {
   Set(kOpenMpi);
   Set({{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}});  // 0, 2, 4 and 1, 3, 5
   EXPECT_EQ(Read(), (std::vector<int>{3, 6, 1, 3, -1}));

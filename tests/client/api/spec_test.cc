@@ -87,7 +87,7 @@ TEST_F(SpecTest, PlanJsonNamesGroupsParametersAndBytes) {
   EXPECT_TRUE(found);
 }
 
-TEST_F(SpecTest, JsonThatIsNoSpecIsRefusedWithTheParsersText) {
+TEST_F(SpecTest, InvalidSpecJsonIsRefusedWithTheParsersText) {
   EXPECT_C_ERROR(Plan("{\"name\": "), kInvalidArgument, "parse spec_json");
   EXPECT_C_ERROR(Plan("{\"nmae\": \"x\"}"), kInvalidArgument, "nmae");
   EXPECT_C_ERROR(Plan("{\"config\": {\"strategy\": \"FULL\"}}"), kInvalidArgument, "FULL");
@@ -95,7 +95,7 @@ TEST_F(SpecTest, JsonThatIsNoSpecIsRefusedWithTheParsersText) {
   EXPECT_C_ERROR(shardd_plan_json(nullptr, nullptr), kInvalidArgument, "NULL");
 }
 
-TEST_F(SpecTest, WorldSizeComesFromTheEnvironmentWhereTheSpecHasNone) {
+TEST_F(SpecTest, WorldSizeDefaultsToThatOfTheEnvironment) {
   const std::string json = ToJson(SmallSpec("spec", 0));
   EXPECT_C_ERROR(Plan(json), kInvalidArgument, "WORLD_SIZE");
   setenv("WORLD_SIZE", "5", 1);
@@ -141,7 +141,7 @@ TEST_F(SpecTest, ANodeIsOneOfTheSpecs) {
   EXPECT_C_ERROR(Attach(options), kInvalidArgument, "node is out of range (got 2, want 0 to 1");
 }
 
-TEST_F(SpecTest, OnSeveralNodesRankAndWorldSizeOfTheEnvironmentAreTheNodes) {
+TEST_F(SpecTest, OnSeveralNodesLocalRankAndLocalWorldSizeCount) {
   setenv("RANK", "5", 1);
   setenv("WORLD_SIZE", "6", 1);
   v1::JobSpec spec = SpecOnNodes(2);
@@ -210,7 +210,7 @@ TEST_F(SpecTest, StructSizesAndNullsAreChecked) {
   EXPECT_EQ(shardd_detach(nullptr, 1), nullptr);
 }
 
-TEST_F(SpecTest, OptionsOfALaterVersionAreRefusedWhereTheyAreSet) {
+TEST_F(SpecTest, OptionsOfLaterVersionsAreRefusedWhereSet) {
   struct Later {
     shardd_attach_options options;
     int64_t unknown;

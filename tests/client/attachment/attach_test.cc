@@ -95,7 +95,7 @@ TEST(Attach, ASecretIsTheOptionsOrTheEnvironments) {
 }
 
 // Rank 1 comes first, with a description that no daemon of one node can serve.
-TEST(Attach, ARankThatWasRefusedBeforeTheJobWasThereIsNamedToWhoComesLater) {
+TEST(Attach, LaterRanksHearOfOneThatWasRefusedEarlier) {
   Daemon daemon(2);
   v1::JobSpec other = SmallSpec("job", 2);
   other.mutable_config()->mutable_nodes()->add_addresses("here:1");
@@ -195,7 +195,7 @@ TEST(Attach, AJobIsKeptWhenARankDetachesWithoutFinishing) {
 
 // Whose epoch ends before it says that it has finished: it attaches again for that, unless the program has been told,
 // which may be about to begin again.
-TEST(Attach, OnlyARankThatWasToldOfAnAbortHasNotFinished) {
+TEST(Attach, OnlyRanksToldOfAnAbortHaveNotFinished) {
   Daemon daemon;
   for (const bool told : {false, true}) {
     SCOPED_TRACE(told);
@@ -220,7 +220,7 @@ TEST(Attach, ReattachOfALivingSessionIsRefused) {
   EXPECT_C_ERROR(shardd_reattach(rank.job()), kFailedPrecondition, "alive");
 }
 
-TEST(Attach, WhereNobodyListensTheErrorSaysHowToGetADaemon) {
+TEST(Attach, WithoutADaemonTheErrorSaysHowToStartOne) {
   TempDir dir;
   Rank rank;
   EXPECT_C_ERROR(rank.Attach("unix:" + dir.File("none.sock"), SmallSpec("job", 1), 0), kUnavailable,
@@ -228,7 +228,7 @@ TEST(Attach, WhereNobodyListensTheErrorSaysHowToGetADaemon) {
                      dir.File("none.sock"));
 }
 
-TEST(Attach, AJobThatIsClosedIsGoneAndTheErrorSaysSo) {
+TEST(Attach, ErrorsSayThatAClosedJobIsGone) {
   Daemon daemon;
   Rank rank;
   ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("job", 1), 0));
@@ -238,7 +238,7 @@ TEST(Attach, AJobThatIsClosedIsGoneAndTheErrorSaysSo) {
   EXPECT_C_ERROR(shardd_reattach(rank.job()), kNotFound, "; attach anew");
 }
 
-TEST(Attach, ADeadDaemonIsUnavailableWithinASecondAndItsSuccessorIsFound) {
+TEST(Attach, ADaemonsDeathIsNoticedSoonAndItsSuccessorFound) {
   Daemon daemon;
   Rank rank;
   ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("job", 2), 0));
@@ -253,7 +253,7 @@ TEST(Attach, ADeadDaemonIsUnavailableWithinASecondAndItsSuccessorIsFound) {
   EXPECT_EQ(rank.Info().rank, 0);
 }
 
-TEST(Attach, ARankWaitsForADaemonAsLongAsItsOptionsSay) {
+TEST(Attach, RanksWaitForADaemonAsLongAsOptionsSay) {
   Daemon daemon;
   const std::string json = ToJson(SmallSpec("job", 1));
   shardd_attach_options options = {};
@@ -292,7 +292,7 @@ TEST(Attach, ARankWaitsForADaemonAsLongAsItsOptionsSay) {
   EXPECT_C_ERROR(shardd_attach(&options, &job), kInvalidArgument, "daemon_wait_ms");
 }
 
-TEST(Attach, ALostRankAbortsTheOthersWhoReattachAtTheCommittedStep) {
+TEST(Attach, SurvivorsOfALostRankReattachAtTheCommittedStep) {
   Daemon daemon;
   Rank survivor;
   Rank lost;
@@ -345,7 +345,7 @@ TEST(Attach, AnAbortIsStickyAndSaysWho) {
   EXPECT_C_ERROR(shardd_wait_step(survivor.job(), nullptr), kAborted, "rank");
 }
 
-TEST(Attach, AWaitEndsAtTheTimeoutAndNamesWhatIsMissing) {
+TEST(Attach, AWaitThatTimesOutNamesWhatIsMissing) {
   Daemon daemon;
   Rank rank;
   ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("job", 2), 0, absl::Milliseconds(300)));

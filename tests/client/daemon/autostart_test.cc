@@ -113,7 +113,7 @@ class Autostart : public ::testing::Test {
   std::vector<Child> trainers_;
 };
 
-TEST_F(Autostart, RanksThatStartAtTheSameMomentGetOneDaemonWithNothingOfTheirs) {
+TEST_F(Autostart, RanksThatStartTogetherShareADaemonThatInheritsNothing) {
   constexpr int kRanks = 4;
   const std::string leaked = runtime_.path() + "/leaked";
   const int leak = open(leaked.c_str(), O_RDWR | O_CREAT, 0600);  // no CLOEXEC: the trainers inherit it
@@ -163,7 +163,7 @@ TEST_F(Autostart, TheDaemonHasOneDeviceForEachLocalRank) {
   EXPECT_TRUE(GetDaemon(Address()).embedded());
 }
 
-TEST_F(Autostart, AProgramThatTakesGpuMemoryGetsADaemonWithAllGpus) {
+TEST_F(Autostart, ProgramsThatUseGpusGetADaemonWithAllGpus) {
   socket_ = "shardd-cuda.sock";  // beside that of one with CPUs
   StartTrainer(0, 1, testing::FakeCudaEnvironment(2, {"FAKE_CUDA_DELAY_SEED=3", "TEST_DEVICE_MEMORY=1"}));
   ExpectAttached(0);
@@ -215,7 +215,7 @@ TEST_F(Autostart, TheDaemonIsFoundInPath) {
   }
 }
 
-TEST_F(Autostart, WithoutADaemonAnywhereTheErrorSaysWhereItWasLookedFor) {
+TEST_F(Autostart, TheErrorSaysWhereADaemonWasLookedFor) {
   unsetenv("SHARDD_DAEMON");
   const std::string before = getenv("PATH");
   setenv("PATH", runtime_.path().c_str(), 1);
@@ -238,7 +238,7 @@ TEST_F(Autostart, ADaemonThatIsJustEndingIsReplaced) {
   }
 }
 
-TEST_F(Autostart, ADaemonThatDiesIsReportedWithTheEndOfItsLog) {
+TEST_F(Autostart, ADaemonThatDiesIsReportedWithItsLogsEnd) {
   DaemonIs("echo the disk is on fire\nexit 3\n");
   AutostartOptions options;
   const auto started = FindOrStartDaemon(options);
@@ -246,7 +246,7 @@ TEST_F(Autostart, ADaemonThatDiesIsReportedWithTheEndOfItsLog) {
   EXPECT_NE(started.status().message().find("the disk is on fire"), absl::string_view::npos) << started.status();
 }
 
-TEST_F(Autostart, ADaemonThatDoesNothingIsGivenUpAndOneThatTakesItsTimeIsNot) {
+TEST_F(Autostart, OnlyADaemonThatDoesNothingIsGivenUp) {
   AutostartOptions options;
   options.stall_timeout = absl::Seconds(1.5);
   DaemonIs("echo begins\nexec sleep 100\n");
@@ -269,7 +269,7 @@ TEST_F(Autostart, ADaemonThatDoesNothingIsGivenUpAndOneThatTakesItsTimeIsNot) {
   }
 }
 
-TEST_F(Autostart, WhereTheDaemonHasNoKernelsForGpusAProgramThatTakesTheirMemoryGetsOneOfCpus) {
+TEST_F(Autostart, WithoutGpuKernelsADaemonWithCpusIsStartedInstead) {
   DaemonIs(absl::StrCat("case \"$*\" in *cuda*) echo load kernels: ", kNoCudaKernels, "; exit 1;; esac\nexec ",
                         built::kDaemon, " \"$@\"\n"));
   for (int rank = 0; rank < 2; ++rank) StartTrainer(rank, 2, testing::FakeCudaEnvironment(2, {"TEST_DEVICE_MEMORY=1"}));
@@ -287,7 +287,7 @@ TEST_F(Autostart, NoBinaryIsAnErrorThatSaysWhatToSet) {
   EXPECT_C_ERROR(rank.Attach("", SmallSpec("job", 1), 0), kNotFound, "SHARDD_DAEMON");
 }
 
-TEST_F(Autostart, AFolderThatOthersCanEnterOrALinkIsRefused) {
+TEST_F(Autostart, AFolderOthersCanEnterOrALinkIsRefused) {
   const std::string folder = runtime_.path() + "/shardd";
   ASSERT_EQ(mkdir(folder.c_str(), 0777), 0);
   ASSERT_EQ(chmod(folder.c_str(), 0755), 0);

@@ -95,7 +95,7 @@ TEST_F(GroupLivesTest, AnotherGroupOfTheSlotSubmitsFirst) {
   EXPECT_THAT(shell_.Take(), ElementsAre("submit 0 present=4 fresh=0"));
 }
 
-TEST_F(GroupLivesTest, ASlotThatAnotherGroupWasGivenIsWaitedForAgain) {
+TEST_F(GroupLivesTest, ASlotThatWentToAnotherGroupIsAwaitedAgain) {
   EXPECT_TRUE(lives_.PrepareGradients(0).ok());  // and an exception before anything was written
   Write(1, 0);
   Write(0, 0);
@@ -147,7 +147,7 @@ TEST_F(GroupLivesTest, GradientsWithoutAForwardTakePartInTheBackward) {
   EXPECT_EQ(lives_.holds(0), 0);
 }
 
-TEST_F(GroupLivesTest, AGroupThatStaysTellsTheDaemonInTheNextBackward) {
+TEST_F(GroupLivesTest, GroupsLeftUnshardedAreReportedInTheNextBackward) {
   Unshard(0, SHARDD_FORWARD);
   EndBackward(0, /*stays=*/true);
   lives_.RanForward(0);

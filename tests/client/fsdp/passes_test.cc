@@ -81,7 +81,7 @@ TEST_F(PassesTest, BackwardResumesThePassOfItsForward) {
   EXPECT_THAT(shell_.Take(), ElementsAre("enter", "pause", "resume", "reshard", "leave"));
 }
 
-TEST_F(PassesTest, TheModelsForwardLeavesAPausedPassAndAPartsDoesNot) {
+TEST_F(PassesTest, OnlyTheWholeModelsForwardLeavesAPausedPass) {
   Use();
   PausedPass();
   Ok(passes_.LeaveBefore(/*whole=*/false));
@@ -129,7 +129,7 @@ TEST_F(PassesTest, AStepWhosePassFailsStaysMarked) {
   EXPECT_THAT(shell_.Take(), ElementsAre("enter stepped a", "enter stepped a", "committed"));
 }
 
-TEST_F(PassesTest, AnUnshardByHandIsAPassUntilAForwardTakesItOver) {
+TEST_F(PassesTest, ManualUnshardsAreAPassUntilAForwardTakesOver) {
   Use();
   Ok(passes_.EnterByHand(/*backward=*/false));
   EXPECT_TRUE(passes_.by_hand());
@@ -139,7 +139,7 @@ TEST_F(PassesTest, AnUnshardByHandIsAPassUntilAForwardTakesItOver) {
   EXPECT_TRUE(passes_.inside());
 }
 
-TEST_F(PassesTest, AnUnshardByHandInsideAPassDoesNotEndIt) {
+TEST_F(PassesTest, AManualUnshardInsideAPassDoesNotEndIt) {
   Use();
   Ok(passes_.EnterForward());
   Ok(passes_.EnterByHand(/*backward=*/false));
@@ -148,7 +148,7 @@ TEST_F(PassesTest, AnUnshardByHandInsideAPassDoesNotEndIt) {
   EXPECT_TRUE(passes_.inside());
 }
 
-TEST_F(PassesTest, AnUnshardByHandAfterEditsHasAPassOfItsOwn) {
+TEST_F(PassesTest, AManualUnshardAfterEditsHasItsOwnPass) {
   Use();
   PausedPass();
   shell_.EndPass();
@@ -165,7 +165,7 @@ TEST_F(PassesTest, ParametersThatStayUnshardedKeepThePassByHand) {
   EXPECT_FALSE(passes_.inside());
 }
 
-TEST_F(PassesTest, APassThatCannotBeLeftIsOverAllTheSame) {
+TEST_F(PassesTest, APassWhoseLeaveFailsIsOverAnyway) {
   Use();
   Ok(passes_.EnterForward());
   shell_.FailAt("leave");
@@ -180,7 +180,7 @@ TEST_F(PassesTest, OneThatReadShardsIsLeftByAllBeforeStores) {
   EXPECT_THAT(shell_.Take(), ElementsAre("enter", "reshard", "leave", "enter", "reshard", "leave"));
 }
 
-TEST_F(PassesTest, WithCopiesAStoreWhilePausedCountsInTheNextForwardOfAPart) {
+TEST_F(PassesTest, StoresDuringAPauseCountInAPartsNextForward) {
   Use(/*copies=*/true);
   Ok(passes_.BeginWriting());
   PausedPass();

@@ -75,7 +75,7 @@ TEST_F(DeviceSlabsTest, PiecesThatAreNotTheSlabAreRefused) {
   }
 }
 
-TEST_F(DeviceSlabsTest, ASlabThatIsSmallerThanThePlanOrNotInItIsRefused) {
+TEST_F(DeviceSlabsTest, SlabsSmallerThanPlannedOrUnplannedAreRefused) {
   for (const auto& [which, size_bytes] : std::vector<std::pair<int, int64_t>>{{kFdShards, 3 * kPage - 6},
                                                                               {kFdShards, 0},
                                                                               {kFdShards, -kPage},

@@ -90,7 +90,7 @@ class StreamOrderTest : public ::testing::Test {
   std::unique_ptr<StreamOrder> order_;
 };
 
-TEST_F(StreamOrderTest, SignalsComeBehindTheStreamsThatWereNamedOneAfterTheOther) {
+TEST_F(StreamOrderTest, SignalsComeBehindEveryStreamThatWasNamed) {
   StreamOrder& order = Make();
   const cu::Stream first = NewStream(), second = NewStream();
   ASSERT_TRUE(order.Use(first).ok());
@@ -107,7 +107,7 @@ TEST_F(StreamOrderTest, SignalsComeBehindTheStreamsThatWereNamedOneAfterTheOther
   EXPECT_EQ(client().done.load(), Value(2));
 }
 
-TEST_F(StreamOrderTest, NullIsTheLegacyDefaultStreamAndTheOneOfEachThreadIsRefused) {
+TEST_F(StreamOrderTest, NullMeansTheLegacyStreamAndPerThreadIsRefused) {
   StreamOrder& order = Make();
   const absl::Status refused = order.Use(cu::kStreamPerThread);
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
@@ -181,7 +181,7 @@ TEST_F(StreamOrderTest, TheNextEpochEndsAWait) {
 }
 
 // The daemon lives, and goes on to write what this epoch's words are.
-TEST_F(StreamOrderTest, AWaitThatTakesTooLongIsEndedWhateverIsWrittenMeanwhile) {
+TEST_F(StreamOrderTest, AWaitThatTakesTooLongEndsWhateverIsWritten) {
   StreamOrder& order = Make(absl::Milliseconds(100));
   const cu::Stream stream = NewStream();
   ASSERT_TRUE(order.Use(stream).ok());
@@ -218,7 +218,7 @@ TEST_F(StreamOrderTest, TheEndOfTheSessionEndsItsWaits) {
 }
 
 // The daemon reads the signal first, then the word that says that no signal counts.
-TEST_F(StreamOrderTest, ASignalBehindAWaitThatWasGivenUpIsNeverThereWithoutTheWordThatVoidsIt) {
+TEST_F(StreamOrderTest, SignalsBehindAnAbandonedWaitAreVoidBeforeTheyShow) {
   StreamOrder& order = Make(absl::Milliseconds(100));
   const cu::Stream stream = NewStream();
   ASSERT_TRUE(order.Use(stream).ok());
@@ -242,7 +242,7 @@ TEST_F(StreamOrderTest, ASessionThatEndsWithoutAWaitVoidsNothing) {
   EXPECT_EQ(client().is_void.load(), 0u) << "its signals are good to the last";
 }
 
-TEST_F(StreamOrderTest, WhereTheDriverDoesNotTakeThePagesSignalsWaitForTheStream) {
+TEST_F(StreamOrderTest, IfTheDriverRefusesThePagesSignalsAwaitTheStream) {
   machine_.FailCall("cuMemHostRegister", 2, cu::kOutOfMemory);
   StreamOrder& order = Make();
   EXPECT_FALSE(order.by_stream());

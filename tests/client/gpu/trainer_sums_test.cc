@@ -199,7 +199,7 @@ class TrainerSumsTest : public ::testing::Test {
   std::unique_ptr<TrainerSums> sums_;
 };
 
-TEST_F(TrainerSumsTest, AddsWhatItIsToldInThatOrderAndSaysHowFarItsGpuHasCome) {
+TEST_F(TrainerSumsTest, SumsFollowTheToldOrderAndGpuProgressIsReported) {
   Start();
   Tell(GoodRecord());
   ASSERT_TRUE(AwaitSummed());
@@ -246,7 +246,7 @@ TEST_F(TrainerSumsTest, NothingIsSummedWhileTheGpuHasNotComeThere) {
   EXPECT_EQ(words().ended.load(), 1u);
 }
 
-TEST_F(TrainerSumsTest, AnEpochThatEndsIsTheEndAndIsSaidWhenTheGpuHasDone) {
+TEST_F(TrainerSumsTest, SumsEndWithTheEpochWhenTheGpuIsDone) {
   Start();
   Tell(GoodRecord());
   ASSERT_TRUE(AwaitSummed());
@@ -258,7 +258,7 @@ TEST_F(TrainerSumsTest, AnEpochThatEndsIsTheEndAndIsSaidWhenTheGpuHasDone) {
   EXPECT_EQ(Gradients()[0], -1.0f);
 }
 
-TEST_F(TrainerSumsTest, ARecordThatDoesNotFitIsNotMadeAndEndsIt) {
+TEST_F(TrainerSumsTest, ARecordThatDoesNotFitEndsTheSums) {
   Start();
   SumRecord record = GoodRecord();
   record.dst_offset_bytes = 4;
@@ -269,7 +269,7 @@ TEST_F(TrainerSumsTest, ARecordThatDoesNotFitIsNotMadeAndEndsIt) {
   EXPECT_EQ(words().summed.load(), 0u);
 }
 
-TEST_F(TrainerSumsTest, APeerThatCannotBeMappedEndsItWithTheReason) {
+TEST_F(TrainerSumsTest, UnmappableSlotsEndTheSumsWithTheReason) {
   Start();
   ring().sessions[1].store(0);
   slots_.resize(1);

@@ -100,7 +100,7 @@ TEST(Interrupt, ASignalEndsAWaitForTheCommit) {
   }
 }
 
-TEST(Interrupt, ASignalEndsCallsToADaemonThatDoesNotAnswer) {
+TEST(Interrupt, ASignalEndsCallsToAnUnresponsiveDaemon) {
   for (const std::string what : {"attach", "describe_job", "detach"}) {
     Daemon daemon;
     if (what == "attach") {
@@ -126,7 +126,7 @@ TEST(Interrupt, ASignalEndsTheWaitForADaemonsSuccessor) {
   ExpectCancelled(waiter.Interrupt(), "reattach");
 }
 
-TEST(Interrupt, ASignalEndsTheStartOfADaemonAndTheDaemon) {
+TEST(Interrupt, ASignalEndsADaemonThatIsBeingStarted) {
   if (ConnectUnix(kSystemSocket).ok()) {
     GTEST_SKIP() << "a daemon listens on " << kSystemSocket;
   }
@@ -176,7 +176,7 @@ TEST(Interrupt, TheSameCallGoesOnWaitingAfterwards) {
   EXPECT_EQ(ranks[0].Info().version, 1u);
 }
 
-TEST(Interrupt, AJobsOwnGoesBeforeTheProcesssAndNoneIsAskedAfterwards) {
+TEST(Interrupt, AJobsCallbackOverridesThatOfTheProcessUntilUnset) {
   Daemon daemon;
   Rank rank;
   ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("job", 2), 0, absl::Milliseconds(200)));

@@ -108,7 +108,7 @@ TEST_F(Commands, AStepNeedsAllGroupsReshardedAndTheBackwardClosed) {
   ExpectHealthy();
 }
 
-TEST_F(Commands, ASlotThatMayHoldOldGradientsMustBeWaitedFor) {
+TEST_F(Commands, SlotsThatMayHoldOldGradientsMustBeAwaited) {
   rank_.WriteAll(2);
   Forward(a_);
   ASSERT_C_OK(shardd_submit_gradients(job(), a_, nullptr, nullptr));  // the first use of a fresh slot

@@ -94,7 +94,7 @@ class EditsAnywhere : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Unsharding, EditsAnywhere, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Pooled" : "WhereTheyLie"; });
 
-TEST_P(EditsAnywhere, OfAllRanksAreSeenByAllFromTheNextPassOn) {
+TEST_P(EditsAnywhere, EveryRankSeesAllEditsFromTheNextPassOn) {
   World world(EditsSpec("all", GetParam()));
   world.Each([](int, Rank& rank) {
     const int param = rank.Param("a.weight");
@@ -136,7 +136,7 @@ TEST_P(EditsAnywhere, AreEditedByTheStepThatFollowsThem) {
   });
 }
 
-TEST(Edits, OfOneRankOfItsThreadsAndOfSystemCallsCountAlone) {
+TEST(Edits, OneRanksEditsCountAlsoFromThreadsAndSystemCalls) {
   World world(EditsSpec("one"));
   const shardd_shard_range second = RangeOf(world.ranks[1], world.ranks[1].Param("a.weight"));
   world.Each([&](int index, Rank& rank) {
@@ -190,7 +190,7 @@ TEST(Edits, InsideAPassReachNobodyAndNameTheParameter) {
   });
 }
 
-TEST(Edits, InAPausedPassEndItAndItsBackwardNamesTheParameter) {
+TEST(Edits, AnEditWhilePausedEndsThePassAndIsNamed) {
   World world(EditsSpec("paused"));
   world.Each([](int, Rank& rank) {
     const int param = rank.Param("a.weight");
@@ -245,7 +245,7 @@ TEST(Edits, OfOtherRanksElementsAreDropped) {
   });
 }
 
-TEST(Edits, OfARankWhoseEpochEndsAreGoneAndNothingElseIs) {
+TEST(Edits, OnlyUnseenEditsAreGoneWhenAnEpochEnds) {
   World world(EditsSpec("gone"));
   world.Each([](int, Rank& rank) {
     Fill(rank, rank.Param("b.weight"), 4);

@@ -67,7 +67,7 @@ void Write(Rank& rank, const char* fqn, float value) {
   ASSERT_C_OK(shardd_write_parameter(rank.job(), param, values.data(), 0, static_cast<int64_t>(values.size())));
 }
 
-TEST(FullParams, OfAModuleAreItsOwnAndWithRecurseThoseBeneath) {
+TEST(FullParams, OnlyRecurseAddsTheParametersBeneathAModule) {
   World world;
   world.Each([](int, Rank& rank) {
     shardd_full_params_options options = Options();
@@ -138,7 +138,7 @@ TEST(FullParams, WhatRankZeroAloneWritesIsEverybodysAfterTheCommit) {
   }
 }
 
-TEST(FullParams, WritebackOfAModuleRefusesOthersByNameAndCostsNothing) {
+TEST(FullParams, AModulesWritebackHarmlesslyRefusesOtherParametersByName) {
   World world;
   world.Each([](int, Rank& rank) {
     shardd_full_params_options options = Options();
@@ -155,7 +155,7 @@ TEST(FullParams, WritebackOfAModuleRefusesOthersByNameAndCostsNothing) {
   });
 }
 
-TEST(FullParams, GradientsAreThoseThatAreReducedSoFarAndNullWhereThereAreNone) {
+TEST(FullParams, FullGradientsAreTheReducedOnesOrNullWithoutAny) {
   World world;
   world.Each([](int index, Rank& rank) {
     Backward(rank, index == 0 ? 2 : 4, "a");
@@ -208,7 +208,7 @@ TEST(FullParams, GradientsThatAreWrittenAreThoseOfTheStep) {
   });
 }
 
-TEST(FullParams, WhatHasNoMeaningIsRefusedByNameAndCostsNothing) {
+TEST(FullParams, MeaninglessCallsAreHarmlesslyRefusedByName) {
   World world;
   world.Each([](int, Rank& rank) {
     shardd_full_params_options options = Options();

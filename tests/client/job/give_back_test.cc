@@ -89,7 +89,7 @@ class GiveBackTest : public ::testing::Test {
   Rank ranks_[2];
 };
 
-TEST_F(GiveBackTest, PagesGoAfterTheStepAndComeBackWithTheNextSums) {
+TEST_F(GiveBackTest, PagesGoAfterTheStepAndReturnWithNewSums) {
   Attach(2);
   ForEachRank(2, [&](int r) {
     Backward(r, 2);
@@ -109,7 +109,7 @@ TEST_F(GiveBackTest, PagesGoAfterTheStepAndComeBackWithTheNextSums) {
   });
 }
 
-TEST_F(GiveBackTest, UntilThenTheyReadZeroAndMayBeGivenBackAgain) {
+TEST_F(GiveBackTest, GivenBackPagesReadZeroAndMayGoAgain) {
   Attach(1);
   Backward(0, 2);
   Step(0);
@@ -158,7 +158,7 @@ TEST_F(GiveBackTest, ARankWithoutAContributionCountsAsZero) {
   });
 }
 
-TEST_F(GiveBackTest, AGradientThatTheTrainerWritesItselfIsWhatTheStepTakes) {
+TEST_F(GiveBackTest, TheStepTakesAGradientThatTheTrainerWrote) {
   Attach(1);
   Backward(0, 2);
   Step(0);

@@ -248,7 +248,7 @@ INSTANTIATE_TEST_SUITE_P(Storage, HybridTrainers, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "PerReplica" : "Once"; });
 
 // Halving is no edit that may be done twice; then a step of the daemon's optimizer, which all replicas see.
-TEST(Hybrid, EditsOfEveryRankCountOnceAndTheDaemonsStepReachesEveryCopy) {
+TEST(Hybrid, EditsCountOnceAndTheDaemonsStepReachesEveryCopy) {
   v1::JobSpec spec = HybridSpec("edits", /*copies=*/true);
   spec.mutable_config()->set_trainers_never_write(false);
   World world(spec);
@@ -315,7 +315,7 @@ TEST(Hybrid, CopiesAndFullParametersAreWhatTheFirstReplicaWrote) {
   });
 }
 
-TEST(Hybrid, FullGradientsAreTheFirstReplicasAndWrittenOnesReachEveryCopy) {
+TEST(Hybrid, GradientsAreReadFromOneReplicaAndWrittenToAll) {
   World world(HybridSpec("gradients", /*copies=*/true));
   world.Each([](int index, Rank& rank) {
     rank.WriteAll(1);
@@ -362,7 +362,7 @@ TEST(Hybrid, AWritebackThatIsNotCommittedReachesNoCopy) {
   for (const Rank& rank : world.ranks) ExpectOwn(rank, 1, 0);
 }
 
-TEST(Hybrid, InitialValuesOfAnAttemptThatWasGivenUpAreInNoCopy) {
+TEST(Hybrid, InitialValuesOfAnEndedEpochAreInNoCopy) {
   const v1::JobSpec spec = TrainersSpec("initial", /*copies=*/true);
   World world(spec);
   const int param = world.ranks[0].Param("b.bias");

@@ -62,7 +62,7 @@ void Load(Rank& rank, float exp_avg, float exp_avg_sq, int64_t updates) {
   ASSERT_C_OK(shardd_write_update_count(rank.job(), param, updates));
 }
 
-TEST(OptimizerState, LoadedMomentsAndCountAreWhatTheNextUpdateStartsFrom) {
+TEST(OptimizerState, TheNextUpdateStartsFromLoadedMomentsAndCount) {
   Daemon daemon;
   Rank rank;
   ASSERT_C_OK(rank.Attach(daemon.address(), AdamSpec("load"), 0));

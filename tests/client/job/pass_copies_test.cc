@@ -54,7 +54,7 @@ float Read(Rank& rank) {
   return value;
 }
 
-TEST(PassCopies, StoresNeedNobodysLeaveAndCountFromTheNextPassOn) {
+TEST(PassCopies, StoresNeedNoPermissionAndCountFromTheNextPass) {
   World world(CopiesSpec("stores"));
   world.Each([](int index, Rank& rank) {
     const int param = rank.GroupInfo(0).params[0];
@@ -80,7 +80,7 @@ TEST(PassCopies, StoresNeedNobodysLeaveAndCountFromTheNextPassOn) {
   });
 }
 
-TEST(PassCopies, WhoHasLeftFullParametersStoresWhenTheLastHasReadThem) {
+TEST(PassCopies, LeavingFullParametersWaitsUntilTheLastHasReadThem) {
   World world(CopiesSpec("full"));
   std::atomic<bool> read = false;
   world.Each([&](int index, Rank& rank) {
@@ -97,7 +97,7 @@ TEST(PassCopies, WhoHasLeftFullParametersStoresWhenTheLastHasReadThem) {
   });
 }
 
-TEST(PassCopies, ARankThatStoresOnWhenAnotherIsGoneSpoilsNothing) {
+TEST(PassCopies, StoresAfterAnotherRankIsLostSpoilNothing) {
   World world(CopiesSpec("survivor"));
   Rank& survivor = world.ranks[0];
   const int param = survivor.GroupInfo(0).params[0];

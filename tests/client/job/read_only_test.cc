@@ -81,7 +81,7 @@ class ReadOnly : public ::testing::Test {
   struct sigaction before_ = {};
 };
 
-TEST_F(ReadOnly, AStoreIntoAShardNamesTheParameterAndEndsTheProcess) {
+TEST_F(ReadOnly, StoringIntoAShardNamesItAndEndsTheProcess) {
   Watch();
   ExpectNamed(kShard);
   EXPECT_EQ(*Shard(rank_, rank_.Param("b.bias")), 1.0f);
@@ -100,7 +100,7 @@ TEST_F(ReadOnly, AStoreIntoWhatIsUnshardedIsNamed) {
   EXPECT_EXIT(*unsharded = 1, ::testing::KilledBySignal(SIGSEGV), "write unsharded parameter \"b.bias\"");
 }
 
-TEST_F(ReadOnly, AStoreIntoTheDaemonsOptimizerStateIsNamedThoughItIsMappedLater) {
+TEST_F(ReadOnly, StoresIntoOptimizerStateThatIsMappedLaterAreNamed) {
   Watch();
   auto* const state = static_cast<float*>(shardd_optimizer_state_data(rank_.job(), rank_.Param("b.bias"), 1));
   EXPECT_EXIT(*state = 1, ::testing::KilledBySignal(SIGSEGV), "write optimizer state of \"b.bias\"");
@@ -131,7 +131,7 @@ TEST_F(ReadOnly, AFaultHandlerOfAfterwardsIsHeardBeforeTheName) {
   EXPECT_EXIT(FaultElsewhere(), ::testing::KilledBySignal(SIGSEGV), kOfTheProgram);
 }
 
-TEST_F(ReadOnly, AFaultEndsTheProcessWhereTheHandlerBehindWasDisabled) {
+TEST_F(ReadOnly, FaultsEndTheProcessIfThePreviousHandlerIsDisabled) {
   EnableFaultHandler();
   Watch();
   fault_handler_enabled = false;
@@ -139,7 +139,7 @@ TEST_F(ReadOnly, AFaultEndsTheProcessWhereTheHandlerBehindWasDisabled) {
   EXPECT_EXIT(FaultElsewhere(), ::testing::KilledBySignal(SIGSEGV), "");
 }
 
-TEST_F(ReadOnly, AFaultEndsTheProcessWhereAHandlerHasPutBackWhatWasThere) {
+TEST_F(ReadOnly, FaultsEndTheProcessAfterALaterHandlerWasRemoved) {
   Watch();
   EnableFaultHandler();
   DisableFaultHandler();
@@ -165,7 +165,7 @@ TEST(ReadOnlyFaultsTest, AStoreIsFoundInItsPieceAndNowhereElse) {
   EXPECT_EQ(line(40), "");
 }
 
-TEST(ReadOnlyFaultsTest, TooManyJobsAreRefusedAndAForgottenOneMakesRoom) {
+TEST(ReadOnlyFaultsTest, OneJobTooManyIsRefusedUntilAnotherIsForgotten) {
   struct sigaction before = {};
   ASSERT_EQ(sigaction(SIGSEGV, nullptr, &before), 0);
   ReadOnlyTexts texts[ReadOnlyFaults::kMaxJobs + 1];

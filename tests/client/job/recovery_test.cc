@@ -153,7 +153,7 @@ TEST(GradientPresence, DroppedGradientIsNoUpdateAndGivenOneIs) {
   });
 }
 
-TEST(GradientPresence, WhatCannotBeSaidIsRefusedByNameAndCostsNothing) {
+TEST(GradientPresence, InvalidPresenceIsHarmlesslyRefusedByName) {
   World world(SmallSpec("job", kWorld));
   world.Each([](int, Rank& rank) {
     EXPECT_C_ERROR(shardd_set_gradient_presence(rank.job(), rank.Param("frozen"), 1), kFailedPrecondition,

@@ -96,7 +96,7 @@ void OwnStep(Rank& rank, int index, float lr) {
   }
 }
 
-TEST(TrainersWrite, OptimizerInTheTrainersEqualsItsReferenceWhileRanksDriftApart) {
+TEST(TrainersWrite, TrainersOptimizersMatchTheReferenceWhileRanksDriftApart) {
   World world(TrainersSpec("drift"));
   static constexpr int kSteps = 12;
   world.Each([](int index, Rank& rank) {
@@ -147,7 +147,7 @@ TEST(TrainersWrite, StoresOfSeveralThreadsAreInTheNextPass) {
 class Overtaken : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(TrainersWrite, Overtaken, ::testing::Bool());
 
-TEST_P(Overtaken, EditsAreHandedInWhileTheOthersHavePausedAndEndTheirPass) {
+TEST_P(Overtaken, EditsOfOneRankEndThePausedPassesOfOthers) {
   const bool refused = GetParam();  // the other tries to go on in its pass, or begins another at once
   World world(EditsSpec("overtaken"));
   std::atomic<int> paused = 0;
@@ -178,7 +178,7 @@ TEST_P(Overtaken, EditsAreHandedInWhileTheOthersHavePausedAndEndTheirPass) {
   });
 }
 
-TEST(TrainersWrite, APauseThatNobodyUsesEndsAndTheBackwardReadsOn) {
+TEST(TrainersWrite, AnUnusedPauseEndsAndTheBackwardReadsOn) {
   World world(EditsSpec("resumed"));
   std::atomic<int> resumed = 0;
   std::atomic<int> left = 0;
@@ -203,7 +203,7 @@ TEST(TrainersWrite, APauseThatNobodyUsesEndsAndTheBackwardReadsOn) {
   });
 }
 
-TEST(TrainersWrite, AWriterThatAnothersBackwardWaitsForGetsAnErrorAndNoHang) {
+TEST(TrainersWrite, AWriterThatAnothersBackwardAwaitsGetsAnError) {
   World world(EditsSpec("stuck"));
   std::atomic<bool> resumed = false;
   world.Each([&](int index, Rank& rank) {
@@ -228,7 +228,7 @@ TEST(TrainersWrite, AWriterThatAnothersBackwardWaitsForGetsAnErrorAndNoHang) {
   });
 }
 
-TEST(TrainersWrite, StateGivenWithoutAStepTakesThePlaceOfTheCommittedOne) {
+TEST(TrainersWrite, StateGivenWithoutAStepReplacesTheCommittedState) {
   World world(TrainersSpec("state"));
   world.Each([&](int index, Rank& rank) {
     const auto state = [&] {
@@ -246,7 +246,7 @@ TEST(TrainersWrite, StateGivenWithoutAStepTakesThePlaceOfTheCommittedOne) {
   });
 }
 
-TEST(TrainersWrite, LateStoresOfARankThatHasNotLookedReachNobodyWhenAnotherOfItsProcessHasAttachedAgain) {
+TEST(TrainersWrite, LateStoresOfAnUnawareRankReachNoReattachedOne) {
   const v1::JobSpec spec = TrainersSpec("looks-away");
   World world(spec);
   Rank& other = world.ranks[1];

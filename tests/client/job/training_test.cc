@@ -199,7 +199,7 @@ TEST(Training, ManySmallWritesShareTheStagingArea) {
       std::equal(values.begin(), values.end(), static_cast<const float*>(shardd_parameter_data(rank.job(), weight))));
 }
 
-TEST(Training, ATiedParameterIsUnshardedWithEveryGroupThatUsesIt) {
+TEST(Training, TiedParametersAreUnshardedWithEveryGroupThatUsesThem) {
   for (const v1::UnshardMode mode : {v1::UNSHARD_MODE_ZERO_COPY, v1::UNSHARD_MODE_POOLED}) {
     v1::JobSpec spec = SmallSpec("job", 1);
     spec.mutable_config()->set_unshard_mode(mode);
@@ -294,7 +294,7 @@ TEST(Training, ADelayedRankHoldsNobodyUpBeforeTheCommit) {
 }
 
 // Gradients of a loss times 8; one rank's overflows in the second step.
-TEST(Training, ScaledGradientsAreUnscaledAndANonFiniteOneSkipsTheUpdateOfAll) {
+TEST(Training, GradientsAreUnscaledAndAnInfiniteOneSkipsTheUpdate) {
   World world(SmallSpec("scaled", 2));
   world.Each([](int index, Rank& rank) {
     rank.WriteAll(1);

@@ -55,7 +55,7 @@ TEST(FiguresTest, TheSlowestRankHasTheShareOfTheOthersTime) {
   EXPECT_THAT(figures.awaited, ElementsAre(0, 0, 0.4, 0));
 }
 
-TEST(FiguresTest, WithoutAnEarlierAnswerOrANewStepTheLastStepCounts) {
+TEST(FiguresTest, TheLastStepCountsWithoutANewOne) {
   const v1::JobMetrics same = After(14), more = After(20), another = After(3, 3);
   for (const v1::JobMetrics* before : {static_cast<const v1::JobMetrics*>(nullptr), &same, &more, &another}) {
     const JobFigures figures = FiguresOf(After(14), before);
@@ -67,7 +67,7 @@ TEST(FiguresTest, WithoutAnEarlierAnswerOrANewStepTheLastStepCounts) {
   }
 }
 
-TEST(FiguresTest, AmongRanksThatShareACountTheLastStepsIsNamed) {
+TEST(FiguresTest, OfRanksThatShareACountTheLastIsNamed) {
   v1::JobMetrics before = After(10, 1000), now = After(14, 1000);
   for (v1::JobMetrics* job : {&before, &now}) {
     job->clear_waits();
@@ -83,7 +83,7 @@ TEST(FiguresTest, AmongRanksThatShareACountTheLastStepsIsNamed) {
   EXPECT_EQ(figures.awaited[700], 0);
 }
 
-TEST(FiguresTest, AStepThatTakesLongerThanTheOthersLowersThePace) {
+TEST(FiguresTest, AStepThatTakesLongerLowersThePace) {
   v1::JobMetrics now = After(14);
   now.mutable_time()->set_since_commit_ns(4000 * kMs);
   EXPECT_DOUBLE_EQ(FiguresOf(now, nullptr).steps_per_s, 0.25);

@@ -38,7 +38,7 @@ TEST(Config, DefaultsSpelledOutGiveTheSameDigest) {
   EXPECT_EQ(b.Plan().digest, digest);
 }
 
-TEST(Config, JobsWhoseTrainersWritePlanTheCopyToGoBackTo) {
+TEST(Config, JobsWhoseTrainersWritePlanASnapshot) {
   SpecBuilder b = Model();
   b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
   EXPECT_EQ(b.Plan().memory.kept_bytes, 0);
@@ -53,7 +53,7 @@ TEST(Config, JobsWhoseTrainersWritePlanTheCopyToGoBackTo) {
   EXPECT_TRUE(Invalid(b.spec(), {"trainers_never_write", "got true"}));
 }
 
-TEST(Config, CopiesForPassesAreOfJobsWhoseTrainersWriteAndAreKeptWithEachCommitOfTheDaemonsOptimizer) {
+TEST(Config, PassCopiesNeedWritingTrainersAndSetTheSnapshotInterval) {
   SpecBuilder b = Model();
   b.config().set_pass_copies(true);
   EXPECT_TRUE(Invalid(b.spec(), {"pass_copies", "trainers_never_write"}));
@@ -126,7 +126,7 @@ TEST(Config, ValuesOutOfRangeAreRefusedByName) {
   }
 }
 
-TEST(OptimizerGroups, ListedParametersGetTheirGroupAlsoByAliasAndWrappedName) {
+TEST(OptimizerGroups, ParametersGetTheirGroupByAliasOrWrappedNameToo) {
   SpecBuilder b = Model();
   b.config().mutable_optimizer()->add_groups();
   auto& group = *b.config().mutable_optimizer()->add_groups();
@@ -170,7 +170,7 @@ TEST(Config, OffloadIsPooledAndZeroCopyIsRefusedByName) {
               testing::HasSubstr("plan config offload: unknown value (got 3)"));
 }
 
-TEST(Config, SumsByTrainersAreThePlansAndRefusedWithGradientsOfTheHost) {
+TEST(Config, TrainerSumsAreInThePlanAndRefusedWithOffload) {
   SpecBuilder b(2);
   b.Param(0, "w", {8});
   const ShardPlan by_devices = b.Plan();

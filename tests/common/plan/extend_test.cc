@@ -26,7 +26,7 @@ v1::JobSpec Narrow(const v1::JobSpec& spec, uint32_t seed) {
 
 class Extended : public Property {};
 
-TEST_F(Extended, AnUnfrozenJobIsPlannedAsIfItHadNeverBeenFrozen) {
+TEST_F(Extended, AnUnfrozenJobIsPlannedAsIfNeverFrozen) {
   uint32_t seed = 0;
   int extended = 0;
   ForAll([&](const v1::JobSpec& wide, const ShardPlan& plan) {
@@ -77,7 +77,7 @@ TEST(ExtendTest, NamesTheFirstParameterAndCountsTheOthers) {
   EXPECT_EQ(Model().Plan().memory.optimizer_bytes, 0) << "nothing was planned for it before";
 }
 
-TEST(ExtendTest, WhatTheAskerHasFrozenAgainStaysTrainedAndItsGroupsCount) {
+TEST(ExtendTest, RefrozenParametersStayTrainedAndTheAskersGroupsCount) {
   SpecBuilder job = Model();
   job.module(1).mutable_parameters(0)->set_requires_grad(true);
   job.config().mutable_optimizer()->set_trainer_states(3);

@@ -32,7 +32,7 @@ int64_t Padding(const ShardPlan& plan, int flat_param, int rank) {
   return GetShardMetadata(plan, flat_param, rank)->padding_numel;
 }
 
-TEST(FlatParam, OnePerDtypeAndRequiresGradInOrderOfFirstAppearance) {
+TEST(FlatParam, ThereIsOnePerDtypeAndRequiresGradInOrder) {
   SpecBuilder b;
   b.Param(0, "a", {3}, {.dtype = v1::DTYPE_BFLOAT16});
   b.Param(0, "frozen", {3}, {.requires_grad = false});
@@ -62,7 +62,7 @@ TEST(FlatParam, GroupsNeverShareOne) {
   EXPECT_THAT(plan.groups[1].flat_params, ElementsAre(1));
 }
 
-TEST(FlatParam, StartsAreAlignedInTheSmallestDtypeThatTheParameterIsStoredIn) {
+TEST(FlatParam, StartsAreAlignedForTheSmallestStoredDtype) {
   const auto second_offset = [](DType dtype, DType param_dtype) {
     SpecBuilder b;
     b.config().mutable_mixed_precision()->set_param_dtype(param_dtype);

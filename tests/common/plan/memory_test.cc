@@ -50,7 +50,7 @@ TEST(Memory, OfAPlainJobIsShardsGradientsOptimizerAndSessions) {
   EXPECT_EQ(plan.flat_params[2].pool_offset_bytes, -1);
 }
 
-TEST(Memory, ALowerParamDtypeAddsACastCopyForWhatItChangesOnly) {
+TEST(Memory, OnlyWhatParamDtypeLowersGetsACastCopy) {
   SpecBuilder b(2);
   b.config().mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
   b.Param(0, "a", {kMiB});
@@ -66,7 +66,7 @@ TEST(Memory, ALowerParamDtypeAddsACastCopyForWhatItChangesOnly) {
   EXPECT_EQ(plan.memory.gradients_bytes, (4 + 4) * kMiB) << "and are kept in fp32";
 }
 
-TEST(Memory, CopiesForPassesAreTheCopyToGoBackToWhereTheyAreOfAllThatTrainersWrite) {
+TEST(Memory, PassCopiesOfAllThatTrainersWriteAreTheSnapshot) {
   SpecBuilder b(2);
   b.config().set_trainers_never_write(false);
   b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
@@ -87,7 +87,7 @@ TEST(Memory, CopiesForPassesAreTheCopyToGoBackToWhereTheyAreOfAllThatTrainersWri
   EXPECT_EQ(trained.memory.kept_bytes, trained.memory.shards_bytes + trained.memory.optimizer_bytes);
 }
 
-TEST(Memory, CopiesForPassesAreOfAllThatIsStoredInTheDtypeThatIsRead) {
+TEST(Memory, PassCopiesHoldEverythingInTheDtypeThatIsRead) {
   SpecBuilder b(2);
   b.config().set_trainers_never_write(false);
   b.config().set_pass_copies(true);
@@ -129,7 +129,7 @@ TEST(Memory, PooledHasNoCastCopyButAPool) {
 }
 
 // The host casts, once for each version, and that is what is copied to GPUs.
-TEST(Memory, OffloadIsPooledWithACastCopyAndStagingForEachPool) {
+TEST(Memory, OffloadPlansPoolsWithStagingAndACastCopy) {
   SpecBuilder b = Model(2, 3);
   b.config().set_offload(v1::OFFLOAD_HOST);
   b.config().mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
@@ -156,14 +156,14 @@ TEST(Memory, OffloadIsPooledWithACastCopyAndStagingForEachPool) {
                 plan.memory.unsharded_pool_bytes);
 }
 
-TEST(Memory, StagingIsNeverMoreThanWhatACopyIsLargeEnoughWith) {
+TEST(Memory, StagingIsNeverMoreThanACopyCanUse) {
   SpecBuilder b(1);
   b.Param(0, "w", {1 << 26});
   b.config().set_offload(v1::OFFLOAD_HOST);
   EXPECT_EQ(b.Plan().memory.gradient_staging_bytes, 32 * kMiB);
 }
 
-TEST(Memory, ThePoolGivesEveryRankItsQuotaWhereThereAreManyGroups) {
+TEST(Memory, WithManyGroupsThePoolHasEveryRanksQuota) {
   SpecBuilder b = Model(2, 20);
   b.config().set_unshard_mode(v1::UNSHARD_MODE_POOLED);
   const ShardPlan plan = b.Plan();
@@ -171,7 +171,7 @@ TEST(Memory, ThePoolGivesEveryRankItsQuotaWhereThereAreManyGroups) {
   EXPECT_EQ(plan.pool_slots, 2 * (2 + 2));
 }
 
-TEST(Memory, EachPoolHasTheQuotasOfItsRanksAndBeginsWithAGpusPage) {
+TEST(Memory, PoolsHoldTheirRanksQuotasAndStartOnGpuPages) {
   SpecBuilder b = Model(5, 20);
   b.config().set_unshard_mode(v1::UNSHARD_MODE_POOLED);
   b.config().set_unsharded_pools(2);

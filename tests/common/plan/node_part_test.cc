@@ -39,7 +39,7 @@ ShardPlan PlanOf(SpecBuilder b, int node) {
 
 const v1::Layout kLayouts[] = {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0};
 
-TEST(NodePart, RanksOfAllNodesHoldWhatThoseOfOneNodeWould) {
+TEST(NodePart, RanksOfManyNodesHoldWhatOneNodesRanksWould) {
   for (const v1::Layout layout : kLayouts) {
     for (const auto& [nodes, ranks] : {std::pair{2, 2}, {3, 1}, {2, 3}, {4, 1}}) {
       SpecBuilder all = Model(0, nodes * ranks, layout);
@@ -64,7 +64,7 @@ TEST(NodePart, RanksOfAllNodesHoldWhatThoseOfOneNodeWould) {
   }
 }
 
-TEST(NodePart, NodesHoldEveryElementOnceAndRanksOfANodeWorkOnAllOfIt) {
+TEST(NodePart, EachElementIsHeldAndWorkedOnByOneNode) {
   for (const v1::Layout layout : kLayouts) {
     for (const auto& [nodes, ranks] : {std::pair{2, 2}, {3, 1}, {5, 2}}) {
       const SpecBuilder b = Model(nodes, ranks, layout);

@@ -113,7 +113,7 @@ int64_t LargestPart(const ShardPlan& plan) {
   return most;
 }
 
-TEST(Nodes, EveryRankHasTwoSlotsForItsPartOfTheLargestGroup) {
+TEST(Nodes, EveryRankCanStageTwoPartsOfTheLargestGroup) {
   for (const v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
     for (const int world_size : {1, 2, 3}) {
       SpecBuilder b = Model(world_size, 2);
@@ -131,7 +131,7 @@ TEST(Nodes, EveryRankHasTwoSlotsForItsPartOfTheLargestGroup) {
   }
 }
 
-TEST(Nodes, StagingAndWhatOthersSendIsCountedAndNothingElseChanges) {
+TEST(Nodes, NodesAddOnlyStagingAndMemoryForWhatOthersSend) {
   const ShardPlan one = Model(3, 0).Plan();
   EXPECT_EQ(one.nodes(), 1);
   EXPECT_EQ(one.node_slot_bytes, 0);
@@ -150,7 +150,7 @@ TEST(Nodes, StagingAndWhatOthersSendIsCountedAndNothingElseChanges) {
   }
 }
 
-TEST(Nodes, DaemonsOfOtherNodesHaveAnotherPlanAndAreToldWhichNodes) {
+TEST(Nodes, DifferingNodesChangeThePlanAndAreNamed) {
   const SpecBuilder two = Model(2, 2), three = Model(2, 3), none = Model(2, 0);
   SpecBuilder swapped = Model(2, 0);
   SetNodes(swapped, {"node1:7000", "node0:7000"});

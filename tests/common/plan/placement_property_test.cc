@@ -11,7 +11,7 @@
 namespace shardd {
 namespace {
 
-TEST_F(Property, WhateverIsPlacedCoversEveryElementOncePerHolderAndNoPadding) {
+TEST_F(Property, PlacementsCoverEveryElementOncePerHolderAndNoPadding) {
   ForAll([](const v1::JobSpec&, const ShardPlan& plan) {
     for (Purpose purpose : {Purpose::kParameters, Purpose::kGradients, Purpose::kOptimizer}) {
       const int holders = plan.world_size / plan.placement.pieces(purpose);
@@ -62,7 +62,7 @@ TEST_F(Property, EveryGradientHasOneWriterPerCopyWhoHoldsIt) {
   });
 }
 
-TEST_F(Property, NoGroupIsCutIntoMoreAfterForwardThanInItsShards) {
+TEST_F(Property, NoGroupIsCutFinerAfterForwardThanItsShards) {
   int cut_less = 0;
   ForAll([&](const v1::JobSpec&, const ShardPlan& plan) {
     const int pieces = plan.placement.pieces(Purpose::kParameters);
@@ -94,7 +94,7 @@ TEST_F(Property, WorkIsAPartitionInEveryStrategyAndAligned) {
   });
 }
 
-TEST_F(Property, AFinerPieceLiesInTheCoarserOneOfTheSameRank) {
+TEST_F(Property, AFinerPieceLiesInTheSameRanksCoarserOne) {
   ForAll([](const v1::JobSpec&, const ShardPlan& plan) {
     for (size_t p = 0; p < plan.params.size(); ++p) {
       for (int rank = 0; rank < plan.world_size; ++rank) {
@@ -200,7 +200,7 @@ std::vector<std::vector<int64_t>> Chunked(const std::vector<int64_t>& rows, int 
   return result;
 }
 
-TEST_F(Property, Dim0PiecesAreChunkedRowsAndOverTheWorldChunkedOnceMore) {
+TEST_F(Property, Dim0PiecesAreChunkedRowsAndChunkedAgainOverReplicas) {
   ForAll([](const v1::JobSpec&, const ShardPlan& plan) {
     if (plan.config.layout() != v1::LAYOUT_DIM0) {
       return;

@@ -99,7 +99,7 @@ TEST(ShardGroups, OfAllRanksOfTheNodeIsTheDefault) {
   EXPECT_EQ(plan.placement.shard_world_size, 4);
 }
 
-TEST(ShardGroups, SplitsThatDoNotCoverTheWorldOnceInEqualPartsAreRefused) {
+TEST(ShardGroups, SplitsMustCoverTheWorldOnceInEqualParts) {
   const auto refused = [](const std::vector<std::vector<int>>& groups, const std::vector<std::string>& fragments) {
     SpecBuilder b = Model(4, v1::STRATEGY_HYBRID_SHARD);
     for (const std::vector<int>& group : groups) Group(b, group);
@@ -283,7 +283,7 @@ TEST(PostForward, WhereNothingIsCutThereIsNothingToKeep) {
   EXPECT_EQ(PredictPlacedMemory(world.Plan()).post_forward_bytes, 32 * 4) << "the root alone";
 }
 
-TEST(PostForward, OfAModuleThatIsNotFullyShardedIsRefusedByName) {
+TEST(PostForward, OnlyFullyShardedModulesMayHaveAShardSize) {
   SpecBuilder b = Hybrid(8, 4);
   b.Param(b.Add(0, "inner"), "w", {64});
   b.module(1).set_post_forward_shard_size(2);

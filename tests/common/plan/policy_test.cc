@@ -151,7 +151,7 @@ TEST(Policy, ManualMarksComeInPreOrderWhateverTheyNest) {
       ElementsAre(0, 1, 2, 1));
 }
 
-TEST(Policy, FullyShardedModulesWithoutParametersHaveNoGroupAndNoDepth) {
+TEST(Policy, FullyShardedModulesWithoutParametersHaveNoGroupOrDepth) {
   SpecBuilder b;
   const int empty = b.AddSharded(0, "empty");
   b.Param(b.AddSharded(empty, "inner"), "w", {2});

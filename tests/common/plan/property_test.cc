@@ -177,7 +177,7 @@ TEST_F(Property, GroupsComeInPreOrderWithTheirDepth) {
 
 // What unshard gives is what the group's own module says, else the job; a group that says nothing is planned as if no
 // other did.
-TEST_F(Property, EveryGroupHasThePrecisionOfItsModuleElseOfTheJob) {
+TEST_F(Property, EveryGroupHasItsModulesPrecisionOrTheJobs) {
   int own = 0;
   ForAll([&own](const v1::JobSpec& spec, const ShardPlan& plan) {
     int64_t cast_bytes = 0;
@@ -289,7 +289,7 @@ TEST_F(Property, NothingOverlapsInAnySlabOrSlot) {
   });
 }
 
-TEST_F(Property, NestedGroupsNeverShareAGradientSlotAndEverySlotIsLargeEnough) {
+TEST_F(Property, NestedGroupsShareNoGradientSlotAndEachSlotSuffices) {
   ForAll([](const v1::JobSpec& spec, const ShardPlan& plan) {
     std::map<int, int> slot_of_module;
     for (const GroupPlan& group : plan.groups) {
@@ -324,7 +324,7 @@ std::string Dump(const ShardPlan& plan) {
   return text;
 }
 
-TEST_F(Property, TheSameInputGivesTheSamePlanAlsoAfterTheWire) {
+TEST_F(Property, EqualInputGivesEqualPlansAlsoOverTheWire) {
   ForAll([](const v1::JobSpec& spec, const ShardPlan& plan) {
     v1::JobSpec copy;
     ASSERT_TRUE(copy.ParseFromString(spec.SerializeAsString()));

@@ -40,7 +40,7 @@ SpecBuilder Model(int world_size, int groups, int64_t mib) {
   return b;
 }
 
-TEST(SlabSpread, EveryPageIsOnTheGpuWhoseRankWorksOnIt) {
+TEST(SlabSpread, EachPageIsOnTheGpuWhoseRankUsesIt) {
   const ShardPlan plan = Model(2, 2, 16).Plan();
   EXPECT_THAT(InPages(SpreadOverGpus(plan, SpreadSlab::kShards, 2, kPage)),
               ElementsAre(std::pair(0, 4), std::pair(1, 4), std::pair(0, 4), std::pair(1, 4)));
@@ -78,7 +78,7 @@ TEST(SlabSpread, EachPoolIsOnItsGpu) {
   EXPECT_EQ(pieces[1].gpu, 1);
 }
 
-TEST(SlabSpread, SmallGroupsThatShareAPageAreBalancedToOnePage) {
+TEST(SlabSpread, SmallGroupsOnSharedPagesAreBalancedToOnePage) {
   for (const int gpus : {2, 3, 4}) {
     SpecBuilder b(4);
     for (int g = 0; g < 300; ++g) b.Param(b.AddSharded(0, absl::StrCat("g", g)), "w", {101, 257});
@@ -94,7 +94,7 @@ TEST(SlabSpread, SmallGroupsThatShareAPageAreBalancedToOnePage) {
   }
 }
 
-TEST(SlabSpread, WhereThereWouldBeTooManyPiecesPagesAreTakenLarger) {
+TEST(SlabSpread, PagesGrowWhereThereWouldBeTooManyPieces) {
   const ShardPlan plan = Model(4, 20, 16).Plan();
   EXPECT_EQ(SpreadOverGpus(plan, SpreadSlab::kShards, 4, kPage).size(), 80u);
   for (const int most : {79, 40, 7, 4, 1}) {

@@ -46,7 +46,7 @@ TEST_F(SummonTest, WholeModelIsEverything) {
   EXPECT_EQ(Summoned("(root)", true).size(), plan_.params.size());
 }
 
-TEST_F(SummonTest, WithRecurseAModuleHasWhatIsBeneathItAndWithoutOnlyItsOwnGroup) {
+TEST_F(SummonTest, OnlyWithRecurseDoesAModuleHaveWhatIsBeneath) {
   EXPECT_THAT(Summoned("outer", true), ElementsAre("outer.w", "outer.tied", "outer.plain.w", "outer.plain.inner.w"));
   EXPECT_THAT(Summoned("outer", false), ElementsAre("outer.w", "outer.tied", "outer.plain.w"));
   EXPECT_THAT(Summoned("(root)", false), ElementsAre("p"));

@@ -55,7 +55,7 @@ class HostileDaemonTest : public FdChannelTest {
   static constexpr int kUnavailable = static_cast<int>(absl::StatusCode::kUnavailable);
 };
 
-TEST_F(HostileDaemonTest, AnswersOutsideTheProtocolAreInternalAndLeaveNoDescriptorOpen) {
+TEST_F(HostileDaemonTest, AnswersOutsideTheProtocolFailAndLeakNoDescriptor) {
   const UniqueFd event = Eventfd();
   const std::vector<int> all(kSessionFdCount, event.get());
   EXPECT_EQ(CodeFor(Header(0, 0, kSessionFdCount), all), 0);  // the honest one, for comparison
@@ -157,7 +157,7 @@ TEST_F(HostileDaemonTest, NobodyThereIsUnavailableAtOnce) {
 }
 
 // A trainer that forks (a data loader) and is killed: its child keeps every socket open, so no hang-up ever comes.
-TEST_F(HostileDaemonTest, PidfdsFireOnSigkillWhileAForkedChildHoldsTheSocket) {
+TEST_F(HostileDaemonTest, PidfdsShowADeathWhileAChildHoldsTheSocket) {
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);
   Child trainer([&] {

@@ -23,7 +23,7 @@ using testing::CountFds;
 using ::testing::HasSubstr;
 using testing::kLimit;
 
-TEST_F(FdChannelTest, SessionsMemoryTravelsToAnotherProcessAndBothSidesUseIt) {
+TEST_F(FdChannelTest, ASessionsMemoryReachesAnotherProcessAndBothUseIt) {
   auto memory = Slab::Create("session", SlabBacking::kSealedMemfd, 8192);
   auto page = Slab::Create("page", SlabBacking::kFrozenMemfd, DaemonPageBytes(2, 3));
   ASSERT_TRUE(memory.ok() && page.ok());
@@ -216,7 +216,7 @@ TEST_F(FdChannelTest, DescriptorThatIsNoPidfdIsNotTakenForOne) {
   }
 }
 
-TEST_F(FdChannelTest, AnswerToAClientThatHasGoneIsUnavailableAndNoSignal) {
+TEST_F(FdChannelTest, AnsweringADeadClientFailsWithoutASignal) {
   UniqueFd client = ConnectRaw();
   const UniqueFd socket = Accept();
   client.reset();

@@ -49,7 +49,7 @@ TEST_F(MappedSlabTest, SharesMemoryBothWaysAndIsPopulated) {
   EXPECT_STREQ(mapped->At<char>(200), "from the daemon");
 }
 
-TEST_F(MappedSlabTest, ReadOnlyMapIsPopulatedAndCannotBeMadeWritableFromAReadOnlyDescriptor) {
+TEST_F(MappedSlabTest, AReadOnlyMapIsPopulatedAndCannotBecomeWritable) {
   auto fd = slab_->ReadOnlyFd();
   ASSERT_TRUE(fd.ok()) << fd.status();
   auto mapped = MappedSlab::Map(*std::move(fd), kMiB, /*writable=*/false);
@@ -73,7 +73,7 @@ TEST_F(MappedSlabTest, DescriptorIsClosedAfterMappingAndAfterEveryError) {
   EXPECT_EQ(CountFds(), fds);
 }
 
-TEST_F(MappedSlabTest, TooSmallAnObjectIsRefusedBeforeATouchCanBeSigbus) {
+TEST_F(MappedSlabTest, ATooSmallObjectIsRefusedBeforeItCanFault) {
   const absl::Status status = MappedSlab::Map(Duplicate(slab_->fd()), kMiB + 1, true).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(status.message(), HasSubstr(absl::StrCat("got ", kMiB, " bytes, want ", kMiB + 1)));

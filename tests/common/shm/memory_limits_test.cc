@@ -105,7 +105,7 @@ TEST_F(MemoryLimitsTest, V1ControllerMayShareItsHierarchy) {
   EXPECT_EQ(Read().free_bytes, kGiB);
 }
 
-TEST_F(MemoryLimitsTest, PathOfTheHostThatIsNotMountedFallsBackToTheMount) {
+TEST_F(MemoryLimitsTest, AnUnmountedCgroupPathFallsBackToTheMount) {
   Cgroup("4:memory:/docker/8c1f\n");
   V1("", absl::StrCat(kGiB), kMiB);
   EXPECT_EQ(Read().free_bytes, kGiB - kMiB);
@@ -144,7 +144,7 @@ TEST(CheckMemoryTest, WhatFitsToTheLastByteIsAccepted) {
   EXPECT_TRUE(CheckMemory(Limits(0), 0).ok());
 }
 
-TEST(CheckMemoryTest, WhatDoesNotFitIsRefusedWithBothNumbersAndTheRemedy) {
+TEST(CheckMemoryTest, RefusalsNameBothSizesAndTheRemedy) {
   const absl::Status status = CheckMemory(Limits(kGiB), kGiB + 1);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("cgroup memory.max"));

@@ -68,7 +68,7 @@ class Views : public ::testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Pages, Views, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Tracked" : "LookedAt"; });
 
-TEST_P(Views, FindStoresOfAnyThreadAndOfTheKernelAndNoOthers) {
+TEST_P(Views, FindStoresOfThreadsAndTheKernelAndNoOthers) {
   EXPECT_EQ(Changed(), "");
   *daemons(3) = 1;
   EXPECT_EQ(*own(3), 1);
@@ -85,7 +85,7 @@ TEST_P(Views, FindStoresOfAnyThreadAndOfTheKernelAndNoOthers) {
   EXPECT_EQ(*daemons(5), 0);
 }
 
-TEST_P(Views, ShowTheSlabAgainWhereTheyAreDroppedAndFindTheNextStore) {
+TEST_P(Views, ShowTheSlabAgainOnceDroppedAndFindNewStores) {
   for (int time = 0; time < 3; ++time) {
     *own(9) = 7;
     EXPECT_EQ(Changed(), "[9, 10) ");
@@ -97,7 +97,7 @@ TEST_P(Views, ShowTheSlabAgainWhereTheyAreDroppedAndFindTheNextStore) {
 }
 
 // Of a slab in huge pages: to track these takes their mapping away, and behind a drop all of one looked stored into.
-TEST_P(Views, HaveSmallPagesAndFindNothingWhereAHugePageOfStoresIsDropped) {
+TEST_P(Views, HaveSmallPagesAndADroppedHugePageShowsNothing) {
   EXPECT_EQ(testing::SmapsBytes(mapped_.data(), "ShmemPmdMapped"), 0);
   std::memset(own(0), 1, 512 * kPageBytes);
   EXPECT_EQ(Changed(), "[0, 512) ");

@@ -78,7 +78,7 @@ TEST(SealingTest, SealedMemoryIsWritableByTheReceiver) {
   EXPECT_STREQ(slab->At<char>(kMiB - 100), "gradients");
 }
 
-TEST(SealingTest, FrozenMemoryCannotBeWrittenByTheReceiverByAnyWay) {
+TEST(SealingTest, TheReceiverCannotWriteFrozenMemoryInAnyWay) {
   const std::unique_ptr<Slab> slab = Create(SlabBacking::kFrozenMemfd);
   std::strcpy(slab->At<char>(0), "before");
   Child receiver([&slab] {
@@ -99,7 +99,7 @@ TEST(SealingTest, FrozenMemoryCannotBeWrittenByTheReceiverByAnyWay) {
   EXPECT_STREQ(slab->At<char>(0), "before");
 }
 
-TEST(SealingTest, OwnerStillWritesFrozenMemoryAndTheReceiverSleepsOnItsReadOnlyMap) {
+TEST(SealingTest, OwnersWriteFrozenMemoryOnWhichReceiversCanSleep) {
   const std::unique_ptr<Slab> page = Create(SlabBacking::kFrozenMemfd);
   const std::unique_ptr<Slab> own = Create(SlabBacking::kSealedMemfd);
   auto* const waiting = own->At<std::atomic<uint32_t>>(0);

@@ -11,7 +11,7 @@
 namespace shardd {
 namespace {
 
-TEST(SessionViewTest, DaemonPageHasRoomForEverySlotAndGroupAndNoMore) {
+TEST(SessionViewTest, DaemonPagesHoldEverySlotAndGroupAndNoMore) {
   for (const auto& [slots, groups] :
        std::vector<std::pair<int64_t, int64_t>>{{0, 0}, {1, 1}, {3, 7}, {64, 0}, {0, 64}, {1000, 100'000}}) {
     const int64_t size_bytes = DaemonPageBytes(slots, groups);

@@ -161,7 +161,7 @@ void MountTmpfs(const std::string& path, const char* options) {
   CHILD_CHECK(mount("tmpfs", path.c_str(), "tmpfs", 0, options) == 0);
 }
 
-TEST(SlabTest, TmpfsThatFillsUpAfterTheCheckIsAnErrorAndNotSigbus) {
+TEST(SlabTest, TmpfsThatFillsUpLateIsAnErrorNotSigbus) {
   SKIP_UNLESS_ROOT();
   const TempDir dir;
   Child child([&dir] {

@@ -164,7 +164,7 @@ TEST_F(TimelineTest, LaterEpochReleasesEveryOlderWait) {
   }
 }
 
-TEST_F(TimelineTest, NewEpochWithTheSameLowHalfIsSeenWithinASlice) {
+TEST_F(TimelineTest, NewEpochsWithTheSameLowHalfAreSeenSoon) {
   // The futex word does not change here, so only the wake or the slice can end the wait.
   shared_->daemon_word = TimelineValue(1, 4);
   Child waiter([this] {
@@ -240,7 +240,7 @@ TEST_F(TimelineTest, KilledWaiterDoesNotDisturbTheOthers) {
   EXPECT_EQ(other.Wait(), 0);
 }
 
-TEST_F(TimelineTest, WriterKilledMeansTheDeadlineAndThenTheDaemonsEpochReleases) {
+TEST_F(TimelineTest, AKilledWritersReadersTimeOutUntilTheEpochAdvances) {
   Child writer([this] {
     for (uint64_t n = 1;; ++n) {
       TimelineStore(shared_->client_word, TimelineValue(1, n), &shared_->daemon_waiting);

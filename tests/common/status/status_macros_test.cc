@@ -45,7 +45,7 @@ TEST(StatusMacrosTest, AssignOrReturnMovesTheValueOut) {
   EXPECT_EQ(run(absl::NotFoundError("no such job")).status(), absl::NotFoundError("no such job"));
 }
 
-TEST(StatusMacrosTest, AssignOrReturnWorksTwiceInOneScopeAndOnAnExistingVariable) {
+TEST(StatusMacrosTest, AssignOrReturnWorksTwiceAndOnExistingVariables) {
   const auto source = [](int value) -> absl::StatusOr<int> {
     if (value < 0) {
       return absl::OutOfRangeError("negative");

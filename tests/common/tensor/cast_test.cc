@@ -94,7 +94,7 @@ TEST_P(CastTest, Bf16AndFp16WidenExactly) {
   }
 }
 
-TEST_P(CastTest, Fp32NarrowsToNearestTiesToEvenKeepingDenormalsAndNan) {
+TEST_P(CastTest, Fp32NarrowsToNearestEvenKeepingDenormalsAndNan) {
   for (const Format& format : {kBf16, kFp16}) {
     const std::vector<float> inputs = InterestingFloats(format);
     const std::vector<uint16_t> got = As16Bit(inputs, format.dtype);

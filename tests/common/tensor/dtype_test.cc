@@ -8,7 +8,7 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST(DTypeTest, EveryDTypeOfTheProtoHasASizeAndANameThatParsesBack) {
+TEST(DTypeTest, DtypesHaveASizeAndANameThatParsesBack) {
   for (int value = v1::DType_MIN; value <= v1::DType_MAX; ++value) {
     const DType dtype = static_cast<DType>(value);
     if (!v1::DType_IsValid(value) || dtype == v1::DTYPE_UNSPECIFIED) continue;

@@ -59,7 +59,7 @@ std::vector<float> Reference(const Sources& sources, const Rounding& rounding, f
 
 class ReduceTest : public IsaTest {};
 
-TEST_P(ReduceTest, EveryDTypeRoundingCountAndModeGivesTheBitsOfTheContract) {
+TEST_P(ReduceTest, EveryDtypeRoundingCountAndModeMatchesTheReferenceBits) {
   const int64_t numel = 2 * 1024 + 13;
   for (DType dtype : {v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
     for (int count : {1, 2, 3, 4, 5, 7, 8, 9}) {
@@ -116,7 +116,7 @@ TEST_P(ReduceTest, TheOrderOfSourcesIsTheOrderOfAddition) {
   EXPECT_EQ(dst, 0.0f);
 }
 
-TEST_P(ReduceTest, RoundingToFp16OverflowsToInfinityAsItWouldOnTheWire) {
+TEST_P(ReduceTest, RoundingToFp16OverflowsToInfinityAsOnTheWire) {
   const float big = 70000, small = 1;
   float dst = 0;
   const void* sources[] = {&big, &small};
@@ -126,7 +126,7 @@ TEST_P(ReduceTest, RoundingToFp16OverflowsToInfinityAsItWouldOnTheWire) {
 
 // Two tensors of the lower dtype as they are added in it, then halved in it: what two ranks of any library do. A sum
 // that cannot be represented tells that from fp32.
-TEST_P(ReduceTest, OfTwoSourcesTheBitsAreThoseOfArithmeticInTheReduceDType) {
+TEST_P(ReduceTest, TwoSourcesAreAddedAndHalvedInTheReduceDtype) {
   const int64_t numel = 3001;
   for (DType dtype : {v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
     for (DType source_dtype : {v1::DTYPE_FLOAT32, dtype}) {
@@ -173,7 +173,7 @@ TEST_P(ReduceTest, DoublesAreAddedInDoubleAndRoundedOnce) {
   }
 }
 
-TEST_P(ReduceTest, SquaredNormIsExactEnoughAndTheSameOnEveryMachine) {
+TEST_P(ReduceTest, SquaredNormsAreExactEnoughAndTheSameEverywhere) {
   for (int64_t numel : {1, 31, 32, 33, 4095, 4096, 4097, 100'003}) {
     const std::vector<float> values = Randoms(numel, 3);
     long double want = 0;

@@ -117,7 +117,7 @@ TEST_P(UpdateTest, AdamWAgreesWithTheFormulaInDouble) {
 }
 
 // Shard boundaries and machine types must be invisible: the same bits in pieces, unaligned, and on the base level.
-TEST_P(UpdateTest, AdamWGivesTheSameBitsInPiecesAndOnEveryMachine) {
+TEST_P(UpdateTest, AdamWGivesTheSameBitsInPiecesAndEverywhere) {
   const int64_t n = 4099;
   AdamWState whole(n), pieces(n);
   AdamWUpdate(kParams, whole.p.data(), v1::DTYPE_FLOAT32, whole.g.data(), whole.m.data(), whole.v.data(), nullptr,

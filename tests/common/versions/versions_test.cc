@@ -33,7 +33,7 @@ TEST(VersionsTest, TheNewestOfBothRangesIsSpoken) {
   EXPECT_EQ(*Common({13, 14}, {14, 20}), 14);
 }
 
-TEST(VersionsTest, RangesThatDoNotMeetAreNamedWithWhoIsBehind) {
+TEST(VersionsTest, DisjointRangesAreNamedWithWhoIsBehind) {
   const absl::Status behind = Common({13, 14}, {15, 16}).status();
   EXPECT_EQ(behind.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(
@@ -92,7 +92,7 @@ std::vector<std::vector<std::string>> Table() {
   return rows;
 }
 
-TEST(VersionsTest, TheTableOfWhatReadsWhatSaysWhatThisBuildSays) {
+TEST(VersionsTest, TheTableOfVersionsMatchesThisBuild) {
   const std::vector<std::vector<std::string>> rows = Table();
   ASSERT_GT(rows.size(), 2u);
   EXPECT_THAT(rows[0], ElementsAre("release", "protocol", "custody", "job record", "journal", "take-up log"));

@@ -37,7 +37,7 @@ class ByCopies : public Cluster {
 
 class ByCopiesOnly : public ByCopies, public ::testing::WithParamInterface<std::pair<const char*, Args>> {};
 
-TEST_P(ByCopiesOnly, EveryElementOfEveryRankIsTheRightOneInTheEnd) {
+TEST_P(ByCopiesOnly, EveryElementOfEveryRankIsRightInTheEnd) {
   StartOnGpus(2);
   const std::vector<TrainerReport> reports = RunRanks(args_.With(GetParam().second));
   ExpectAllOk(reports);
@@ -56,7 +56,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.first; });
 
 // The host of a rank is far ahead of its GPU when it dies; what its GPU still had to do goes with it.
-TEST_F(ByCopies, ARankThatIsKilledAnywhereInItsStepsIsReplacedAndNoElementIsWrong) {
+TEST_F(ByCopies, ReplacingARankKilledAnywhereKeepsAllElementsRight) {
   StartOnGpus(2);
   const Args args = args_.With({{"recover", "1"}, {"streams", "2"}});
   const int rounds = testing::OnRealGpus() ? 12 : 5;
@@ -77,7 +77,7 @@ TEST_F(ByCopies, ARankThatIsKilledAnywhereInItsStepsIsReplacedAndNoElementIsWron
 }
 
 // Three such jobs at once would not fit.
-TEST_F(ByCopies, JobsWhoseRanksWereKilledLeaveNoMemoryOfTheGpuBehind) {
+TEST_F(ByCopies, JobsWhoseRanksWereKilledLeaveNoGpuMemoryBehind) {
   std::vector<std::string> limit = {absl::StrCat("FAKE_CUDA_MEMORY_BYTES=", int64_t{60} << 20)};
   if (testing::OnRealGpus()) limit.clear();
   StartOnGpus(1, limit);

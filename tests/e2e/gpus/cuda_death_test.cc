@@ -97,7 +97,7 @@ TEST_F(CudaDeath, RanksThatAttachAgainFindTheGradientsThatTheyHad) {
 }
 
 // It may still write what it has mapped, and what was queued behind its stream's waits.
-TEST_F(CudaDeath, ARankThatIsReplacedBehindItLeavesItsGradientsToTheProcessThatLives) {
+TEST_F(CudaDeath, AReplacedRanksLivingProcessKeepsItsGradientMemory) {
   StartOnGpus(1);
   StartKept();
   const Args args = Training(20, {{"pause", "before_step@10,end@20"}});
@@ -213,7 +213,7 @@ TEST_F(CudaDeath, AnEmbeddedDaemonIsStartedAgainByItsRanks) {
 }
 
 // A job whose memory no other process can have is served, and ends with its daemon.
-TEST_F(CudaDeath, WhereTheDriverImportsNothingTheJobEndsWithTheDaemonAndTheLogSaysSo) {
+TEST_F(CudaDeath, WithoutDriverImportsJobsEndWithTheDaemonAsLogged) {
   SHARDD_NEEDS_FAKE_GPUS("an import fails");
   StartOnGpus(1, {"FAKE_CUDA_FAIL=cuMemImportFromShareableHandle:1:801"});
   StartKept();

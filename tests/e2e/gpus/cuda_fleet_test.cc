@@ -25,7 +25,7 @@ class OverManyGpus : public Cluster {
 };
 
 // Each kills another rank, so that every GPU but the first loses its trainer once.
-TEST_F(OverManyGpus, ARankOfFourThatIsKilledIsReplacedOnItsGpuAndAllEndsAsIfNothingHadBeen) {
+TEST_F(OverManyGpus, ReplacingAKilledRankOnItsGpuChangesNoResult) {
   SHARDD_NEEDS_GPUS(4);
   StartOnGpus(4);
   const Footprint before = DaemonFootprint();
@@ -59,7 +59,7 @@ TEST_F(OverManyGpus, ARankOfFourThatIsKilledIsReplacedOnItsGpuAndAllEndsAsIfNoth
 }
 
 // What the wider job takes over lies in pieces on both GPUs: parameters, optimizer state, counts of updates.
-TEST_F(OverManyGpus, AJobThatTrainsMoreFromAStepOnTakesOverWhatEveryGpuHas) {
+TEST_F(OverManyGpus, AnExtendedJobTakesOverWhatEveryGpuHas) {
   const Args args = {{"model", "blocks"}, {"blocks", "3"}, {"numel", "1500000"},   {"steps", "6"},
                      {"world", "2"},      {"extend", "3"}, {"timeout_ms", "60000"}};
   StartDaemon();
@@ -90,7 +90,7 @@ TEST_F(OverManyGpus, AJobThatTrainsMoreFromAStepOnTakesOverWhatEveryGpuHas) {
 }
 
 // A call that NCCL refuses ends the epoch; GPUs and ranks are as they were.
-TEST_F(OverManyGpus, ACommunicatorThatBreaksIsMadeAnewForTheNextEpochAndStatusSaysSo) {
+TEST_F(OverManyGpus, ABrokenCommunicatorIsMadeAnewAndStatusSaysSo) {
   SHARDD_NEEDS_FAKE_GPUS("a call of NCCL fails");
   RanksFind(testing::FakeCudaEnvironment(2));
   StartDaemon({"--collective=nccl"}, "cuda:all", testing::FakeCudaEnvironment(2, {"FAKE_NCCL_FAIL=ReduceScatter:40"}));
@@ -109,7 +109,7 @@ TEST_F(OverManyGpus, ACommunicatorThatBreaksIsMadeAnewForTheNextEpochAndStatusSa
 
 // What a replacement brings is other memory: the window of before ends, and there is one with its slots. Sums are
 // NCCL's throughout, so all ends with the bits of the run that nobody disturbed.
-TEST_F(OverManyGpus, WindowsFollowTheSlotsOfRanksThatAreKilledAndReplaced) {
+TEST_F(OverManyGpus, WindowsFollowTheSlotsOfReplacedRanks) {
   SHARDD_NEEDS_FAKE_GPUS("real ones would need NVLink");
   RanksFind(testing::FakeCudaEnvironment(4, {"FAKE_CUDA_DELAY_SEED=11"}));
   StartDaemon({"--collective=nccl", "--nccl_windows"}, "cuda:all",
@@ -145,7 +145,7 @@ TEST_F(OverManyGpus, WindowsFollowTheSlotsOfRanksThatAreKilledAndReplaced) {
   EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() == before; })) << DaemonFootprint() << ", want " << before;
 }
 
-TEST_F(OverManyGpus, ACommunicatorThatIsMadeAnewHasAWindowAgainAndOneThatRefusesItSumsWithout) {
+TEST_F(OverManyGpus, ANewCommunicatorGetsAWindowOrReducesWithoutOne) {
   SHARDD_NEEDS_FAKE_GPUS("a call of NCCL fails");
   const std::vector<std::string> flags = {"--collective=nccl", "--nccl_windows"};
   RanksFind(testing::FakeCudaEnvironment(2));
@@ -187,7 +187,7 @@ class ManyPieces : public OverManyGpus {
                       {"steps", "2"},         {"optimizer", "sgd"}, {"world", "2"},   {"timeout_ms", "60000"}};
 };
 
-TEST_F(ManyPieces, AreFewerWhereTheDaemonMayOpenFewFilesAndTheJobTrainsAsEver) {
+TEST_F(ManyPieces, AreFewerWhereTheDaemonMayOpenFewFiles) {
   StartOnGpus(2);
   const Footprint idle = DaemonFootprint();
   const std::vector<TrainerReport> want = RunRanks(args_.With({{"name", "near"}}));
@@ -217,7 +217,7 @@ TEST_F(ManyPieces, AreFewerWhereTheDaemonMayOpenFewFilesAndTheJobTrainsAsEver) {
   }
 }
 
-TEST_F(ManyPieces, AreRefusedWithTheLimitThatIsTooLowAndTheNextJobIsServed) {
+TEST_F(ManyPieces, AreHarmlesslyRefusedNamingTheLowLimit) {
   StartOnGpus(2);
   (void)LeaveTheDaemon(40);
   EXPECT_EQ(StartRank(0, args_).Wait(), 0);

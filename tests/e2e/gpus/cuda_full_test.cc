@@ -53,7 +53,7 @@ class FullGpu : public Cluster {
       {"device_memory", "1"}, {"optimizer", "sgd"}, {"filler", "1000000"}, {"steps", "3"}, {"timeout_ms", "20000"}};
 };
 
-TEST_F(FullGpu, AJobThatDoesNotFitBesideAnotherIsToldWhatIsFreeAndWhatOthersHoldAndNobodyElseIsDisturbed) {
+TEST_F(FullGpu, ARefusedJobHearsWhatIsFreeAndDisturbsNobody) {
   StartOnGpusOf(40 * kMiB);
   int64_t held = 0;
   ExpectAllOk(RunRanks(args_, {}, [&] {
@@ -71,7 +71,7 @@ TEST_F(FullGpu, AJobThatDoesNotFitBesideAnotherIsToldWhatIsFreeAndWhatOthersHold
 }
 
 // Not when its ranks attach, one of them after hours perhaps.
-TEST_F(FullGpu, AJobWhoseRanksWouldHaveNoGradientSlotsIsRefusedWhenItIsOpened) {
+TEST_F(FullGpu, AJobWithoutRoomForGradientSlotsDoesNotOpen) {
   StartOnGpus({});
   int64_t all = 0, slots = 0;
   ExpectAllOk(RunRanks(args_, {}, [&] {
@@ -85,7 +85,7 @@ TEST_F(FullGpu, AJobWhoseRanksWouldHaveNoGradientSlotsIsRefusedWhenItIsOpened) {
 }
 
 // All that a job takes of a GPU is there when it is open: nothing is asked for at its end, of daemon or ranks.
-TEST_F(FullGpu, AJobThatLeavesNothingOfItsGpusTrainsAndIsReadAndWrittenBackAtItsEnd) {
+TEST_F(FullGpu, AJobThatFillsItsGpusTrainsAndWritesBack) {
   const Args args = args_.With({{"writeback_at_end", "1"}});
   StartOnGpus({});
   int64_t most = 0;
@@ -107,7 +107,7 @@ TEST_F(FullGpu, AJobThatLeavesNothingOfItsGpusTrainsAndIsReadAndWrittenBackAtIts
 
 // The driver takes memory for copies too, of values and in steps. Which copy it is depends on what ranks and GPUs do
 // just then, so it is one of each, now and then.
-TEST_F(FullGpu, ACopyForWhichTheDriverHasNoMemoryEndsTheEpochOrTheJobByNameAndTheNextIsServed) {
+TEST_F(FullGpu, CopiesWithoutMemoryEndTheirEpochOrJobByName) {
   for (const int nth : {60, 120, 240}) {
     SCOPED_TRACE(nth);
     StartOnGpus({absl::StrCat("FAKE_CUDA_FAIL=cuMemcpyAsync:", nth, ":2")});

@@ -82,7 +82,7 @@ TEST_F(ByStream, TheLegacyDefaultStreamIsAStreamLikeAnyOther) {
 }
 
 // Pool slots go from group to group while kernels that read the last one are still to run.
-TEST_F(ByStream, PooledGroupsOnTwoGpusAndTwoStreamsTrainAsTheUnshardedRun) {
+TEST_F(ByStream, PooledGroupsOnTwoStreamsTrainAsTheUnshardedRun) {
   StartOnGpus(2);
   const Args args = kStream.With({{"unshard_mode", "POOLED"},
                                   {"forward_prefetch", "1"},
@@ -92,7 +92,7 @@ TEST_F(ByStream, PooledGroupsOnTwoGpusAndTwoStreamsTrainAsTheUnshardedRun) {
   ExpectParity(args, RunRanks(args));
 }
 
-TEST_F(ByStream, WhatAStreamSeesBehindWaitGradientsIsTheSumThatTheStepTakes) {
+TEST_F(ByStream, BehindWaitGradientsAStreamSeesTheStepsSum) {
   StartOnGpus(1);
   const Args args = kStream.With({{"max_norm", "0.1"}, {"look", "1"}, {"steps", "20"}, {"micro", "2"}});
   const std::vector<TrainerReport> reports = RunRanks(args);
@@ -117,7 +117,7 @@ TEST_F(ByStream, WithoutMemoryOperationsTheLibraryWaitsAndSaysSo) {
 
 // A graph's values are constants: its words are set and reset by each launch, and everything that is counted, the host
 // counts.
-TEST_F(ByStream, AStepThatIsAGraphTrainsAsTheUnshardedRunWithEveryLaunch) {
+TEST_F(ByStream, GraphStepsTrainAsTheUnshardedRunAtEveryLaunch) {
   StartOnGpus(1);
   const Args args = kStream.With({{"graph", "1"}, {"micro", "2"}, {"lr", "0.003"}, {"param_dtype", "bf16"}});
   const std::vector<TrainerReport> reports = RunRanks(args);
@@ -130,14 +130,14 @@ TEST_F(ByStream, AStepThatIsAGraphTrainsAsTheUnshardedRunWithEveryLaunch) {
 }
 
 // What does not fit keeps the driver's call, until the GPU has come to it past waits for what the host does meanwhile.
-TEST_F(ByStream, AGraphThatIsLongerThanTheQueueOfItsGpuTrainsAsTheUnshardedRun) {
+TEST_F(ByStream, AGraphLongerThanItsGpusQueueTrainsRight) {
   StartOnGpus(1);
   if (!testing::OnRealGpus()) SetRanks({"FAKE_CUDA_QUEUE_LIMIT=48"});  // a real one's is full from 64 nodes on
   const Args args = kStream.With({{"graph", "1"}, {"micro", "3"}, {"steps", "10"}});
   ExpectParity(args, RunRanks(args));
 }
 
-TEST_F(ByStream, GraphsOfRanksOnTwoGpusMeetOtherRanksWithoutGraphs) {
+TEST_F(ByStream, RanksWithGraphsTrainBesideRanksWithoutOnTwoGpus) {
   StartOnGpus(2);
   const Args args = kStream.With({{"unshard_mode", "ZERO_COPY"}, {"max_norm", "0.1"}, {"steps", "20"}});
   ExpectParity(args, RunRanks(args, {{1, {{"graph", "1"}}}}));
@@ -150,7 +150,7 @@ TEST_F(ByStream, AGraphOfAJobWhoseParametersMoveIsRefused) {
 }
 
 // The one that goes on is inside of its launch: its graph is let go, and captured anew in the next session.
-TEST_F(ByStream, ARankThatIsKilledWhileAnothersGraphRunsIsReplacedAndAllEndsAsIfNothingHadBeen) {
+TEST_F(ByStream, ReplacingARankKilledDuringAnothersGraphChangesNoResult) {
   StartOnGpus(1);
   const Args args = kStream.With({{"graph", "1"}, {"micro", "3"}, {"steps", "8"}, {"recover", "1"}});
   const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
@@ -171,7 +171,7 @@ TEST_F(ByStream, ARankThatIsKilledWhileAnothersGraphRunsIsReplacedAndAllEndsAsIf
   EXPECT_TRUE(absl::StrContains(reports[0].Note("aborted 3"), "launch_graph")) << reports[0].Note("aborted 3");
 }
 
-TEST_F(ByStream, ADaemonThatIsKilledWhileAGraphRunsLeavesNoStreamBehind) {
+TEST_F(ByStream, ADaemonKilledDuringAGraphLeavesNoStreamBehind) {
   StartOnGpus(1);
   const Args args = kStream.With({{"graph", "1"}, {"micro", "3"}, {"steps", "8"}, {"timeout_ms", "60000"}});
   Child waits = StartRank(0, args);
@@ -192,7 +192,7 @@ TEST_F(ByStream, ADaemonThatIsKilledWhileAGraphRunsLeavesNoStreamBehind) {
 }
 
 // Its GPU has not come to the signal behind its gradients: they are not read. The signal lands in the next epoch.
-TEST_F(ByStream, ARankThatIsKilledBetweenSubmitAndSignalIsReplacedAndItsLateSignalTouchesNobody) {
+TEST_F(ByStream, AKilledRanksLateSignalTouchesNobody) {
   SHARDD_NEEDS_FAKE_GPUS("it holds what it writes");
   StartOnGpus(2);
   const Args args = kStream.With({{"steps", "10"}, {"recover", "1"}, {"unshard_mode", "POOLED"}});
@@ -222,7 +222,7 @@ TEST_F(ByStream, ARankThatIsKilledBetweenSubmitAndSignalIsReplacedAndItsLateSign
   ExpectSame(reports, want);
 }
 
-TEST_F(ByStream, ARankThatIsKilledAtAnyMomentIsReplacedAndAllEndsAsIfNothingHadBeen) {
+TEST_F(ByStream, ReplacingARankKilledAtAnyMomentChangesNoResult) {
   StartOnGpus(1);
   const Args args = kStream.With({{"steps", "8"}, {"recover", "1"}});
   const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
@@ -242,7 +242,7 @@ TEST_F(ByStream, ARankThatIsKilledAtAnyMomentIsReplacedAndAllEndsAsIfNothingHadB
 }
 
 // Its host gives up while its GPU still has the kernels, and their signals, before it; then it does all again.
-TEST_F(ByStream, ABackwardThatUserCodeGivesUpIsDoneAgainInTheSameSession) {
+TEST_F(ByStream, AnAbandonedBackwardIsDoneAgainInTheSameSession) {
   StartOnGpus(2);
   const Args args = kStream.With({{"steps", "8"}, {"unshard_mode", "POOLED"}});
   const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
@@ -255,7 +255,7 @@ TEST_F(ByStream, ABackwardThatUserCodeGivesUpIsDoneAgainInTheSameSession) {
 }
 
 // Each rank's host stands still until the other gives what it has not come to: added out of turn, as without streams.
-TEST_F(ByStream, RanksThatRunGroupsInDifferentOrdersDoNotWaitInACircle) {
+TEST_F(ByStream, RanksWithDifferentGroupOrdersDoNotDeadlock) {
   StartOnGpus(2);
   const Args args = kStream.With({{"steps", "12"}, {"unshard_mode", "POOLED"}, {"micro", "2"}});
   const std::vector<TrainerReport> reports =
@@ -263,7 +263,7 @@ TEST_F(ByStream, RanksThatRunGroupsInDifferentOrdersDoNotWaitInACircle) {
   ExpectParity(args, reports);
 }
 
-TEST_F(ByStream, AWaitOfAStreamThatTakesTooLongIsEndedAndNamed) {
+TEST_F(ByStream, AStreamsOverlongWaitIsEndedAndNamed) {
   StartOnGpus(1);
   const Args args = kStream.With({{"steps", "5"}});
   Child waits = StartRank(0, args.With({{"pause", "read_mid@2"}, {"timeout_ms", "3000"}}));
@@ -284,7 +284,7 @@ TEST_F(ByStream, AWaitOfAStreamThatTakesTooLongIsEndedAndNamed) {
   EXPECT_EQ(Report(args, 1).code, static_cast<int>(Code::kAborted)) << Report(args, 1).message;
 }
 
-TEST_F(ByStream, ARankWhoseStreamNeverComesToItsGradientsIsNamedAndTheEpochEnds) {
+TEST_F(ByStream, AHangingStreamsRankIsNamedAndTheEpochEnds) {
   StartOnGpus(1);
   const Args args = kStream.With({{"steps", "5"}, {"silence_ms", "1500"}, {"timeout_ms", "60000"}});
   Child first = StartRank(0, args);

@@ -44,7 +44,7 @@ class OnGpus : public Cluster {
   }
 };
 
-TEST_F(OnGpus, TwoRanksOnOneGpuTrainAsTheUnshardedRunAndStatusSaysWhere) {
+TEST_F(OnGpus, RanksOnOneGpuTrainRightAndStatusSaysWhere) {
   StartOnGpus(1);
   const Footprint before = DaemonFootprint();
   const Args args = {{"device_memory", "1"}, {"micro", "2"}, {"max_norm", "0.1"}, {"lr", "0.003"}};
@@ -138,7 +138,7 @@ class OverGpus : public OnGpus, public ::testing::WithParamInterface<SpreadCase>
 
 // One parameter is of 12 MiB in fp32, so that slabs have pages to divide; the others are cut unevenly or have fewer
 // rows than there are ranks.
-TEST_P(OverGpus, RanksTrainAsTheUnshardedRunAndEveryGpuHasItsPartOfEverySlab) {
+TEST_P(OverGpus, RanksTrainRightWithEverySlabSpreadOverAllGpus) {
   const int gpus = GetParam().gpus;
   SHARDD_NEEDS_GPUS(gpus);
   StartOnGpus(gpus);
@@ -227,7 +227,7 @@ TEST_F(OnGpus, SlabsOfHundredsOfPiecesAreMapped) {
   ExpectNothingLeaks(before);
 }
 
-TEST_F(OnGpus, AGpuThatIsFullIsNamedAndTheNextJobIsServed) {
+TEST_F(OnGpus, AFullGpuIsNamedAndServesTheNextJob) {
   // 88 GB of shards and as much of gradients.
   std::vector<std::string> limit = {absl::StrCat("FAKE_CUDA_MEMORY_BYTES=", int64_t{48} << 20)};
   Args args = {{"device_memory", "1"}, {"steps", "1"}, {"name", "large"}, {"filler", "30000000"}};
@@ -247,7 +247,7 @@ TEST_F(OnGpus, AGpuThatIsFullIsNamedAndTheNextJobIsServed) {
 }
 
 // What a job has let go is not free while a GPU's driver keeps it; whoever opens another job does not wait for that.
-TEST_F(OnGpus, AJobOpensWhileTheDriverKeepsWhatAnotherHasLetGo) {
+TEST_F(OnGpus, AJobOpensWhileTheDriverStillKeepsFreedMemory) {
   SHARDD_NEEDS_FAKE_GPUS("its driver keeps memory");
   const std::string hold = File("hold");
   StartOnGpus(1, {"FAKE_CUDA_HOLD_UNMAP_FILE=" + hold});
@@ -259,7 +259,7 @@ TEST_F(OnGpus, AJobOpensWhileTheDriverKeepsWhatAnotherHasLetGo) {
   unlink(hold.c_str());
 }
 
-TEST_F(OnGpus, AJobThatFindsMemoryShortIsOpenedWhenWhatIsBeingFreedIsFree) {
+TEST_F(OnGpus, AJobThatFindsMemoryShortWaitsForFreedMemory) {
   SHARDD_NEEDS_FAKE_GPUS("its driver keeps memory");
   const std::string hold = File("hold");
   StartOnGpus(1, {"FAKE_CUDA_HOLD_UNMAP_FILE=" + hold, absl::StrCat("FAKE_CUDA_MEMORY_BYTES=", int64_t{48} << 20)});
@@ -284,7 +284,7 @@ TEST_F(OnGpus, AnotherNumberOfPoolsThanGpusIsRefused) {
   EXPECT_TRUE(absl::StrContains(Report(args, 0).message, "(got 1, want 0 or 2)")) << Report(args, 0).message;
 }
 
-TEST_F(OnGpus, GradientsAreAddedByNcclWhereItIsAskedForAndStatusSaysWhatItTakes) {
+TEST_F(OnGpus, NcclReducesGradientsWhereAskedAndStatusShowsItsCost) {
   SHARDD_NEEDS_GPUS(2);
   const std::vector<std::string> environment = testing::FakeCudaEnvironment(2);
   RanksFind(environment);
@@ -304,7 +304,7 @@ TEST_F(OnGpus, GradientsAreAddedByNcclWhereItIsAskedForAndStatusSaysWhatItTakes)
 }
 
 // NCCL takes a GPU for each rank; a rank alone has nothing to add.
-TEST_F(OnGpus, WhereRanksShareAGpuOrThereIsOneNothingIsAddedByNcclAndStatusSaysSo) {
+TEST_F(OnGpus, RanksOnOneGpuOrAloneDoWithoutNccl) {
   std::vector<std::string> flags = {"--collective=nccl"};
   if (testing::OnRealGpus()) {
     const char* const library = getenv("SHARDD_NCCL_LIBRARY");
@@ -324,7 +324,7 @@ TEST_F(OnGpus, WhereRanksShareAGpuOrThereIsOneNothingIsAddedByNcclAndStatusSaysS
 }
 
 // Both in the middle of a step and in the middle of a writeback, whose old bytes come back from the GPU.
-TEST_F(OnGpus, ARankThatIsKilledIsReplacedAndAllEndsAsIfNothingHadBeen) {
+TEST_F(OnGpus, ReplacingAKilledRankChangesNoResult) {
   StartOnGpus(2);
   const Footprint before = DaemonFootprint();
   const Args args = {
@@ -347,14 +347,14 @@ TEST_F(OnGpus, ARankThatIsKilledIsReplacedAndAllEndsAsIfNothingHadBeen) {
   ExpectNothingLeaks(before);
 }
 
-TEST_F(OnGpus, WhatIsNotServedThereIsRefusedByNameWhenTheJobIsOpened) {
+TEST_F(OnGpus, UnsupportedJobsAreRefusedByNameWhenOpened) {
   StartOnGpus(2);
   const TrainerReport report = Refusal({{"name", "host"}});
   EXPECT_EQ(report.code, static_cast<int>(Code::kFailedPrecondition));
   EXPECT_TRUE(absl::StrContains(report.message, "this trainer takes host memory alone")) << report.message;
 }
 
-TEST_F(OnGpus, AGpuThatDoesNotReachAnotherIsNamedAndTheNextJobIsServed) {
+TEST_F(OnGpus, AGpuThatDoesNotReachAnotherIsHarmlesslyNamed) {
   SHARDD_NEEDS_FAKE_GPUS("no peer access");
   // The daemon gives each GPU its scratch, then the slab its own GPU's access and the peer's.
   StartOnGpus(2, {"FAKE_CUDA_FAIL=cuMemSetAccess:4:101"});
@@ -365,7 +365,7 @@ TEST_F(OnGpus, AGpuThatDoesNotReachAnotherIsNamedAndTheNextJobIsServed) {
 }
 
 // Values of one job go to the GPU; its engine that copies them hangs, those that the other's kernels use do not.
-TEST_F(OnGpus, WhileACopyOfAJobsValuesHangsStatusAnswersAndAnotherJobTrainsOn) {
+TEST_F(OnGpus, AHangingCopyDisturbsNeitherStatusNorAnotherJob) {
   SHARDD_NEEDS_FAKE_GPUS("an engine hangs");
   const std::string file = File("hang");
   std::ofstream(file).flush();
@@ -398,7 +398,7 @@ TEST_F(OnGpus, WhileACopyOfAJobsValuesHangsStatusAnswersAndAnotherJobTrainsOn) {
   EXPECT_EQ(StopDaemon(), 0);
 }
 
-TEST_F(OnGpus, AGpuThatIsLostEndsItsJobsWithTheDriversWordsAndTheDaemonGoesOn) {
+TEST_F(OnGpus, ALostGpuEndsItsJobsWithTheDriversWords) {
   SHARDD_NEEDS_FAKE_GPUS("it is lost");
   const std::string file = File("lose");
   std::ofstream(file).flush();

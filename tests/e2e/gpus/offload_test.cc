@@ -70,7 +70,7 @@ class OffloadedJobs : public Offloaded, public ::testing::WithParamInterface<Off
 
 // The same values, to the bit, as where all is on the GPUs: sums are made there in the same order, and the host's
 // kernels are the fake GPU's.
-TEST_P(OffloadedJobs, TrainAsTheUnshardedRunAndToTheBitAsTheSameJobOnGpus) {
+TEST_P(OffloadedJobs, TrainToTheBitAsTheSameJobOnGpus) {
   const int gpus = testing::GpusAtMost(GetParam().gpus);
   StartOnGpus(gpus);
   const Args args = GetParam().args.With({{"device_memory", "1"}, {"steps", "20"}});
@@ -125,7 +125,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 // Norms and updates of each rank are taken apart for two threads, in a parameter of 12 MiB.
-TEST_F(Offloaded, ThreadsShareTheWorkOfARankAndStatusHasThem) {
+TEST_F(Offloaded, ThreadsShareARanksWorkAndAppearInStatus) {
   StartOnGpus(2, /*threads=*/4);
   const Footprint before = DaemonFootprint();
   const Args args = {{"device_memory", "1"}, {"offload", "HOST"}, {"filler", "3000000"},
@@ -157,7 +157,7 @@ TEST_F(Offloaded, NcclAddsWhereItIsAskedFor) {
 }
 
 // On CPUs everything is in host memory: the same spec is the same job there, and neither pooled nor pinned.
-TEST_F(Offloaded, OnCpusItIsTakenAsNoneAndGivesTheSameBits) {
+TEST_F(Offloaded, OnCpusOffloadChangesNothingAndGivesTheSameBits) {
   const Args args = {{"device_memory", "1"}, {"offload", "HOST"}, {"steps", "20"}, {"micro", "2"}, {"max_norm", "0.1"}};
   StartOnGpus(2);
   const std::vector<TrainerReport> want = RunRanks(args);
@@ -180,7 +180,7 @@ TEST_F(Offloaded, OnCpusItIsTakenAsNoneAndGivesTheSameBits) {
 }
 
 // In the middle of a step, between its steps, and in the middle of a writeback, whose old bytes come back.
-TEST_F(Offloaded, ARankThatIsKilledIsReplacedAndAllEndsAsIfNothingHadBeen) {
+TEST_F(Offloaded, ReplacingAKilledRankChangesNoResult) {
   StartOnGpus(2);
   const Footprint before = DaemonFootprint();
   const Args args = {{"device_memory", "1"},    {"offload", "HOST"},   {"steps", "10"},         {"recover", "1"},
@@ -203,7 +203,7 @@ TEST_F(Offloaded, ARankThatIsKilledIsReplacedAndAllEndsAsIfNothingHadBeen) {
   ExpectNothingLeaks(before);
 }
 
-TEST_F(Offloaded, WhatIsNotServedIsRefusedByNameAndTheNextJobIsServed) {
+TEST_F(Offloaded, WhatIsNotServedIsHarmlesslyRefusedByName) {
   SHARDD_NEEDS_FAKE_GPUS("memory that cannot be locked");
   // The first memory that is registered is a GPU's of its own, for norms.
   StartOnGpus(1, 1, {"FAKE_CUDA_FAIL=cuMemHostRegister:2:2"});
@@ -228,7 +228,7 @@ TEST_F(Offloaded, WhatIsNotServedIsRefusedByNameAndTheNextJobIsServed) {
 
 // The daemon's loop, which serves all jobs, has its own work alone: a model is written back, and put back as it was, by
 // a thread of its own.
-TEST_F(Offloaded, ValuesOfALargeModelAreWrittenAndTakenBackBesideTheLoop) {
+TEST_F(Offloaded, ValuesOfALargeModelAreCopiedBesideTheLoop) {
   SHARDD_NEEDS_FAKE_GPUS("copies of the host alone are measured");
   StartOnGpus(1);
   const Args args = {{"device_memory", "1"},    {"offload", "HOST"},    {"steps", "2"},        {"recover", "1"},
@@ -247,7 +247,7 @@ TEST_F(Offloaded, ValuesOfALargeModelAreWrittenAndTakenBackBesideTheLoop) {
 }
 
 // Pages are pinned while a job is there: what is left of the daemon's limit is not enough for a second one.
-TEST_F(Offloaded, ASecondJobThatCannotBePinnedIsRefusedByNameAndTheFirstTrainsOn) {
+TEST_F(Offloaded, OnlyTheJobThatCannotBePinnedIsRefused) {
   SHARDD_NEEDS_FAKE_GPUS("their limit of pinned memory");
   StartOnGpus(1, 1, {absl::StrCat("FAKE_CUDA_PINNED_BYTES=", int64_t{36} << 20)});
   const Args args = {{"device_memory", "1"},
@@ -269,7 +269,7 @@ TEST_F(Offloaded, ASecondJobThatCannotBePinnedIsRefusedByNameAndTheFirstTrainsOn
 }
 
 // The second GPU does not come back from a copy; what is pinned for both is left to the system, within the limits.
-TEST_F(Offloaded, ASecondGpuThatHangsWithPinnedMemoryDoesNotKeepTheDaemonFromEnding) {
+TEST_F(Offloaded, AHangingGpuDoesNotKeepTheDaemonFromEnding) {
   SHARDD_NEEDS_FAKE_GPUS("a copy does not end");
   const std::string lose = File("lose");
   std::ofstream(lose).flush();
@@ -296,7 +296,7 @@ TEST_F(Offloaded, SumsThatAreAddedOutOfTurnAreTheSame) {
                RunRanks(args, {{0, {{"order", "head,mid,embed,root"}}}, {1, {{"order", "root,embed,mid,head"}}}}));
 }
 
-TEST_F(Offloaded, AGpuThatIsLostEndsItsJobsAndTheDaemonGoesOn) {
+TEST_F(Offloaded, ALostGpuEndsItsJobsButNotTheDaemon) {
   SHARDD_NEEDS_FAKE_GPUS("it is lost");
   const std::string file = File("lose");
   std::ofstream(file).flush();
@@ -317,7 +317,7 @@ TEST_F(Offloaded, AGpuThatIsLostEndsItsJobsAndTheDaemonGoesOn) {
   EXPECT_TRUE(DaemonAlive());
 }
 
-TEST_F(Offloaded, ADaemonThatIsToldToEndInTheMiddleOfStepsEnds) {
+TEST_F(Offloaded, ADaemonToldToEndDuringStepsEnds) {
   StartOnGpus(2, 4);
   const Args args = {{"device_memory", "1"},
                      {"offload", "HOST"},
@@ -353,7 +353,7 @@ TEST_F(OffloadedByStream, TrainersOnTwoStreamsTrainAsTheUnshardedRun) {
 }
 
 // What looks is a function of the host's in the stream, so it may follow the pointers.
-TEST_F(OffloadedByStream, BehindWaitGradientsTheHostHasTheSumThatTheStepTakes) {
+TEST_F(OffloadedByStream, BehindWaitGradientsTheHostHasTheStepsSum) {
   Start(1);
   const Args args = args_.With({{"max_norm", "0.1"}, {"look", "1"}, {"steps", "20"}, {"micro", "2"}});
   const std::vector<TrainerReport> reports = RunRanks(args);
@@ -365,7 +365,7 @@ TEST_F(OffloadedByStream, BehindWaitGradientsTheHostHasTheSumThatTheStepTakes) {
   }
 }
 
-TEST_F(OffloadedByStream, ARankThatIsKilledAtAnyMomentIsReplacedAndAllEndsAsIfNothingHadBeen) {
+TEST_F(OffloadedByStream, ReplacingARankKilledAtAnyMomentChangesNoResult) {
   Start(2);
   const Args args = args_.With({{"steps", "8"}, {"recover", "1"}});
   const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));

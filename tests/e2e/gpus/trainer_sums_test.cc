@@ -99,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 // Who adds where the spec does not say.
-TEST_F(TrainerSums, AreMadeByTheTrainersWhereTheGpusAreNotUnderMpsAndTheSpecDoesNotSay) {
+TEST_F(TrainerSums, AreMadeByTrainersWithoutMpsUnlessToldOtherwise) {
   SHARDD_NEEDS_GPUS(1);
   StartOnGpus(1);
   const Args args = kSums.With({{"trainer_sums", "2"}, {"steps", "5"}});
@@ -115,7 +115,7 @@ TEST_F(TrainerSums, AreMadeByTheTrainersWhereTheGpusAreNotUnderMpsAndTheSpecDoes
   EXPECT_FALSE(absl::StrContains(offloaded, "trainers")) << offloaded;
 }
 
-TEST_F(TrainerSums, AreMadeByTheDaemonUnderMpsWhereTheSpecDoesNotSay) {
+TEST_F(TrainerSums, AreMadeByTheDaemonUnderMpsUnlessToldOtherwise) {
   SHARDD_NEEDS_FAKE_GPUS("MPS");
   StartOnGpus(1, {}, {"FAKE_CUDA_MPS=1"});
   std::string collective;
@@ -151,7 +151,7 @@ TEST_F(TrainerSums, WithoutMemoryOperationsTheThreadWaitsForTheGpu) {
 }
 
 // No stream waits for a sum that is not there: with a queue of the GPU in common it would wait for ever.
-TEST_F(TrainerSums, StreamsThatSeeTheSumsSeeThoseThatTheStepTakes) {
+TEST_F(TrainerSums, StreamsSeeTheSumsThatTheStepTakes) {
   SHARDD_NEEDS_GPUS(1);
   StartOnGpus(1);
   const Args args = kSums.With(
@@ -165,7 +165,7 @@ TEST_F(TrainerSums, StreamsThatSeeTheSumsSeeThoseThatTheStepTakes) {
 }
 
 // A sum that is enqueued behind a wait of the program's stream runs behind it there, so no stream may wait for it yet.
-TEST_F(TrainerSums, StreamsThatShareAQueueOfTheirGpuWithTheSumsDoNotWaitInACircle) {
+TEST_F(TrainerSums, StreamsSharingAQueueWithTheSumsDoNotDeadlock) {
   SHARDD_NEEDS_FAKE_GPUS("one queue for all streams");
   StartOnGpus(2, {"FAKE_CUDA_ONE_QUEUE=1"});
   const Args args = kSums.With({{"model", "stream"}, {"steps", "12"}, {"micro", "2"}, {"timeout_ms", "15000"}});
@@ -178,7 +178,7 @@ TEST_F(TrainerSums, StreamsThatShareAQueueOfTheirGpuWithTheSumsDoNotWaitInACircl
   ExpectParity(looks, RunRanks(looks));
 }
 
-TEST_F(TrainerSums, PassesThatReadCopiesDoNotWaitInACircleEither) {
+TEST_F(TrainerSums, PassesThatReadCopiesDoNotDeadlockEither) {
   SHARDD_NEEDS_FAKE_GPUS("one queue for all streams");
   StartOnGpus(2, {"FAKE_CUDA_ONE_QUEUE=1"});
   ExpectAllOk(RunRanks(kSums.With({{"model", "pass"},
@@ -198,7 +198,7 @@ TEST_F(TrainerSums, GraphsAreRefused) {
                            "got trainerSums true, want false"));
 }
 
-TEST_F(TrainerSums, RanksThatRunGroupsInDifferentOrdersDoNotWaitInACircle) {
+TEST_F(TrainerSums, RanksWithDifferentGroupOrdersDoNotDeadlock) {
   SHARDD_NEEDS_GPUS(1);
   StartOnGpus(2);
   const Args args = kSums.With({{"model", "stream"}, {"steps", "12"}, {"micro", "2"}});
@@ -206,7 +206,7 @@ TEST_F(TrainerSums, RanksThatRunGroupsInDifferentOrdersDoNotWaitInACircle) {
                RunRanks(args, {{0, {{"order", "head,mid,embed,root"}}}, {1, {{"order", "root,embed,mid,head"}}}}));
 }
 
-TEST_F(TrainerSums, ARankThatIsKilledAtAnyMomentIsReplacedAndAllEndsAsIfNothingHadBeen) {
+TEST_F(TrainerSums, ReplacingARankKilledAtAnyMomentChangesNoResult) {
   SHARDD_NEEDS_GPUS(1);
   StartOnGpus(2);
   const Args args = kSums.With({{"steps", "8"}, {"recover", "1"}});
@@ -229,7 +229,7 @@ TEST_F(TrainerSums, ARankThatIsKilledAtAnyMomentIsReplacedAndAllEndsAsIfNothingH
 
 // Its GPU has made the sum and not said so, which is all that the daemon can know. It is killed, and its word lands in
 // the next epoch.
-TEST_F(TrainerSums, ARankThatIsKilledInASumIsReplacedAndItsLateWordTouchesNobody) {
+TEST_F(TrainerSums, LateWordsOfRanksKilledInASumTouchNobody) {
   SHARDD_NEEDS_FAKE_GPUS("it holds what it writes");
   StartOnGpus(2);
   const Args args = kSums.With({{"steps", "10"}, {"recover", "1"}});
@@ -259,7 +259,7 @@ TEST_F(TrainerSums, ARankThatIsKilledInASumIsReplacedAndItsLateWordTouchesNobody
 
 // Stopped where its sums are under way, it is named when its time is over; and its place is not given while it may
 // still wake up and add.
-TEST_F(TrainerSums, ARankThatIsStoppedInASumIsNamedAndItsPlaceIsGivenWhenItIsGone) {
+TEST_F(TrainerSums, RanksStoppedInASumAreReplacedOnlyOnceGone) {
   SHARDD_NEEDS_FAKE_GPUS("it holds what it writes");
   StartOnGpus(1);
   const Args args = kSums.With({{"steps", "10"}, {"recover", "1"}, {"silence_ms", "1500"}, {"timeout_ms", "60000"}});

@@ -94,7 +94,7 @@ TEST_F(NodesCutStopped, ShorterThanItsGraceItHarmsNothing) {
 }
 
 // So long that its links are lost, but not for good: the epoch ends, and nothing else.
-TEST_F(NodesCutStopped, LongerThanItsLinksLiveItComesBackAndNothingIsLost) {
+TEST_F(NodesCutStopped, ANodeStoppedUntilItsLinksAreLostLosesNothing) {
   Start(2, 1, SoonLost());
   const Args args = Cut({{"steps", "50"}, {"silence_ms", "30000"}, {"grace_ms", "30000"}});
   for (int stopped = 0; stopped < 2; ++stopped) {
@@ -112,7 +112,7 @@ TEST_F(NodesCutStopped, LongerThanItsLinksLiveItComesBackAndNothingIsLost) {
 }
 
 // Its links live: steps are given up for as long as others have waited too long for its part of a group.
-TEST_F(NodesCutStopped, LongerThanOthersMayBeSilentTheyNameItAndItsPartAndGoOnWithItAfterwards) {
+TEST_F(NodesCutStopped, NodesStoppedTooLongAreNamedAndGoOnLater) {
   Start(2, 1);
   const Args args = Cut({{"steps", "40"}, {"silence_ms", "700"}, {"grace_ms", "30000"}});
   for (int stopped = 0; stopped < 2; ++stopped) {
@@ -133,7 +133,7 @@ TEST_F(NodesCutStopped, LongerThanOthersMayBeSilentTheyNameItAndItsPartAndGoOnWi
 
 class LongerThanItsGrace : public NodesCutStopped, public ::testing::WithParamInterface<int> {};
 
-TEST_P(LongerThanItsGrace, TheJobEndsOnAllNodesAndTheStoppedOneIsNamed) {
+TEST_P(LongerThanItsGrace, TheJobEndsOnAllNodesNamingTheStoppedOne) {
   const int stopped = GetParam();
   Start(3, 1, SoonLost());
   const Args args = Cut({{"steps", "100000"}, {"silence_ms", "20000"}, {"grace_ms", "1000"}, {"timeout_ms", "20000"}});
@@ -160,7 +160,7 @@ TEST_P(LongerThanItsGrace, TheJobEndsOnAllNodesAndTheStoppedOneIsNamed) {
 }
 
 // Nobody has told the one that stood still: its old job meets the next of that name.
-TEST_P(LongerThanItsGrace, TheOldJobOfTheStoppedOneIsNoPartOfTheNext) {
+TEST_P(LongerThanItsGrace, TheOldJobStaysOutOfTheNextOne) {
   const int stopped = GetParam();
   Start(3, 1, SoonLost());
   // It has its links again before its own grace has ended.

@@ -135,13 +135,13 @@ TEST_F(NodesCutTest, GradientsThatOneNodeAloneHasCountOnAll) {
 }
 
 // "gain" is one element, which lies on node 0: what node 1 believes of its gradient does not count.
-TEST_F(NodesCutTest, WhoHoldsNothingOfAGradientHasNoSayInIt) {
+TEST_F(NodesCutTest, OnlyHoldersOfAGradientHaveASayInIt) {
   Start(2, 1);
   const Args args = Cut({{"steps", "12"}, {"micro", "2"}, {"layout", "DIM0"}});
   ExpectParity(World(args), RunAll(args, {{{1, 0}, {{"fresh", "gain"}}}}));
 }
 
-TEST_F(NodesCutTest, ANodeThatDoesNotComeBackEndsTheJobWhenItsGraceIsOver) {
+TEST_F(NodesCutTest, ANodeMissingBeyondItsGraceEndsTheJob) {
   Start(2, 1);
   const Args args = Cut({{"steps", "400"}, {"recover", "1"}, {"grace_ms", "1500"}});
   Child survivor = StartRank(0, 0, args.With({{"pause", "before_step@5"}}));
@@ -173,7 +173,7 @@ TEST_F(NodesCutTest, WhoHasFinishedServesThoseWhoGoOn) {
   for (int k = 0; k < 2; ++k) EXPECT_TRUE(PollUntil([&] { return node(k).Job().name().empty(); })) << k;
 }
 
-TEST_F(NodesCutTest, ADaemonThatIsKilledTakesItsPartAndThatIsNamed) {
+TEST_F(NodesCutTest, AKilledDaemonLosesItsPartAndIsNamed) {
   Start(2, 1);
   const Args args = Cut({{"steps", "400"}, {"recover", "1"}, {"timeout_ms", "20000"}});
   Child survivor = StartRank(0, 0, args.With({{"pause", "before_step@5"}}));

@@ -107,7 +107,7 @@ TEST_P(NodesDeath, KillsAtAnyMomentLoseNothing) {
 }
 
 // All nodes' epochs end behind one step.
-TEST_P(NodesDeath, ADaemonThatIsStoppedLosesNoStepOnAnyNode) {
+TEST_P(NodesDeath, StoppingADaemonLosesNoStepOnAnyNode) {
   SHARDD_NEEDS_GPUS(GetParam().gpus);
   StartKept();
   const Args args = Training(300);
@@ -124,7 +124,7 @@ class NodesFinished : public Nodes {};
 
 // The others gather what it holds until theirs have finished, too; its successor hears of no rank any more. The links
 // of the job are authenticated with a secret, which the successor has from the custodian alone.
-TEST_F(NodesFinished, ADaemonWhoseRanksHaveFinishedServesTheOthersBeyondItsDeath) {
+TEST_F(NodesFinished, ADaemonOfFinishedRanksServesOthersBeyondItsDeath) {
   WithCustodians();
   Start(2, 1);
   for (int k = 0; k < count(); ++k) node(k).RanksFind({"SHARDD_JOB_SECRET=between us alone, and nobody else"});

@@ -42,7 +42,7 @@ class Node0Test : public Nodes {
 };
 
 // Wherever a step is: some nodes may have heard that it is decided, or all, or none.
-TEST_F(Node0Test, ItDiesAtAnyMomentAndNoStepOfAnotherNodeIsLost) {
+TEST_F(Node0Test, ItsDeathAtAnyMomentLosesNoOtherNodesStep) {
   Start(3, 1);
   const Args args = {{"steps", "400"}, {"recover", "1"}, {"optimizer", "adamw"}, {"of_any_rank", "1"}};
   std::vector<Child> survivors = StartRanks(1, 2, args);

@@ -85,7 +85,7 @@ class NodesProxy : public Nodes, public ::testing::WithParamInterface<ProxyCase>
   }
 };
 
-TEST_P(NodesProxy, WhateverConnectionsDoTheResultIsThatOfAnUndisturbedRun) {
+TEST_P(NodesProxy, HarmedConnectionsDoNotChangeTheResult) {
   BehindProxies();
   Start(GetParam().nodes, 1, {"--peer_keepalive_ms=1000"});
   const std::vector<TrainerReport> want = RunAll(Training("undisturbed"));

@@ -172,8 +172,8 @@ class NodesTest : public Nodes {
   }
 };
 
-TEST_F(NodesTest, ARankOfNode1DiesBetweenItsBackwardAndItsStep) { KillAndReplace("backward_done@4", 1, 1); }
-TEST_F(NodesTest, ARankOfNode0DiesBetweenItsBackwardAndItsStep) { KillAndReplace("backward_done@4", 0, 0); }
+TEST_F(NodesTest, ARankOfNode1DiesBetweenBackwardAndStep) { KillAndReplace("backward_done@4", 1, 1); }
+TEST_F(NodesTest, ARankOfNode0DiesBetweenBackwardAndStep) { KillAndReplace("backward_done@4", 0, 0); }
 TEST_F(NodesTest, ARankDiesBehindItsStep) { KillAndReplace("step_sent@6", 1, 0); }
 TEST_F(NodesTest, ARankOfNode0DiesBehindItsStep) { KillAndReplace("step_sent@6", 0, 1); }
 TEST_F(NodesTest, ARankDiesBeforeTheInitialValues) { KillAndReplace("initial@0", 1, 0); }
@@ -261,22 +261,22 @@ TEST_F(NodesTest, ANodeThatFallsSilentIsNamed) {
 
 TEST_F(NodesTest, LivingRanksReattachToANewDaemonOfTheirNode) { OutliveDaemon(1); }
 TEST_F(NodesTest, LivingRanksReattachToANewDaemonOfNode0) { OutliveDaemon(0); }
-TEST_F(NodesTest, ADaemonThatIsKilledGetsTheStateFromAReplica) { EndDaemon(1, SIGKILL); }
-TEST_F(NodesTest, ADaemonThatIsStoppedGetsTheStateFromAReplica) { EndDaemon(1, SIGTERM); }
-TEST_F(NodesTest, Node0sDaemonThatIsKilledGetsTheStateFromAReplica) { EndDaemon(0, SIGKILL); }
-TEST_F(NodesTest, Node0sDaemonThatIsStoppedGetsTheStateFromAReplica) { EndDaemon(0, SIGTERM); }
-TEST_F(NodesTest, Node0sDaemonWithGpusThatIsKilledGetsTheStateFromAReplica) {
+TEST_F(NodesTest, AKilledDaemonGetsTheStateFromAReplica) { EndDaemon(1, SIGKILL); }
+TEST_F(NodesTest, AStoppedDaemonGetsTheStateFromAReplica) { EndDaemon(1, SIGTERM); }
+TEST_F(NodesTest, Node0sKilledDaemonGetsTheStateFromAReplica) { EndDaemon(0, SIGKILL); }
+TEST_F(NodesTest, Node0sStoppedDaemonGetsTheStateFromAReplica) { EndDaemon(0, SIGTERM); }
+TEST_F(NodesTest, Node0sKilledGpuDaemonGetsTheStateFromAReplica) {
   SHARDD_NEEDS_GPUS(2);
   OnGpus(2);
   EndDaemon(0, SIGKILL);
 }
-TEST_F(NodesTest, ADaemonWithGpusThatIsKilledGetsTheStateFromAReplica) {
+TEST_F(NodesTest, AKilledGpuDaemonGetsTheStateFromAReplica) {
   SHARDD_NEEDS_GPUS(2);
   OnGpus(2);
   EndDaemon(1, SIGKILL);
 }
 
-TEST_F(NodesTest, AJobThatIsClosedOnOneNodeIsClosedOnAll) {
+TEST_F(NodesTest, AJobClosedOnOneNodeIsClosedOnAll) {
   Start(2, 1);
   const Args args = {{"steps", "400"}, {"pause", "before_step@3"}};
   Child a = StartRank(0, 0, args);

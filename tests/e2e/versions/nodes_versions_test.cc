@@ -32,7 +32,7 @@ class NodesVersions : public Nodes {
   }
 };
 
-TEST_F(NodesVersions, AJobTrainsWhileItsNodesAreUpgradedOneAfterTheOther) {
+TEST_F(NodesVersions, JobsTrainWhileTheirNodesAreUpgradedInTurn) {
   WithCustodians();
   Start(2, 1);
   const Args args = {{"steps", "600"},        {"recover", "1"},        {"optimizer", "adamw"},    {"of_any_rank", "1"},

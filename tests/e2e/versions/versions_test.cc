@@ -108,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(Builds, VersionsTogether,
 // The custodian is not started anew with an upgrade. Param: it is of the other build.
 class VersionsInTurn : public Versions, public ::testing::WithParamInterface<bool> {};
 
-TEST_P(VersionsInTurn, ADaemonGoesOnWithTheJobOfOneOfTheOtherBuildAndBack) {
+TEST_P(VersionsInTurn, DaemonsOfTwoBuildsTakeUpEachOthersJobs) {
   StartCustodian(GetParam() ? OtherBuild() : ThisBuild());
   StartKept(ThisBuild());
   const Args args = Training(100 * kTurns);
@@ -133,7 +133,7 @@ TEST_P(VersionsInTurn, ADaemonGoesOnWithTheJobOfOneOfTheOtherBuildAndBack) {
 INSTANTIATE_TEST_SUITE_P(Custodians, VersionsInTurn, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Other" : "This"; });
 
-TEST_F(Versions, AJobOfALaterFormatIsLeftToWhoReadsIt) {
+TEST_F(Versions, JobsOfALaterFormatAreLeftToNewerDaemons) {
   if (!OtherIsNext()) GTEST_SKIP() << "SHARDD_OTHER_BUILD is set, and may write the same formats";
   StartCustodian(ThisBuild());
   StartKept(OtherBuild());
@@ -168,7 +168,7 @@ TEST_F(Versions, AJobOfALaterFormatIsLeftToWhoReadsIt) {
 }
 
 // Refused by name, on both sides.
-TEST_F(Versions, ARankOfLaterVersionsIsToldToUpgradeTheDaemon) {
+TEST_F(Versions, ANewerRankIsToldToUpgradeTheDaemon) {
   StartOf(ThisBuild());
   const Args args = {{"steps", "2"}, {"world", "1"}};
   EXPECT_EQ(StartRankOf(LaterBuild(), 0, args).Wait(), 0);
@@ -177,7 +177,7 @@ TEST_F(Versions, ARankOfLaterVersionsIsToldToUpgradeTheDaemon) {
                                                               kProtocolVersions.Text(), "); upgrade this daemon")));
 }
 
-TEST_F(Versions, ARankIsToldToUpgradeByADaemonOfLaterVersions) {
+TEST_F(Versions, ANewerDaemonTellsRanksToUpgrade) {
   StartOf(LaterBuild());
   const Args args = {{"steps", "2"}, {"world", "1"}};
   EXPECT_EQ(StartRankOf(ThisBuild(), 0, args).Wait(), 0);
@@ -187,7 +187,7 @@ TEST_F(Versions, ARankIsToldToUpgradeByADaemonOfLaterVersions) {
                                      ", want 15 to 16); upgrade the client")));
 }
 
-TEST_F(Versions, ADaemonOfLaterVersionsSaysThatItsCustodianIsBehind) {
+TEST_F(Versions, ANewerDaemonSaysThatItsCustodianIsBehind) {
   StartCustodian(ThisBuild());
   const ProgramsOf programs(LaterBuild());
   testing::DaemonProcess daemon(File(""), "cpu:1", {"--custodian=unix:" + Custody()});

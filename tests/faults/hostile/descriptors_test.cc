@@ -183,7 +183,7 @@ TEST_P(Descriptors, OfWhatAClientReadsCannotBeWritten) {
 
 // A trainer of the daemon's user, or that is root in its container, opens the file of a read-only descriptor once more,
 // for writing. It may change what lies there, which is its own job's, and no size: the daemon would read past the end.
-TEST_P(Descriptors, OfWhatAClientReadsKeepTheirSizeWhenTheyAreOpenedAnewForWriting) {
+TEST_P(Descriptors, KeepTheirSizeWhenTheyAreOpenedAnewForWriting) {
   StartDaemonWithJob({}, GetParam().args);
   {
     RawClient client(socket());

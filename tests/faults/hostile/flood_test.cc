@@ -134,7 +134,7 @@ TEST_F(Flood, OfUnknownFieldsInStepsIsRefusedUnparsed) {
 }
 
 // What is said of each parameter of one large group is settled at the step, on the daemon's loop.
-TEST_F(Flood, OfWordsAboutGradientsOfALargeGroupHoldsUpNobody) {
+TEST_F(Flood, OfPresenceForALargeGroupHoldsUpNobody) {
   constexpr int kParameters = 100'000;
   StartDaemonWithJob();
   {
@@ -176,7 +176,7 @@ TEST_F(Flood, OfWordsAboutGradientsOfALargeGroupHoldsUpNobody) {
 }
 
 // protobuf complains to the log of each.
-TEST_F(Flood, OfTextsThatAreNoUtf8DoesNotFillTheLog) {
+TEST_F(Flood, OfTextsThatAreNoUtf8FillsNoLog) {
   constexpr int kCalls = 10'000;  // without a limit they are megabytes
   constexpr uintmax_t kMostLogBytes = 256 << 10;
   StartDaemonWithJob();

@@ -66,7 +66,7 @@ class HostilePeer : public e2e::Nodes {
   int64_t own_bytes_ = 0;
 };
 
-TEST_F(HostilePeer, IsRefusedWhatThereIsNotAndServedWhatThereIs) {
+TEST_F(HostilePeer, IsServedWhatExistsAndRefusedTheRest) {
   Begin();
   ExpectServes(1);
   ExpectRefused(peer_->Pull(2, -1, 1), "no such group or version (got group -1 of version 1, want a group below 4");

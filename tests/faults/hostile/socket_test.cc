@@ -89,7 +89,7 @@ TEST_F(BadInput, DescriptorsNeedTheTokenOfALiveSession) {
 }
 
 // What was sent to it and is not read stays open in the kernel, for the daemon: 8 descriptors each, 1600 here.
-TEST_F(BadInput, AClientThatNeverReadsItsDescriptorsHoldsAFewOfThem) {
+TEST_F(BadInput, AClientThatReadsNoDescriptorsHoldsOnlyAFew) {
   StartDaemonWithJob();
   {
     RawClient client(socket());

@@ -212,7 +212,7 @@ class RootOfAUserNamespace : public BadInput {
   std::vector<testing::Child> custodians_;
 };
 
-TEST_F(RootOfAUserNamespace, OfTheDaemonsUidChangesNoSizeAndReachesNoCustodian) {
+TEST_F(RootOfAUserNamespace, OfTheDaemonsUidCannotResizeOrReachACustodian) {
   ASSERT_NO_FATAL_FAILURE(StartCustodians());
   const std::string could = AttackAs(geteuid());
   if (could == kNoNamespace)
@@ -221,7 +221,7 @@ TEST_F(RootOfAUserNamespace, OfTheDaemonsUidChangesNoSizeAndReachesNoCustodian) 
   ExpectJobIntact();
 }
 
-TEST_F(RootOfAUserNamespace, OfAnotherUidChangesNoSizeAndNoContentAndReachesNoCustodian) {
+TEST_F(RootOfAUserNamespace, OfAnotherUidCannotResizeWriteOrReachACustodian) {
   if (geteuid() != 0) GTEST_SKIP() << "being another user needs root (uid " << geteuid() << ")";
   ASSERT_NO_FATAL_FAILURE(StartCustodians());
   const std::string could = AttackAs(kStranger);

@@ -107,7 +107,7 @@ def test_a_whole_state_dict_loads_inside() -> None:
 
 
 @pytest.mark.parametrize("edits", [True, False], ids=["edits", "no edits"])
-def test_full_state_dicts_of_dtensors_are_read_from_the_job_and_change_nothing(edits: bool) -> None:
+def test_full_state_dicts_come_from_the_job_and_change_nothing(edits: bool) -> None:
     want = train_alone(Case(steps=3), 3)["losses"]
     for rank, out in enumerate(run_ranks(full_state_dicts, 3, edits)):
         assert len(out["same"]) == (18 if edits else 9) and all(out["same"])

@@ -17,7 +17,7 @@ from torchrun import torchrun
 PROGRAM = str(Path(__file__).parent / "install_programs.py")
 
 
-def test_every_listed_name_is_swapped_before_and_after_it_is_imported_and_back() -> None:
+def test_every_listed_name_is_swapped_and_back_whenever_imported() -> None:
     # In an interpreter of its own: no module that is imported later may be there already.
     code = (
         "import json, sys; sys.path.insert(0, sys.argv[1]); import install_scenarios as s; "
@@ -32,7 +32,7 @@ def test_every_listed_name_is_swapped_before_and_after_it_is_imported_and_back()
     assert all(result.values()), result
 
 
-def test_under_torchrun_an_unchanged_script_trains_in_the_daemon_with_the_same_losses(tmp_path: Path) -> None:
+def test_an_unchanged_script_trains_alike_in_the_daemon_under_torchrun(tmp_path: Path) -> None:
     counts = tmp_path / "counts"
     results = {}
     for kind, program in {"stock": (), "swapped": ("-m", "shardd.torch", "--counts", str(counts))}.items():
@@ -63,7 +63,7 @@ def test_ranks_that_a_script_spawns_are_swapped_too(tmp_path: Path) -> None:
         assert result["shardd"] and result["optimizer"] == "shardd.torch.optim"
 
 
-def test_optimizers_are_the_daemons_where_parameters_are_sharded_and_it_can() -> None:
+def test_optimizers_of_sharded_parameters_are_the_daemons_where_possible() -> None:
     for result in run_ranks(install_scenarios.optimizers, 2):
         assert result["sharded"] == result["named"] == "shardd.torch.optim" and result["group"] == 0.1
         assert result["unsharded"] == result["refused"] == "torch.optim.adamw" and result["beside"] == "torch.optim.sgd"

@@ -14,7 +14,7 @@ NAMES = subprocess.run([RUN, "--list"], capture_output=True, text=True, check=Tr
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_program_has_the_losses_and_files_that_it_has_with_pytorch(name: str) -> None:
+def test_program_has_the_same_losses_and_files_as_with_pytorch(name: str) -> None:
     result = subprocess.run([RUN, name], capture_output=True, text=True, timeout=400)
     if result.returncode == 77:
         pytest.skip(result.stdout.strip())

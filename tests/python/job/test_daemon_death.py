@@ -145,7 +145,7 @@ def _disturbed(count: int, edits: bool, stock: str, embedded: bool, ends: dict[i
         (True, "", True),
     ],
 )
-def test_training_goes_on_at_the_next_daemon_with_the_same_bits(edits: bool, stock: str, embedded: bool) -> None:
+def test_training_goes_on_bit_for_bit_at_the_next_daemon(edits: bool, stock: str, embedded: bool) -> None:
     ends = {3: signal.SIGKILL, 7: signal.SIGTERM, 11: signal.SIGKILL}
     disturbed = _disturbed(14, edits, stock, embedded, ends)
     undisturbed = run_ranks(daemon_death_scenarios.train, 2, 14, edits, stock, [])
@@ -195,7 +195,7 @@ def test_kills_at_any_moment_lose_nothing(stock: str) -> None:
         ("SGD", False, False),  # without state: the copy that passes read is the snapshot
     ],
 )
-def test_a_plain_loop_hears_nothing_of_daemons_that_stop_for_others(stock: str, edits: bool, copies: bool) -> None:
+def test_a_plain_loop_does_not_notice_daemons_that_are_replaced(stock: str, edits: bool, copies: bool) -> None:
     count, ends = 24, [3, 4, 9, 14, 20]
     environment = {"SHARDD_PASS_COPIES": "1"} if copies else {}
     arguments = (count, stock, edits)

@@ -11,13 +11,13 @@ from job import dropped_scenarios
 
 
 @pytest.mark.parametrize("wait", ["backward", "step"])
-def test_a_model_is_not_collected_by_another_thread_in_a_call_of_its_own(wait: str, tmp_path: Path) -> None:
+def test_a_model_is_not_collected_by_another_thread_mid_call(wait: str, tmp_path: Path) -> None:
     first, second = run_ranks(dropped_scenarios.collected_while_it_waits, 2, str(tmp_path), wait, limit_s=120)
     assert first == {"kept": True, "gone": True, "same": True}
     assert second == {"same": True}
 
 
-def test_views_of_gradients_keep_their_values_when_the_program_gives_another_storage() -> None:
+def test_gradient_views_keep_their_values_when_their_storage_is_replaced() -> None:
     for out in run_ranks(dropped_scenarios.views_of_gradients, 2):
         assert out["as it was"] and out["new"] and out["after the end"]
         assert out["counters"]["reductions"] >= 2

@@ -25,7 +25,7 @@ def test_edits_between_passes_are_those_of_torch_while_ranks_drift(kind: str, tm
         assert kind != "daemon" or counters["hand_ins"] >= 12
 
 
-def test_a_write_inside_a_pass_reaches_nobody_and_names_the_parameter() -> None:
+def test_a_write_inside_a_pass_is_named_and_reaches_nobody() -> None:
     short = {"SHARDD_TIMEOUT_MS": "4000"}  # the other rank waits for gradients that do not come
     writer, other = run_ranks(edit_scenarios.write_inside_a_pass, 2, environment=short)
     assert 'parameter "layers.2.up.weight": written inside a pass' in writer["error"]
@@ -34,7 +34,7 @@ def test_a_write_inside_a_pass_reaches_nobody_and_names_the_parameter() -> None:
 
 
 @pytest.mark.parametrize("handler", ["", "before", "after"])
-def test_a_store_where_edits_are_off_ends_the_rank_and_names_the_parameter(handler: str) -> None:
+def test_stores_where_edits_are_off_end_the_rank_by_name(handler: str) -> None:
     with tempfile.TemporaryDirectory() as folder, Cluster(2, folder) as cluster:
         for rank in range(2):
             cluster.start(edit_scenarios.store_where_edits_are_off, rank, (handler,), {})
@@ -48,7 +48,7 @@ def test_a_store_where_edits_are_off_ends_the_rank_and_names_the_parameter(handl
 
 
 @pytest.mark.parametrize("form", ["fully_shard", "wrapper", "flat-parameters"])
-def test_where_edits_are_off_programs_load_into_state_dicts_of_any_time(form: str) -> None:
+def test_where_edits_are_off_loads_into_old_state_dicts_work(form: str) -> None:
     for facts in run_ranks(edit_scenarios.dicts_where_edits_are_off, 2, form):
         assert facts == {"unmoved": True, "untouched": True, "loaded": True}
 

@@ -12,7 +12,7 @@ from job import disk_scenarios
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], [1]], ids=["of all", "of one"])
-def test_a_save_into_a_full_disk_fails_as_with_torch_and_training_goes_on(ranks: list[int], tmp_path: Path) -> None:
+def test_a_save_into_a_full_disk_fails_and_training_continues(ranks: list[int], tmp_path: Path) -> None:
     for found in run_ranks(disk_scenarios.both, 2, str(tmp_path), ranks, limit_s=120):
         ours, stock = found["shardd"], found["torch"]
         assert ours["raised"] == stock["raised"] and ours["raised"].startswith("CheckpointException")
@@ -25,7 +25,7 @@ def test_a_save_into_a_full_disk_fails_as_with_torch_and_training_goes_on(ranks:
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], [1]], ids=["of all", "of one"])
-def test_safetensors_that_do_not_fit_are_an_error_on_all_ranks(ranks: list[int], tmp_path: Path) -> None:
+def test_safetensors_that_do_not_fit_fail_on_all_ranks(ranks: list[int], tmp_path: Path) -> None:
     for rank, found in enumerate(run_ranks(disk_scenarios.own_format, 2, str(tmp_path), ranks, limit_s=60)):
         assert "File too large" in found["raised"], found["raised"]
         if ranks == [1]:

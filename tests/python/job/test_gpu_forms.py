@@ -15,7 +15,7 @@ from shardd.torch._sharding import wrapper_arguments
 from shardd.torch._torch_optimizers.optimizer_state import scalar_device
 
 
-def test_state_dicts_of_a_model_on_a_gpu_are_copies_and_full_ones_are_read_from_the_job() -> None:
+def test_gpu_state_dicts_are_copies_or_read_from_the_job() -> None:
     for found in run_ranks(gpu_forms.state_dicts_are_copies, 2):
         assert found["shares"] == []
         assert found["gathered"] == [[]]  # nothing is left to a message between ranks
@@ -28,7 +28,7 @@ def test_tied_parameters_are_one_copy_and_kept_variables_none() -> None:
     assert found == {"tied": True, "apart": True, "kept": True}
 
 
-def test_a_model_that_was_moved_after_it_was_wrapped_is_named() -> None:
+def test_a_model_moved_after_it_was_wrapped_is_named() -> None:
     (found,) = run_ranks(gpu_forms.moved_after_it_was_wrapped, 1)
     assert list(found) == ["rows", "flat", "pieces", "wrapper"]
     for text in found.values():
@@ -57,7 +57,7 @@ def test_inputs_of_a_root_go_where_it_computes() -> None:
 
 
 @pytest.mark.parametrize("option", ["fused", "capturable"])
-def test_scalars_of_a_resumed_optimizer_are_where_its_options_want_them(option: str) -> None:
+def test_resumed_optimizer_scalars_are_where_its_options_want_them(option: str) -> None:
     param, cpu = torch.empty(2, device="meta"), torch.device("cpu")
     for was_on_gpu in (False, True):
         assert scalar_device("step", param, {option: True}, was_on_gpu) == param.device

@@ -22,7 +22,7 @@ def _run(folder: Path, environment: dict[str, str], dies: bool = False) -> list[
         return [] if dies else [cluster.result(rank) for rank in range(2)]
 
 
-def test_a_named_job_with_a_secret_is_resumed_by_those_who_give_it(tmp_path: Path) -> None:
+def test_a_job_with_a_secret_is_resumed_only_with_it(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("0123456789abcdef\n")
     file.chmod(0o600)

@@ -28,7 +28,7 @@ def _expected(steps: int = _STEPS) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_trainer_that_dies_is_replaced_while_its_dataloader_workers_live_on(method: str) -> None:
+def test_a_dead_trainer_is_replaced_while_its_dataloader_workers_live(method: str) -> None:
     run = relaunched(life_scenarios.dies_among_workers, 2, _STEPS, method, restarts=1, name=f"workers-{method}")
     assert run.code == 0, run.log
     second = run.of("start", first=False)
@@ -41,7 +41,7 @@ def test_a_trainer_that_dies_is_replaced_while_its_dataloader_workers_live_on(me
     assert run.results[0]["counters"]["commits"] == _STEPS
 
 
-def test_ranks_are_told_where_one_raises_and_its_process_lives_on() -> None:
+def test_ranks_are_told_when_one_raises_and_lives_on() -> None:
     with tempfile.TemporaryDirectory() as folder, Cluster(2, folder) as cluster:
         for rank in range(2):
             cluster.start(life_scenarios.raises_and_lives_on, rank, (folder,))
@@ -76,7 +76,7 @@ def test_python_threads_run_while_a_rank_waits(stock: bool) -> None:
     assert results[0]["counters"]["unshards"] > 0
 
 
-def test_models_train_in_threads_also_two_at_once_in_another_order() -> None:
+def test_models_train_in_threads_even_two_at_once() -> None:
     expected = _expected()
     for rank, result in enumerate(run_ranks(life_scenarios.train_in_threads, 2)):
         _close(result["losses"], expected[rank])
@@ -112,14 +112,14 @@ def test_the_interpreter_ends_well(how: str, status: int) -> None:
 
 
 @both
-def test_a_rank_finishes_while_another_is_still_in_its_last_forward(stock: bool) -> None:
+def test_a_rank_finishes_during_the_last_forward_of_another(stock: bool) -> None:
     first, _ = run_ranks(end_scenarios.finishes_first, 2, stock, "forward")
     assert first["counters"]["aborts"] == 0
     _close([first["loss"]], [train_alone(Case(steps=3), 2)["losses"][0][2]])
 
 
 @both
-def test_a_rank_whose_backward_comes_after_another_has_finished_is_told_who(stock: bool) -> None:
+def test_a_rank_with_a_late_backward_is_told_who_finished(stock: bool) -> None:
     first, _ = run_ranks(end_scenarios.finishes_first, 2, stock, "backward")
     assert first["text"].startswith("StepAborted") and "rank 1 has finished" in first["text"]
 
@@ -137,7 +137,7 @@ def test_a_forked_child_gets_errors_by_name_and_harms_nothing(stock: bool) -> No
 
 
 @both
-def test_groups_used_several_times_out_of_order_or_not_at_all(stock: bool) -> None:
+def test_groups_may_be_used_repeatedly_out_of_order_or_never(stock: bool) -> None:
     orders = [[0, 1, 2], [0, 1, 1, 2], [2, 1, 0], [0, 2], [1, 0, 1, 0, 2], [0, 1, 2]]
     expected = forward_scenarios.alone(orders, 2)
     for rank, result in enumerate(run_ranks(forward_scenarios.uses_of_groups, 2, orders, stock)):
@@ -146,7 +146,7 @@ def test_groups_used_several_times_out_of_order_or_not_at_all(stock: bool) -> No
 
 
 @pytest.mark.parametrize("reshards", [True, False])
-def test_a_part_of_a_list_run_by_itself_gets_its_gradients_at_once(reshards: bool) -> None:
+def test_a_list_item_run_by_itself_gets_gradients_at_once(reshards: bool) -> None:
     for ours, torchs, counts in run_ranks(forward_scenarios.head_in_chunks, 2, reshards):
         assert len(ours) == len(torchs) == 3 * (4 * reshards + 5)
         for mine, wanted in zip(ours, torchs):
@@ -154,7 +154,7 @@ def test_a_part_of_a_list_run_by_itself_gets_its_gradients_at_once(reshards: boo
         assert counts["reductions"] >= 3 * (4 + 2)
 
 
-def test_a_plan_made_anew_takes_nothing_from_ranks_that_still_use_the_first() -> None:
+def test_a_new_plan_takes_nothing_from_ranks_using_the_first() -> None:
     expected = _expected(3)
     results = run_ranks(forward_scenarios.optimizer_after_a_use_by_hand, 2, 3)
     for rank, result in enumerate(results):

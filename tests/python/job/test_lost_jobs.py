@@ -24,7 +24,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SHARDD_START_OVER", raising=False)
 
 
-def test_steps_that_died_with_the_daemon_are_an_error_for_a_restart() -> None:
+def test_a_restart_fails_when_its_steps_died_with_the_daemon() -> None:
     committed_jobs.note("torch-run-0")
     opening._tell_lost(_job(), 0)  # a first start
     with pytest.raises(

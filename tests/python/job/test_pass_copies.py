@@ -67,7 +67,7 @@ def test_several_forwards_for_a_backward_and_parts_by_themselves() -> None:
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_what_is_stored_at_full_precision_is_not_stored_into_before_all_have_read_it(gradients: bool) -> None:
+def test_nobody_overwrites_full_precision_values_before_all_have_read_them(gradients: bool) -> None:
     environment = {"FSDP_USE_FULL_PREC_IN_EVAL": "1"}
     for of_rank in run_ranks(copies_scenarios.stores_after_full_precision, 2, gradients, environment=environment):
         assert of_rank["copies"] and of_rank["dtype"] == torch.float32
@@ -76,7 +76,7 @@ def test_what_is_stored_at_full_precision_is_not_stored_into_before_all_have_rea
         assert of_rank["apart"] < 1e-2  # gradients are reduced in bfloat16
 
 
-def test_what_is_summoned_is_not_stored_into_before_all_have_read_it() -> None:
+def test_nobody_overwrites_summoned_values_before_all_have_read_them() -> None:
     for of_rank in run_ranks(copies_scenarios.summoned_while_others_store, 2):
         for name, value in of_rank["before"].items():
             assert torch.equal(of_rank["read"][name], value), name
@@ -93,9 +93,7 @@ def test_state_of_torchs_optimizers_lies_in_the_job(kind: str) -> None:
 
 
 @pytest.mark.parametrize("hold", ["forward 5", "stepped 5"])
-def test_a_killed_rank_goes_on_from_the_last_pass_where_each_is_kept(
-    hold: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_ranks_resume_from_the_snapshot_of_the_last_pass(hold: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDD_KEEP_EVERY", "1")
     results, start = test_optim_stock._killed("adamw-foreach", hold, 5)
     assert start in (4, 5), start  # the last commit, which the pass that is running has made
@@ -114,15 +112,15 @@ def test_full_parameters_state_dicts_and_replaced_storages_are_as_without() -> N
         assert facts["versions"] > 1  # each pass has made one, too
         assert facts["parameters"] == 0 and facts["gradients"] < 1e-6 and facts["step"] < 1e-6
         assert facts["loss"] == pytest.approx(results[0]["loss"], rel=1e-6)
-    test_wrapper_writeback.test_storages_objects_and_gradients_that_are_replaced_count_as_in_torch(2)
-    test_wrapper_writeback.test_flat_and_tied_parameters_are_written_back_and_closed_jobs_refuse()
+    test_wrapper_writeback.test_replaced_storages_objects_and_gradients_count_as_in_torch(2)
+    test_wrapper_writeback.test_flat_and_tied_parameters_write_back_and_closed_jobs_refuse()
 
 
 def test_unfreezing_goes_on_with_copies() -> None:
     test_unfreeze.test_gradual_unfreezing_is_pytorchs_and_costs_nothing_before(2)
 
 
-def test_a_model_that_is_only_evaluated_or_frozen_has_one_copy_and_may_be_edited() -> None:
+def test_an_evaluated_or_frozen_model_has_one_editable_copy() -> None:
     for of_rank in run_ranks(copies_scenarios.edited_and_evaluated, 2):
         for name, found in of_rank.items():
             plan = found["plan"].purposes()

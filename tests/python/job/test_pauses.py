@@ -18,14 +18,14 @@ def _equal(stock: dict[str, Any], ours: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("wrap", ["root", "blocks"])
-def test_an_edit_between_forward_and_backward_is_an_error_with_its_name(wrap: str) -> None:
+def test_an_edit_between_forward_and_backward_is_a_named_error(wrap: str) -> None:
     for error in run_ranks(pause_scenarios.edit_before_the_backward, 2, wrap):
         assert 'parameter "layers.1.up.weight" was written after the forward' in error
 
 
 @pytest.mark.parametrize("meet", [True, False])
 @pytest.mark.parametrize("kind", ["daemon", "adamw"])
-def test_a_rank_edits_after_a_forward_without_backward_while_the_others_do_not(kind: str, meet: bool) -> None:
+def test_one_rank_may_edit_after_a_forward_without_backward(kind: str, meet: bool) -> None:
     for stock, ours in run_ranks(pause_scenarios.both_skip, 2, kind, meet):
         _equal(stock, ours)
         assert ours["counters"]["aborts"] == 0

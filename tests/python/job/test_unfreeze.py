@@ -81,6 +81,6 @@ def test_torchrun_restarts_an_unfrozen_model_with_an_optimizer_of_torch(monkeypa
 
 
 @pytest.mark.parametrize("impl", ["daemon", "fixed", "stock"])
-def test_a_rank_that_unfreezes_alone_is_named_on_all_with_the_parameter(impl: str) -> None:
+def test_a_rank_that_unfreezes_alone_is_named_on_all(impl: str) -> None:
     for error in run_ranks(unfreeze_scenarios.alone, 2, impl):
         assert 'rank 0 trains parameter "layers.2.' in error and "rank=1" in error, error

@@ -72,7 +72,7 @@ def test_state_dicts_are_torchs_and_load_before_and_after_registration(kind: str
         close(out["shardd loaded into torch"], want)
 
 
-def test_checkpoints_by_name_on_an_optimizer_that_has_made_no_step() -> None:
+def test_optimizers_without_a_step_have_checkpoints_by_name() -> None:
     for out in run_ranks(optim_cases.distributed_state_dict, 2):
         close(out["loaded"], out["went on"])
         assert "layers.0.up.weight" in out["keys"]

@@ -39,7 +39,7 @@ def test_gradients_dropped_assigned_kept_and_frozen_are_torchs(kind: str) -> Non
             assert counters["commits"] == want and counters["aborts"] == 0, name
 
 
-def test_old_references_keep_their_values_and_hooks_run_on_the_sharded_parameter() -> None:
+def test_old_references_keep_values_and_hooks_get_the_sharded_parameter() -> None:
     for stock, ours in run_ranks(gradient_scenarios.both_references, 2):
         assert ours["calls"] == stock["calls"] == [True] * 3
         assert all(ours["kept"]) and ours["different"] == 3
@@ -57,13 +57,13 @@ def test_an_optimizer_for_each_parameter_that_steps_in_backward() -> None:
 
 
 @pytest.mark.parametrize("kind", ["daemon", "stock"])
-def test_a_model_that_nobody_holds_is_collected_and_its_job_closed(kind: str) -> None:
+def test_a_model_nobody_holds_is_collected_and_its_job_closed(kind: str) -> None:
     for facts in run_ranks(gradient_scenarios.dropped_model, 2, kind):
         assert facts["jobs"] == 1 and facts["gone"] and all(facts["kept"]), facts
         assert facts["commits"] == (2 if kind == "daemon" else 1) and facts["again"] == 1
 
 
-def test_a_model_that_one_rank_collects_before_another_keeps_nobody_waiting() -> None:
+def test_a_model_collected_early_on_one_rank_delays_nobody() -> None:
     results = run_ranks(gradient_scenarios.dropped_apart, 2)
     for facts in results:
         for losses in facts["losses"]:

@@ -48,7 +48,7 @@ def test_a_load_that_fails_has_changed_nothing() -> None:
         assert out["counters"]["commits"] == 6 and out["counters"]["aborts"] == 0
 
 
-def test_a_load_that_the_model_cannot_take_fails_where_it_is_registered() -> None:
+def test_a_load_the_model_cannot_take_fails_when_registered() -> None:
     for out in run_ranks(optim_loads.failing_loads, 2, False, limit_s=240):
         assert set(out["errors"]) == {"shape", "step", "type", "amsgrad", "maximize", "kind", "groups"}
 
@@ -70,7 +70,7 @@ def test_flags_are_refused_wherever_they_come_from() -> None:
         assert "decoupled_weight_decay" in errors["kind"] and errors["commits"] == "0"
 
 
-def test_the_first_update_of_momentum_is_the_gradient_after_a_load_too() -> None:
+def test_the_first_momentum_is_the_gradient_even_after_a_load() -> None:
     for runs in run_ranks(optim_loads.first_momentum_both_ways, 2, limit_s=240):
         want = runs["torch"]
         assert all(run["entries"] == 0 for run in runs.values())
@@ -83,7 +83,7 @@ def test_the_first_update_of_momentum_is_the_gradient_after_a_load_too() -> None
 
 
 @pytest.mark.parametrize("kind", ["daemon", "stock"])
-def test_collectives_and_reads_into_shards_work_while_a_rank_hands_in(kind: str) -> None:
+def test_collectives_and_reads_into_shards_work_during_hand_ins(kind: str) -> None:
     results = run_ranks(optim_loads.written_by_the_system, 2, kind)
     for out in results:
         assert out["read"] and out["rows"]
@@ -133,12 +133,12 @@ def _killed(kind: str, *holds: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("moment", ["edited 3", "load 5", "loaded 5"])
-def test_a_rank_killed_while_it_writes_under_the_daemons_optimizer_loses_nothing(moment: str) -> None:
+def test_killing_a_writer_under_the_daemons_optimizer_loses_nothing(moment: str) -> None:
     (start,) = _killed("daemon", moment)
     assert start["step"] == int(moment[-1])
 
 
-def test_what_torchs_optimizer_loaded_is_there_for_a_rank_killed_in_the_next_forward(
+def test_a_rank_killed_in_the_next_forward_keeps_loaded_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SHARDD_KEEP_EVERY", "1")

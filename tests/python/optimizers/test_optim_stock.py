@@ -68,9 +68,7 @@ def _alike(results: list[dict[str, Any]], kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw-foreach", "sgd", "asgd"])
-def test_a_rank_killed_inside_a_pass_loses_nothing_where_each_is_kept(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_a_snapshot_per_pass_a_killed_rank_loses_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDD_KEEP_EVERY", "1")
     results, start = _killed(kind, "forward 5", 5)
     assert start == 5
@@ -84,7 +82,7 @@ def test_a_killed_rank_loses_at_most_ten_steps() -> None:
         _alike(results, "adamw-foreach")
 
 
-def test_passes_without_a_step_and_state_that_stays_in_the_process() -> None:
+def test_passes_without_a_step_and_local_state_match_torch() -> None:
     for theirs, ours in run_ranks(stock_scenarios.both_steps, 2):
         close(ours["losses"], theirs["losses"], 2e-6)
         for name, value in theirs["parameters"].items():
@@ -92,20 +90,20 @@ def test_passes_without_a_step_and_state_that_stays_in_the_process() -> None:
         assert ours["counters"]["commits"] == 3 and ours["counters"]["passes"] == 4 + 1
 
 
-def test_optimizers_whose_state_cannot_be_kept_are_refused_before_they_write() -> None:
+def test_optimizers_whose_state_cannot_be_kept_are_refused_early() -> None:
     for out in run_ranks(stock_scenarios.refused, 2):
         for name, (error, untouched) in out.items():
             assert f"step of {name}" in error and "use another optimizer" in error
             assert untouched
 
 
-def test_state_that_was_loaded_before_the_first_forward_lies_in_the_job_with_it() -> None:
+def test_state_loaded_before_the_first_forward_lies_in_the_job() -> None:
     for theirs, ours in run_ranks(stock_scenarios.both_loaded, 2):
         close(ours["losses"], theirs["losses"], 2e-6)
         assert ours["homes"] and all(ours["homes"])
 
 
-def test_what_goes_with_a_commit_is_small_and_more_is_an_error_with_both_sizes() -> None:
+def test_commits_carry_little_and_more_fails_with_both_sizes() -> None:
     for out in run_ranks(stock_scenarios.too_much_rides, 2):
         sizes = re.search(r"got (\d+) bytes that shardd.torch.ride was given and (\d+) of", out["error"])
         assert sizes is not None and abs(int(sizes[1]) - out["own"]) < 20

@@ -77,7 +77,7 @@ def test_killed_workers_lose_nothing() -> None:
     assert run.of("killed"), "somebody was"
 
 
-def test_tensors_of_the_pool_keep_their_values_and_its_idle_pages_go() -> None:
+def test_pool_tensors_keep_their_values_and_idle_pages_go() -> None:
     facts = run_ranks(give_back_scenarios.pool, 1)[0]
     if not facts["used"]:
         pytest.skip("the system gives no huge pages (transparent_hugepage/enabled)")

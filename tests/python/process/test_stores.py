@@ -8,7 +8,7 @@ from cluster import run_ranks
 from process import store_scenarios
 
 
-def test_stores_of_threads_and_of_system_calls_count_beside_a_fault_handler(tmp_path: Path) -> None:
+def test_stores_by_threads_and_system_calls_count_beside_fault_handlers(tmp_path: Path) -> None:
     first, second = run_ranks(store_scenarios.stores, 2, str(tmp_path))
     for result in (first, second):
         assert result["report"] == "" and result["saved"] and result["filled"] and result["read"]

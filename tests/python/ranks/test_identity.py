@@ -32,14 +32,14 @@ def test_ranks_may_ignore_different_modules() -> None:
 
 @pytest.mark.parametrize("launched", [True, False], ids=["torchrun", "alone"])
 @pytest.mark.parametrize("form", ["wrapper", "fully_shard"])
-def test_ranks_whose_models_differ_by_a_layer_are_told_within_seconds(form: str, launched: bool) -> None:
+def test_ranks_whose_models_differ_by_a_layer_are_told_soon(form: str, launched: bool) -> None:
     launcher = {"TORCHELASTIC_RUN_ID": f"layers-{form}", "TORCHELASTIC_RESTART_COUNT": "0"} if launched else {}
     for text, seconds in run_ranks(one_layer_more, 2, form, limit_s=60, environment={**LIMITS, **launcher}):
         assert "registers another one" in text and '"layers.2.' in text, text
         assert seconds < 10  # of 15
 
 
-def test_an_edited_model_of_a_named_job_is_refused_by_name() -> None:
+def test_a_named_jobs_edited_model_is_refused_by_name() -> None:
     environment = {**LIMITS, "SHARDD_JOB": "edited"}
     for text, seconds in run_ranks(one_layer_more, 2, "fully_shard", limit_s=60, environment=environment):
         assert "layers.2" in text, text

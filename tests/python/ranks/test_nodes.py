@@ -72,7 +72,7 @@ def test_gradient_memory_that_is_given_back_between_steps(two: Nodes) -> None:
         _close(result["shardd"]["losses"], result["torch"]["losses"])
 
 
-def test_what_is_said_of_the_job_is_global_and_what_the_daemon_knows_is_the_nodes(two: Nodes) -> None:
+def test_job_facts_are_global_and_daemon_facts_are_per_node(two: Nodes) -> None:
     results = run_on_nodes(two, nodes_scenarios.facts, 3)
     addresses = [f"127.0.0.1:{port}" for port in two.ports]
     for rank, result in enumerate(results):
@@ -130,7 +130,7 @@ def test_hosts_tell_nodes_apart_where_no_launcher_does(two: Nodes) -> None:
 # What is refused.
 
 
-def test_meshes_and_optimizers_that_nodes_do_not_serve_are_refused_by_name(two: Nodes) -> None:
+def test_unsupported_meshes_and_optimizers_over_nodes_are_refused_by_name(two: Nodes) -> None:
     wants = {
         "crossing": "a row of its mesh crosses nodes (got ranks [0, 2] on 2 nodes",
         "rows": "a node has several rows of a mesh over nodes (got rows [0] and [1]",
@@ -145,14 +145,14 @@ def test_meshes_and_optimizers_that_nodes_do_not_serve_are_refused_by_name(two: 
             assert name in ("stock", "none", "edits") or "init_device_mesh(device, (nodes" in texts[name]
 
 
-def test_what_would_change_a_job_over_nodes_is_refused_and_it_trains_on(two: Nodes) -> None:
+def test_changes_to_a_job_over_nodes_are_harmlessly_refused(two: Nodes) -> None:
     for texts in run_on_nodes(two, nodes_scenarios.refused_calls):
         assert texts.pop("losses") == "[True, True]"
         for name, text in texts.items():
             assert text.startswith("NotImplementedError") and "spans 2 nodes" in text, (name, text)
 
 
-def test_daemons_that_serve_no_other_nodes_and_ranks_of_one_daemon_are_named() -> None:
+def test_a_daemon_that_serves_no_other_nodes_is_named() -> None:
     with nodes(peers=False) as alone:
         for text in run_on_nodes(alone, nodes_scenarios.one_mesh):
             assert text.startswith("RuntimeError") and "the daemon of node 0 (rank 0) serves no other nodes" in text
@@ -177,7 +177,7 @@ def test_initial_values_that_differ_between_nodes_are_named(two: Nodes) -> None:
 
 
 @pytest.mark.parametrize(("victim", "moment"), [(3, "forward"), (3, "backward"), (0, "backward"), (2, "step")])
-def test_a_rank_that_dies_on_one_node_costs_no_step_on_any(two: Nodes, victim: int, moment: str) -> None:
+def test_a_ranks_death_on_one_node_costs_no_step_anywhere(two: Nodes, victim: int, moment: str) -> None:
     expected = train_alone(Case(steps=_STEPS), 4)
     name = f"nodes-{victim}-{moment}-{os.getpid()}"
 
@@ -206,7 +206,7 @@ def test_a_rank_that_dies_on_one_node_costs_no_step_on_any(two: Nodes, victim: i
         assert result["counters"]["commits"] == _STEPS and result["counters"]["aborts"] in aborts
 
 
-def test_torchruns_restart_a_killed_rank_of_one_node_into_the_job_of_both(two: Nodes) -> None:
+def test_torchrun_restarts_a_killed_rank_into_the_two_node_job(two: Nodes) -> None:
     expected = train_alone(Case(steps=_STEPS), 4)["losses"]
     with tempfile.TemporaryDirectory() as folder:
         results = torchrun_on_nodes(two, nodes_scenarios.restarted, _STEPS, folder, 3, 5, restarts=2)
@@ -218,7 +218,7 @@ def test_torchruns_restart_a_killed_rank_of_one_node_into_the_job_of_both(two: N
         _close(result["losses"], expected[rank])
 
 
-def test_a_node_whose_daemon_was_killed_gets_the_state_from_another() -> None:
+def test_a_killed_daemons_node_gets_the_state_from_another() -> None:
     expected = train_alone(Case(steps=_STEPS), 4)
     with nodes() as own, tempfile.TemporaryDirectory() as folder:
         killed = own.processes[1]

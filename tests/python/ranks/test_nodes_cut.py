@@ -116,7 +116,7 @@ def test_checkpoints_are_torchs(two: Nodes, case: Case, tmp_path: Any) -> None:
 
 
 @_PLACED_CASES
-def test_state_is_loaded_before_the_first_step_and_refused_after_it(two: Nodes, case: Case) -> None:
+def test_state_is_loaded_only_before_the_first_step(two: Nodes, case: Case) -> None:
     for result in run_on_nodes(two, nodes_cut_scenarios.plain_load, case):
         assert result["again"] == result["on"]
         for text in result["refused"]:

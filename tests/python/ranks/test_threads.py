@@ -32,7 +32,7 @@ def test_ranks_may_be_threads_of_one_process(world: int) -> None:
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "dropped"])
 @pytest.mark.parametrize("where", ["forward", "backward", "before"])
-def test_a_thread_that_ends_within_a_pass_or_before_it_is_named_to_the_others(where: str, keeps: bool) -> None:
+def test_a_thread_that_ends_early_is_named_to_the_others(where: str, keeps: bool) -> None:
     (found,) = run_ranks(thread_scenarios.left, 1, where, keeps, 3, environment={"SHARDD_TEST_NO_GROUP": "1"})
     assert found[1][:2] == ("Broken", "of rank 1")
     for kind, text, seconds in (found[0], found[2]):
@@ -43,7 +43,7 @@ def test_a_thread_that_ends_within_a_pass_or_before_it_is_named_to_the_others(wh
         assert seconds < 20  # of 60, which is what calls wait for
 
 
-def test_threads_after_others_over_one_store_have_jobs_of_their_own() -> None:
+def test_later_threads_over_one_store_have_their_own_jobs() -> None:
     (found,) = run_ranks(
         thread_scenarios.groups_over_one_store,
         1,

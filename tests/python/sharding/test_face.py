@@ -106,7 +106,7 @@ def test_clipping_by_torch_by_shardd_and_in_the_daemon_agree() -> None:
         assert got == expected
 
 
-def test_a_block_that_one_rank_leaves_out_is_an_error_or_declared_a_zero() -> None:
+def test_a_block_that_one_rank_skips_fails_unless_declared_zero() -> None:
     for result in run_ranks(face_scenarios.unused_on_one_rank, 2, False):
         assert result["losses"] == [] and "layers.1" in result["error"]
     results = run_ranks(face_scenarios.unused_on_one_rank, 2, True)

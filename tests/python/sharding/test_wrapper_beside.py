@@ -35,7 +35,7 @@ def _beside(ours: Any, theirs: Any, where: str) -> None:
     same(_right(ours), _right(theirs), where, 2e-5)
 
 
-def test_unsharded_units_give_every_rank_the_model_and_rank_0_the_optimizer() -> None:
+def test_every_rank_gets_unsharded_models_and_rank_0_their_optimizer() -> None:
     for rank, result in enumerate(run_ranks(wrapper_beside.unsharded, 2)):
         for orig, theirs, ours in result:
             _beside(ours, theirs, f"use_orig_params={orig}")
@@ -43,7 +43,7 @@ def test_unsharded_units_give_every_rank_the_model_and_rank_0_the_optimizer() ->
             assert len(model) == 10 and (optimizer == {}) == (rank == 1), "rank0_only is for the optimizer's alone"
 
 
-def test_settings_kinds_and_orders_of_state_dicts_are_torchs_with_a_mesh_and_without() -> None:
+def test_state_dict_settings_kinds_and_orders_are_torchs() -> None:
     for result in run_ranks(wrapper_beside.settings, 2):
         for (orig, mesh), theirs, ours in result:
             _beside(ours, theirs, f"use_orig_params={orig} mesh={mesh}")

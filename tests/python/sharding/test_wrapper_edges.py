@@ -22,7 +22,7 @@ def found() -> list[dict[str, Any]]:
     return _found
 
 
-def test_unused_parameters_of_a_used_unit_have_zero_gradients_as_in_torch(found: list[dict[str, Any]]) -> None:
+def test_unused_parameters_of_a_used_unit_have_zero_gradients(found: list[dict[str, Any]]) -> None:
     for facts in found:
         want, _ = facts["unused"]["torch True"]
         start = wrapper_edges._Partly().idle.weight
@@ -56,12 +56,12 @@ def test_missing_keys_are_named_in_flat_parameters_too(found: list[dict[str, Any
             assert out["by torch's function"] == gone and out["rest again"]
 
 
-def test_a_gradient_that_a_step_has_used_up_is_not_shown_again(found: list[dict[str, Any]]) -> None:
+def test_a_used_up_gradient_is_not_shown_again(found: list[dict[str, Any]]) -> None:
     for facts in found:
         assert facts["gradients"] == {"none": True, "commits": 1}
 
 
-def test_what_one_rank_alone_contributed_counts_where_full_parameters_are_looked_at(
+def test_full_parameters_show_what_one_rank_alone_contributed(
     found: list[dict[str, Any]],
 ) -> None:
     for facts in found:

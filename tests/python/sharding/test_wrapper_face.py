@@ -85,7 +85,7 @@ def test_refusals_name_what_is_wrong() -> None:
         assert texts["one_layout"] == "", "both are layout flat"
 
 
-def test_only_topmost_modules_of_a_group_carry_hooks_which_take_keywords() -> None:
+def test_a_groups_topmost_modules_alone_carry_hooks_that_take_keywords() -> None:
     results = run_ranks(hooks, 2)
     for facts in results:
         assert facts["before"] == facts["after"] == ["", "layers.0", "layers.1", "layers.2"]

@@ -7,7 +7,7 @@ from sharding import wrapper_late
 from state_dicts.test_state_dict import same
 
 
-def test_a_rank_that_notices_a_difference_late_is_told_the_difference() -> None:
+def test_a_rank_that_notices_late_is_told_the_difference() -> None:
     text = "Expects one homogeneous value for limit_all_gathers but got True on rank 0 and False on rank 1"
     for rank, error in enumerate(run_ranks(wrapper_late.noticed_late, 2)):
         assert error.startswith("ValueError: ") and f"{text} (rank={rank})" in error, error
@@ -42,7 +42,7 @@ def test_process_groups_without_processes_are_refused_with_what_to_use() -> None
         assert "FakeStore" in texts[name] and 'use backend "gloo"' in texts[name], texts
 
 
-def test_a_store_into_a_piece_while_full_parameters_are_shown_is_named() -> None:
+def test_a_store_into_a_piece_during_full_parameters_is_named() -> None:
     other, error = run_ranks(wrapper_late.stored_beside_full_parameters, 2, environment={"SHARDD_TIMEOUT_MS": "4000"})
     assert "inside of full parameters" in error and 'write parameter "' in error and "(rank=1)" in error, error
     assert "HandIn" not in other, other

@@ -19,7 +19,7 @@ def _whole_gradients(ranks: list[dict[str, Any]]) -> list[dict[str, torch.Tensor
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_storages_objects_and_gradients_that_are_replaced_count_as_in_torch(world: int) -> None:
+def test_replaced_storages_objects_and_gradients_count_as_in_torch(world: int) -> None:
     by_rank = run_ranks(edited_all, world, limit_s=200)
     for impl in ("wrapper", "flat", "daemon"):
         stock = "torch of daemon" if impl == "daemon" else "torch"
@@ -38,7 +38,7 @@ def test_storages_objects_and_gradients_that_are_replaced_count_as_in_torch(worl
             assert got["counters"]["reductions"] > 0
 
 
-def test_another_shape_and_a_change_between_forward_and_backward_are_errors() -> None:
+def test_another_shape_or_a_change_before_backward_is_an_error() -> None:
     for results in run_ranks(refused_all, 2, limit_s=300):
         for what, text in results["torch"].items():
             for impl in ("wrapper", "flat"):
@@ -52,7 +52,7 @@ def test_another_shape_and_a_change_between_forward_and_backward_are_errors() ->
                     assert 'parameter "' in ours and "Cannot writeback" in text, (impl, what, text)
 
 
-def test_flat_and_tied_parameters_are_written_back_and_closed_jobs_refuse() -> None:
+def test_flat_and_tied_parameters_write_back_and_closed_jobs_refuse() -> None:
     for facts in run_ranks(others, 2):
         assert facts["zero"] == pytest.approx(math.log(13.0), rel=1e-6)
         assert facts["moved"] and facts["aborts"] == 0

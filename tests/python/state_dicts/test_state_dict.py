@@ -73,7 +73,8 @@ def test_every_option_gets_what_torch_gets_and_sets_it(kind: str) -> None:
         assert out["counters"]["commits"] >= 1
 
 
-def test_background_saves_lone_tensors_made_state_and_loads_that_fail_on_one_rank(tmp_path: Path) -> None:
+# Also: a tensor that is saved alone takes its own bytes, and state that is not there is made to be loaded into.
+def test_background_saves_are_whole_and_a_failed_load_fails_everywhere(tmp_path: Path) -> None:
     for rank, out in enumerate(run_ranks(state_dict_cases.small_promises, 2, str(tmp_path))):
         assert out["async"] and out["went on"] and out["changed"]
         size, rows = out["alone"]

@@ -32,7 +32,7 @@ def _check_functions(out: dict[str, Any], case: Saved) -> None:
             same(mine, theirs, f"{case} {name}", 2e-5)
 
 
-def test_every_optimizer_is_saved_as_torchs_and_loads_in_every_way() -> None:
+def test_every_optimizer_saves_as_torchs_and_loads_every_way() -> None:
     for out in run_ranks(optim_state_cases.run, 2, CASES, limit_s=250):
         for case, saved in zip(CASES, out["saved"]):
             _check_functions(saved, case)
@@ -62,7 +62,7 @@ def test_every_optimizer_is_saved_as_torchs_and_loads_in_every_way() -> None:
         assert all(out["local"])
 
 
-def test_checkpoints_of_every_form_load_in_other_worlds_forms_and_without_a_wrapper(tmp_path: Path) -> None:
+def test_checkpoints_of_every_form_load_in_other_worlds_and_forms(tmp_path: Path) -> None:
     saved_as = [Saved("adamw", orig=False), Saved("stock-adamw", orig=True), Saved("sgd", orig=True, tie=True)]
     # DTensors: of a ShardedTensor that a rank has no row of torch's reader loses the name, with torch's class too.
     into = [
@@ -85,7 +85,7 @@ def test_checkpoints_of_every_form_load_in_other_worlds_forms_and_without_a_wrap
                 assert not out["counters"] or out["counters"]["commits"] >= 1
 
 
-def test_replicas_give_every_kind_as_torch_does_and_load_on_fewer_ranks(tmp_path: Path) -> None:
+def test_replicas_save_as_torch_does_and_load_on_fewer_ranks(tmp_path: Path) -> None:
     results = run_ranks(world_state_cases.replicas, 4, str(tmp_path), "adamw", limit_s=250)
     pieces: dict[tuple[str, int], int] = {}
     for rank, out in enumerate(results):

@@ -53,7 +53,7 @@ def write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("edits", [True, False])
-def test_directories_are_what_the_format_says_and_load_in_another_world(edits: bool, tmp_path: Path) -> None:
+def test_directories_follow_the_format_and_load_in_another_world(edits: bool, tmp_path: Path) -> None:
     saved = run_ranks(safetensors_cases.save, 4, str(tmp_path))
     state = saved[0]["state"]
     assert saved[0]["counters"]["commits"] >= 4
@@ -91,7 +91,7 @@ def test_directories_are_what_the_format_says_and_load_in_another_world(edits: b
         assert out["used counters"]["commits"] == 2  # optimizer steps; loads are none
 
 
-def test_no_rank_holds_more_than_its_shard_while_it_saves_and_loads(tmp_path: Path) -> None:
+def test_saves_and_loads_hold_no_more_than_a_ranks_shard(tmp_path: Path) -> None:
     for out in run_ranks(safetensors_cases.memory, 2, str(tmp_path)):
         assert out["same"] and out["counters"]["commits"] >= 1
         assert out["grown"] < out["largest"] and out["peak"] < 2 * out["largest"] < out["model"] / 4

@@ -74,7 +74,7 @@ def _losses(run: Run) -> list[tuple[int, float]]:
     return [(int(step), float(loss)) for step, loss in re.findall(r"step +(\d+)  loss ([0-9.]+)", run.log)]
 
 
-def test_the_example_is_pytorchs_but_for_one_line_and_trains_alike() -> None:
+def test_the_example_changes_one_line_of_pytorchs_and_trains_alike() -> None:
     stock, ours = ((_EXAMPLE / name).read_text().splitlines() for name in ("train_pytorch.py", "train.py"))
     changed = [line for line in difflib.ndiff(stock, ours) if line[0] in "+-"]
     assert changed == [
@@ -86,7 +86,7 @@ def test_the_example_is_pytorchs_but_for_one_line_and_trains_alike() -> None:
     assert _losses(runs[0]) == _losses(runs[1]) != []
 
 
-def test_the_example_goes_on_after_a_kill_and_says_what_it_cost() -> None:
+def test_the_example_survives_a_kill_and_says_the_cost() -> None:
     program = (str(_EXAMPLE / "resume.py"), *_SMALL, "--kill-at=5")
     run = torchrun(None, 2, program=program, restarts=2, own_daemon=True)
     assert [step for step, _ in _losses(run)] == [0, 10, 11]
@@ -120,11 +120,11 @@ def test_a_loop_over_steps_goes_on_in_the_surviving_process(collectives: bool) -
     assert results[0]["counters"]["commits"] == _STEPS and results[0]["counters"]["aborts"] == 1
 
 
-def test_an_error_of_the_program_in_a_step_is_the_programs() -> None:
+def test_a_programs_error_in_a_step_stays_its_own() -> None:
     assert run_ranks(resume_scenarios.error_in_a_step, 2) == ["mine", "mine"]
 
 
-def test_committed_values_win_over_earlier_ones_and_a_load_over_them() -> None:
+def test_a_restart_takes_committed_values_unless_others_are_loaded() -> None:
     run = relaunched(resume_scenarios.values_win, 2, restarts=1, name="values")
     for result in _finished(run):
         # sys.exit with a status, on all ranks, is no end of the job.
@@ -142,7 +142,7 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else() -> None:
     assert run_ranks(resume_scenarios.progress_on_a_terminal, 2, False)[0] == ""
 
 
-def test_ctrl_c_ends_the_wait_for_a_rank_that_does_not_name_the_job() -> None:
+def test_ctrl_c_ends_the_wait_for_a_missing_rank() -> None:
     with tempfile.TemporaryDirectory() as folder, Cluster(2, folder) as cluster:
         for rank in range(2):
             cluster.start(resume_scenarios.stays_away, rank, ())
@@ -152,7 +152,7 @@ def test_ctrl_c_ends_the_wait_for_a_rank_that_does_not_name_the_job() -> None:
         cluster.kill(0)
 
 
-def test_with_a_stock_optimizer_a_kill_costs_ten_steps_at_most() -> None:
+def test_a_kill_costs_a_stock_optimizer_at_most_ten_steps() -> None:
     kills = ((1, 3, "backward"), (0, 5, "after"))
     run = relaunched(resume_scenarios.train, 2, _STEPS, "stock-sgd", kills, restarts=len(kills), name="stock")
     results = _finished(run)
@@ -207,7 +207,7 @@ def test_a_loop_over_steps_outlives_a_death_while_it_registers() -> None:
             )
 
 
-def test_agreements_match_where_a_rank_dies_between_two_and_where_another_process_takes_its_place() -> None:
+def test_agreements_match_after_a_rank_died_or_was_replaced() -> None:
     expected = train_alone(Case(steps=_STEPS), 2)["losses"]
     environment = {"SHARDD_TEST_NO_GROUP": "1", "TORCHELASTIC_RUN_ID": "agreements"}
     with tempfile.TemporaryDirectory() as folder, Cluster(2, folder, environment) as cluster:

@@ -34,7 +34,7 @@ def test_compiled_blocks_are_one_graph_without_breaks(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_model_compiled_as_a_whole_breaks_at_its_sharded_modules_alone(backend: str) -> None:
+def test_a_wholly_compiled_model_breaks_at_sharded_modules_alone(backend: str) -> None:
     results = run_ranks(compile_scenarios.compiled, 2, Case(steps=_STEPS), True, backend, limit_s=600)
     _check(results)
     for result in results:

@@ -62,7 +62,7 @@ def test_the_job_is_the_mesh_and_integers_reach_the_plan() -> None:
         assert "factor of 2, not 4" in facts["factor"], "of the shard group"
 
 
-def test_meshes_that_are_part_of_the_world_are_jobs_of_their_own() -> None:
+def test_meshes_over_part_of_the_world_have_their_own_jobs() -> None:
     for rank, facts in enumerate(run_ranks(two_models_on_half_the_world_each, 4)):
         assert facts["gradient"] == (1.5 if rank < 2 else 3.5)
         assert facts["commits"] == 1

@@ -59,7 +59,7 @@ def test_terms_are_added_to_what_wrappers_show(form: str) -> None:
     _check("shardd", form, 2, PLANS | (LOOKED_AT if form == "orig" else {}))
 
 
-def test_gradients_stay_as_they_are_shown_until_the_backward_has_ended() -> None:
+def test_shown_gradients_stay_unchanged_until_the_backward_ends() -> None:
     for found in run_ranks(late_terms.watched, 2):
         assert found["reduced"]
         for before, inside in zip(found["before"], found["inside"], strict=True):

@@ -32,7 +32,7 @@ def test_another_order_from_the_first_step_on_is_right_too() -> None:
 
 
 @pytest.mark.parametrize("bad_step", [0, _BAD_STEP])
-def test_a_skipped_block_is_an_error_on_every_rank_that_names_rank_and_block(bad_step: int) -> None:
+def test_a_skipped_block_fails_everywhere_naming_rank_and_block(bad_step: int) -> None:
     for result in run_ranks(order_scenarios.train, 2, "skip", bad_step, _STEPS):
         assert len(result["losses"]) == bad_step
         assert "rank 1" in result["error"] and '"layers.2"' in result["error"], result["error"]

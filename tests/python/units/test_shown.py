@@ -35,7 +35,7 @@ def test_modules_hold_what_torchs_do() -> None:
             )
 
 
-def test_objects_of_layout_flat_are_shown_while_they_are_kept_unsharded() -> None:
+def test_flat_layout_objects_are_shown_while_kept_unsharded() -> None:
     for facts in run_ranks(shown_scenarios.flat_objects, 2):
         assert facts["same"] == [True, True] and facts["cleared"] == [True, True]
         assert facts["counters"]["reductions"] == 2 * 3

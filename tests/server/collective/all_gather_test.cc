@@ -80,7 +80,7 @@ TEST_P(AllGatherTest, ALargeGroupIsSpreadOverAllDevicesOnUnshard) {
   }
 }
 
-TEST_P(AllGatherTest, AReadersDeviceDoesAllOfItAndNoCopyCrossesABoundary) {
+TEST_P(AllGatherTest, TheReadersDeviceCopiesAllAndCrossesNoBoundary) {
   for (DType dtype : {v1::DTYPE_UNSPECIFIED, v1::DTYPE_BFLOAT16}) {
     for (v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
       Start(Model(4, layout, dtype).Plan(), 4);

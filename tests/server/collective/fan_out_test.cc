@@ -50,7 +50,7 @@ TEST_F(FanOutTest, IsDoneWithTheLastPart) {
 }
 
 // What the second ends with because the first has failed is no news, however soon it comes.
-TEST_F(FanOutTest, TheErrorIsTheCauseAndNotWhatOthersEndWithForIt) {
+TEST_F(FanOutTest, TheErrorIsTheFirstCauseNotItsConsequence) {
   int failures = 0;
   Start([&](const absl::Status&) {
     if (++failures == 1) second_.End(absl::AbortedError("the others' sum is given up"));

@@ -121,7 +121,7 @@ class StagedSums : public LocalCollectiveTest {
   }
 };
 
-TEST_P(StagedSums, AreThoseThatAreMadeInPlaceToTheBitAndTouchTheShardsByCopiesAlone) {
+TEST_P(StagedSums, EqualThoseInPlaceAndReachShardsByCopiesAlone) {
   StartOne(5001, 2);
   const Bytes want = Sums(/*staged=*/false);
   const size_t before = wrapped_[0]->records().size();

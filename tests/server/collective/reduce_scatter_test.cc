@@ -114,7 +114,7 @@ class ReduceScatterTest : public CollectiveTest {
   std::vector<std::vector<bool>> present_;
 };
 
-TEST_P(ReduceScatterTest, EveryLayoutStrategyDTypeAndWorldSizeAddsUpAndTouchesNoPadding) {
+TEST_P(ReduceScatterTest, EveryPlanAddsUpAndLeavesPaddingUntouched) {
   for (v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
     for (v1::Strategy strategy : {v1::STRATEGY_FULL_SHARD, v1::STRATEGY_NO_SHARD}) {
       for (DType dtype : {v1::DTYPE_UNSPECIFIED, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
@@ -139,7 +139,7 @@ TEST_P(ReduceScatterTest, EveryLayoutStrategyDTypeAndWorldSizeAddsUpAndTouchesNo
   }
 }
 
-TEST_P(ReduceScatterTest, EveryReplicaThatHasACopyGetsTheSumOfAllRanks) {
+TEST_P(ReduceScatterTest, EveryReplicasCopyGetsTheSumOfAllRanks) {
   for (v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
     SpecBuilder builder = OddModel(4, layout, v1::STRATEGY_HYBRID_SHARD, v1::DTYPE_UNSPECIFIED);
     builder.config().set_shard_group_size(2);
@@ -164,7 +164,7 @@ TEST_P(ReduceScatterTest, EveryReplicaThatHasACopyGetsTheSumOfAllRanks) {
   }
 }
 
-TEST_P(ReduceScatterTest, WhatAReplicaMadeOfItsCopyIsNotAddedToButReplaced) {
+TEST_P(ReduceScatterTest, AReplicasOwnChangeToItsCopyIsReplaced) {
   SpecBuilder builder = OddModel(4, v1::LAYOUT_DIM0, v1::STRATEGY_HYBRID_SHARD, v1::DTYPE_UNSPECIFIED);
   builder.config().set_shard_group_size(2);
   builder.config().set_replica_copies(true);
@@ -206,7 +206,7 @@ class OddReduceScatterTest : public ReduceScatterTest {
   int Index(const char* name) { return plan_.params[Param(name)].index_in_group; }
 };
 
-TEST_P(OddReduceScatterTest, AbsentGradientsAreNeverReadAndAbsentEverywhereIsNotTouched) {
+TEST_P(OddReduceScatterTest, AbsentGradientsAreNotReadNorWrittenIfAbsentEverywhere) {
   std::vector<std::vector<bool>> present(3, Mask(true));
   present[0][Index("a.weight")] = false;
   present[2][Index("a.weight")] = false;
@@ -257,7 +257,7 @@ TEST_P(OddReduceScatterTest, OneRankAloneIsASource) {
   EXPECT_EQ(ReadGradient(plan_, gradients, Param("a.weight")), ParamValues(plan_, Param("a.weight"), kSeed + 1));
 }
 
-TEST_P(OddReduceScatterTest, GradientsAreRoundedToReduceDTypeBeforeTheyAreAdded) {
+TEST_P(OddReduceScatterTest, SourcesAreRoundedToTheReduceDtypeBeforeAdding) {
   if (!GetParam().rounds_sources) GTEST_SKIP() << "it adds them as they are";
   FillAllSlots();
   // 1 + 2^-10 is 1 in bf16; three of them add up to 3 and not to 3 + 3 * 2^-10.
@@ -274,7 +274,7 @@ TEST_P(OddReduceScatterTest, GradientsAreRoundedToReduceDTypeBeforeTheyAreAdded)
   EXPECT_EQ(ReadGradient(plan_, gradients, Param("a.bias")), std::vector<float>(7, 3 + 3 * 0x1p-10f));
 }
 
-TEST_P(OddReduceScatterTest, TheResultIsANumberOfReduceDTypeAndIsAddedInTheDTypeOfTheGradient) {
+TEST_P(OddReduceScatterTest, RoundedSumsAreAddedInTheDtypeOfTheGradient) {
   FillAllSlots();
   // The sum, 2 + 2^-7, lies halfway between two numbers of bf16.
   const float parts[] = {1, 1, 0x1p-7f};
@@ -318,7 +318,7 @@ TEST_P(OddReduceScatterTest, AnotherPlanAfterTheFirstIsNotConfusedWithIt) {
   }
 }
 
-TEST_P(OddReduceScatterTest, TheFirstErrorOfADeviceIsTheResultAndDoneRunsOnce) {
+TEST_P(OddReduceScatterTest, DoneRunsOnceWithTheFirstErrorOfADevice) {
   if (!GetParam().devices_add) GTEST_SKIP() << "its devices have no part";
   FillAllSlots();
   Bytes gradients(plan_.memory.gradients_bytes, 0xff);

@@ -68,7 +68,7 @@ class TrainerCollectiveTest : public testing::Test {
   std::vector<absl::Status> ends_;
 };
 
-TEST_F(TrainerCollectiveTest, ARequestIsDoneWhenTheLastRankHasAddedItsPart) {
+TEST_F(TrainerCollectiveTest, ARequestIsDoneWhenTheLastRankHasAdded) {
   Reduce(Request());
   EXPECT_FALSE(collective_->Poll());
   Add(0);
@@ -109,7 +109,7 @@ TEST_F(TrainerCollectiveTest, ZerosComeBeforeTheSums) {
   EXPECT_EQ(gradients_[32], 2.0f);  // of what was there
 }
 
-TEST_F(TrainerCollectiveTest, MoreThanTheRingHoldsIsToldAsThereIsRoom) {
+TEST_F(TrainerCollectiveTest, RequestsBeyondTheRingAreToldAsRoomAppears) {
   constexpr size_t kRequests = kSumRecords + 40;
   for (size_t i = 0; i < kRequests; ++i) Reduce(Request(i == 0 ? GradientMode::kOverwrite : GradientMode::kAccumulate));
   EXPECT_EQ(trainers_[0]->written(), kSumRecords);
@@ -122,7 +122,7 @@ TEST_F(TrainerCollectiveTest, MoreThanTheRingHoldsIsToldAsThereIsRoom) {
   EXPECT_EQ(gradients_[63], 3.0f * kRequests);
 }
 
-TEST_F(TrainerCollectiveTest, AWordThatIsOutOfRangeEndsTheRequestAndNamesTheRank) {
+TEST_F(TrainerCollectiveTest, AnImpossibleWordEndsTheRequestAndNamesTheRank) {
   for (const uint64_t word : {TimelineValue(FakeTrainer::kEpoch, 2), TimelineValue(FakeTrainer::kEpoch + 1, 1),
                               TimelineValue(FakeTrainer::kEpoch - 1, 1), ~uint64_t{0}}) {
     SCOPED_TRACE(word);
@@ -152,7 +152,7 @@ TEST_F(TrainerCollectiveTest, AWordThatGoesBackIsRefused) {
   EXPECT_EQ(ends_[0].code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(TrainerCollectiveTest, ARankThatGivesUpEndsTheRequestWithItsWords) {
+TEST_F(TrainerCollectiveTest, ARankThatFailsEndsTheRequestWithItsWords) {
   Reduce(Request());
   FakeTrainer& trainer = *trainers_[1];
   std::memset(trainer.words().error, 'x', sizeof(trainer.words().error));  // no end
@@ -165,7 +165,7 @@ TEST_F(TrainerCollectiveTest, ARankThatGivesUpEndsTheRequestWithItsWords) {
   EXPECT_THAT(std::string(ends_[0].message()), HasSubstr("no kernel\\nxx"));
 }
 
-TEST_F(TrainerCollectiveTest, ASessionThatEndsEndsWhatItWasToldAndIsNotIdleBeforeItSaysSo) {
+TEST_F(TrainerCollectiveTest, AnEndedSessionsRequestsEndBeforeItIsIdle) {
   Reduce(Request());
   Add(0);
   collective_->SetSession(1, 0, nullptr);
@@ -179,7 +179,7 @@ TEST_F(TrainerCollectiveTest, ASessionThatEndsEndsWhatItWasToldAndIsNotIdleBefor
   EXPECT_TRUE(trainers_[1]->channel()->idle());
 }
 
-TEST_F(TrainerCollectiveTest, TheRankThatIsWaitedForIsNamedWhenItsTimeIsOver) {
+TEST_F(TrainerCollectiveTest, TheAwaitedRankIsNamedWhenItsTimeIsOver) {
   Reduce(Request());
   Add(0);
   (void)collective_->Poll();

@@ -242,7 +242,7 @@ TEST_F(CustodianTest, WhatWasDroppedWhileItWasAwayIsDroppedLater) {
 }
 
 // As an embedded daemon does.
-TEST_F(CustodianTest, OneOfItsOwnIsStartedWhereNobodyListensAndEndsWithoutJobs) {
+TEST_F(CustodianTest, WhereNobodyListensOneIsStartedAndEndsWithoutJobs) {
   const std::string own = folder_.File("own.sock");
   auto custody = Custody::Connect(own, absl::Seconds(5), testing::ProgramPath("shardd-custodian"));
   ASSERT_TRUE(custody.ok()) << custody.status();

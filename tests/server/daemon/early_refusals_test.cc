@@ -11,7 +11,7 @@ const absl::Time kNow = absl::UnixEpoch() + absl::Hours(1);
 
 EarlyRefusals::Refusal Final(int rank) { return {rank, absl::FailedPreconditionError("other nodes"), 7}; }
 
-TEST(EarlyRefusalsTest, AreHandedOnceToTheJobOfThatNameAndUser) {
+TEST(EarlyRefusalsTest, GoOnceToTheJobOfTheirNameAndUser) {
   EarlyRefusals refusals;
   refusals.Add("a", {7}, Final(1), kNow);
   refusals.Add("a", {7}, Final(1), kNow);
@@ -42,7 +42,7 @@ TEST(EarlyRefusalsTest, AreOfOneAttempt) {
   EXPECT_TRUE(refusals.Take("a", {7}, kNow + absl::Seconds(30)).empty());
 }
 
-TEST(EarlyRefusalsTest, WhoHasNotTheSecretOfAJobSaysNothingToIt) {
+TEST(EarlyRefusalsTest, RefusalsWithoutAJobsSecretDoNotReachIt) {
   const Tenant owner{7, SecretDigest{1}};
   EarlyRefusals refusals;
   refusals.Add("a", {7}, Final(1), kNow);

@@ -100,7 +100,7 @@ TEST_F(JobCustodyTest, OnCpusNobodyIsAwaited) {
   EXPECT_LT(TakeUp({}), absl::Seconds(5));
 }
 
-TEST_F(JobCustodyTest, ADaemonThatDoesNotEndIsNamedAndItsJobsAreNotTouched) {
+TEST_F(JobCustodyTest, ALivingFormerDaemonIsNamedAndKeepsItsJobs) {
   testing::Child former([] {
     absl::SleepFor(absl::Seconds(60));
     return 0;

@@ -99,7 +99,7 @@ TEST_F(TakenUpJobTest, ARecordOfAnotherPlanCompletesNothing) {
   ExpectDamaged(TakeUp(), "the record of step 5 is of another plan");
 }
 
-TEST_F(TakenUpJobTest, ATornBlockThatIsLargerThanABlockIsNotPutBack) {
+TEST_F(TakenUpJobTest, TornBlocksThatAreTooLargeAreNotPutBack) {
   for (const int64_t numel : {int64_t{0}, int64_t{-1}, UpdateLog::kBlockNumel + 1}) {
     ExpectDamaged(TakeUp([&](TakeUpLog& log) {
                     log.update(0).Begin(5);

@@ -141,7 +141,7 @@ TEST_F(CpuDeviceTest, OneUserOfManyJobsIsOneUser) {
 }
 
 // Whoever has waited does not take the device for as long as it has waited.
-TEST_F(CpuDeviceTest, AJobThatComesLateIsServedAtOnceAndThenShares) {
+TEST_F(CpuDeviceTest, ALateJobIsServedAtOnceAndThenShares) {
   const std::vector<char> from(16 << 20, 1);
   std::vector<char> to(from.size());
   std::vector<char> to_late(from.size());

@@ -63,7 +63,7 @@ TEST_F(CudaDeviceTest, KernelsAreLoadedAndRunBeforeTheFirstWork) {
   EXPECT_EQ(machine().Calls("cuStreamSynchronize"), 1);
 }
 
-TEST_F(CudaDeviceTest, NothingIsLeftOfADeviceNorOfOneThatCouldNotBeMade) {
+TEST_F(CudaDeviceTest, NothingIsLeftOfADeviceEvenAFailedOne) {
   const auto before = machine().live();
   world_.Make().reset();
   EXPECT_TRUE(machine().live() == before);
@@ -80,7 +80,7 @@ TEST_F(CudaDeviceTest, NothingIsLeftOfADeviceNorOfOneThatCouldNotBeMade) {
   }
 }
 
-TEST_F(CudaDeviceTest, AWorkOfAnyLengthNeverFillsTheQueueOfAStream) {
+TEST_F(CudaDeviceTest, WorkOfAnyLengthNeverFillsAStreamsQueue) {
   const auto device = world_.Make({.max_queued_calls = 32});
   float* const chain = Floats(5001);
   chain[0] = 42;
@@ -100,7 +100,7 @@ TEST_F(CudaDeviceTest, ManySmallWorksNeverFillTheQueueOfAStream) {
   EXPECT_GT(machine().LongestQueue(), 16u) << "credit is there to be used";
 }
 
-TEST_F(CudaDeviceTest, NormsOfFollowingWorksAddUpThoughNobodyWaitsBetweenThem) {
+TEST_F(CudaDeviceTest, NormsOfConsecutiveWorksAddUpWithoutWaits) {
   const auto device = world_.Make();
   float* const x = Floats(1, 3);
   Norm norm(1);
@@ -109,7 +109,7 @@ TEST_F(CudaDeviceTest, NormsOfFollowingWorksAddUpThoughNobodyWaitsBetweenThem) {
   EXPECT_EQ(norm.value(), 150);
 }
 
-TEST_F(CudaDeviceTest, ANormHasTheBitsOfTheCpuDevicesWhateverItsOrder) {
+TEST_F(CudaDeviceTest, NormsOfAnyOrderHaveTheCpuDevicesBits) {
   const auto device = world_.Make();
   CpuWorld cpu;
   const auto cpu_devices = cpu.MakeAll();
@@ -124,7 +124,7 @@ TEST_F(CudaDeviceTest, ANormHasTheBitsOfTheCpuDevicesWhateverItsOrder) {
   }
 }
 
-TEST_F(CudaDeviceTest, MoreSourcesThanAKernelTakesAreRefusedWithTheNumber) {
+TEST_F(CudaDeviceTest, MoreSourcesThanAKernelTakesAreRefusedAndCounted) {
   const auto device = world_.Make();
   float* const x = Floats(2, 1);
   const auto reduce = [&](size_t sources) {
@@ -137,7 +137,7 @@ TEST_F(CudaDeviceTest, MoreSourcesThanAKernelTakesAreRefusedWithTheNumber) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("got 129, want at most 128"));
 }
 
-TEST_F(CudaDeviceTest, ACallThatFailsFailsItsWorkAloneWithTheDriversWords) {
+TEST_F(CudaDeviceTest, AFailedCallFailsOnlyItsWorkQuotingTheDriver) {
   const auto device = world_.Make();
   float *const a = Floats(1, 1), *const b = Floats(1), *const c = Floats(1);
   const std::vector<DeviceOp> ops = {CopyOp{a, b, 4}, CopyOp{b, c, 4}};
@@ -155,7 +155,7 @@ TEST_F(CudaDeviceTest, ACallThatFailsFailsItsWorkAloneWithTheDriversWords) {
   EXPECT_TRUE(device->lost().ok());
 }
 
-TEST_F(CudaDeviceTest, AWorkWhoseEndCannotBeMarkedIsDoneWithThatError) {
+TEST_F(CudaDeviceTest, WorkWhoseEndCannotBeMarkedFailsWithThatError) {
   const auto device = world_.Make();
   float *const a = Floats(1, 1), *const b = Floats(1);
   machine().FailCall("cuLaunchHostFunc", 1, cu::kOutOfMemory);
@@ -207,7 +207,7 @@ class CudaLossTest : public CudaDeviceTest {
   std::unique_ptr<CudaDevice> device_;
 };
 
-TEST_F(CudaLossTest, AGpuThatFallsOffTheBusEndsAllWorkThoughItCallsNobody) {
+TEST_F(CudaLossTest, AGpuThatFallsOffTheBusEndsAllWork) {
   hold_ = true;
   Norm norm(1);
   for (int i = 0; i < kStreamCount; ++i) {
@@ -238,7 +238,7 @@ TEST_F(CudaLossTest, AnAddressThatTheGpuDoesNotReachLosesIt) {
   EXPECT_EQ(x_[0], 0.0f);
 }
 
-TEST_F(CudaLossTest, AKernelThatWritesThroughAReadOnlyMappingLosesTheGpu) {
+TEST_F(CudaLossTest, WritingThroughAReadOnlyMappingLosesTheGpu) {
   const CudaSlab slab = *CudaSlab::Create(&world_.driver(), 0, 1, "slab");
   const UniqueFd fd = *slab.ExportFd();
   const CudaSlab view =
@@ -280,7 +280,7 @@ TEST_F(CudaDeviceTest, NoCopyOfTheSuiteGoesThroughPageableMemory) {
   EXPECT_EQ(machine().PageableCopies(), 0);
 }
 
-TEST_F(CudaDeviceTest, ShutdownOfAGpuThatHangsEndsWithWhatItHadLost) {
+TEST_F(CudaDeviceTest, ShuttingDownAHangingGpuEndsItsWorkAsLost) {
   const auto device = world_.Make({.check_interval = absl::Milliseconds(5), .hang_limit = absl::Milliseconds(50)});
   float* const x = Floats(2);
   machine().HangGpu(0);
@@ -302,7 +302,7 @@ TEST_F(CudaDeviceTest, ShutdownOfAGpuThatHangsEndsWithWhatItHadLost) {
   EXPECT_THAT(std::string(device->lost().message()), HasSubstr("it hangs: work that it had when it was shut down"));
 }
 
-TEST(CudaDeviceHangTest, ShutdownLeavesAThreadThatACallOfTheDriverDoesNotGiveBack) {
+TEST(CudaDeviceHangTest, ShutdownLeavesAThreadStuckInTheDriver) {
   FakeCudaWorld world(/*delay_seed=*/0, /*gpus=*/1, /*queue_limit=*/4);  // the call that finds it full blocks
   float* const x = static_cast<float*>(world.memory()->allocate(8, 16));
   std::atomic<int> done = 0;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kBytes = (int64_t{3} << 20) + 12345;  // several pieces of staging, the last one short
 
-TEST(CudaMemory, WhatTheHostWritesIsWhatItReadsAndNoneOfItIsPageable) {
+TEST(CudaMemory, TheHostReadsWhatItWroteWithoutPageableCopies) {
   FakeCudaWorld world(/*delay_seed=*/3);
   const auto live = world.machine().live();
   {
@@ -41,7 +41,7 @@ TEST(CudaMemory, WhatTheHostWritesIsWhatItReadsAndNoneOfItIsPageable) {
   EXPECT_EQ(world.machine().live(), live);
 }
 
-TEST(CudaMemory, RegisteredMemoryIsCopiedByEveryGpuAtTheHostsAddressesUntilItIsGone) {
+TEST(CudaMemory, EveryGpuCopiesRegisteredMemoryAtTheHostsAddresses) {
   FakeCudaWorld world(/*delay_seed=*/0, /*gpus=*/2);
   const std::vector<std::unique_ptr<Device>> devices = world.MakeAll();
   DeviceMemory* const first = devices[0]->memory();
@@ -82,7 +82,7 @@ TEST(CudaMemory, WhatCannotBePinnedSaysWhatToRaise) {
   EXPECT_TRUE(device->memory()->RegisterHost("slab \"optimizer\"", host.data(), 10000, {device->memory()}).ok());
 }
 
-TEST(CudaMemory, EveryDeviceOfTheJobReachesASlabAndOthersDoNot) {
+TEST(CudaMemory, AllAndOnlyTheJobsDevicesReachASlab) {
   FakeCudaWorld world(/*delay_seed=*/0, /*gpus=*/2);
   const std::vector<std::unique_ptr<Device>> devices = world.MakeAll();
   DeviceMemory* const first = devices[0]->memory();
@@ -94,7 +94,7 @@ TEST(CudaMemory, EveryDeviceOfTheJobReachesASlabAndOthersDoNot) {
   EXPECT_EQ(second->Write(own->data(), &byte, 1).code(), absl::StatusCode::kDataLoss);
 }
 
-TEST(CudaMemory, AGpuThatDoesNotReachTheMemoryIsNamedAndNothingIsLeftBehind) {
+TEST(CudaMemory, AGpuThatCannotReachMemoryIsNamedLeavingNothing) {
   FakeCudaWorld world(/*delay_seed=*/0, /*gpus=*/2);
   const std::vector<std::unique_ptr<Device>> devices = world.MakeAll();
   DeviceMemory* const first = devices[0]->memory();
@@ -110,7 +110,7 @@ TEST(CudaMemory, AGpuThatDoesNotReachTheMemoryIsNamedAndNothingIsLeftBehind) {
   EXPECT_EQ(world.machine().live(), live);
 }
 
-TEST(CudaMemory, ASlabOverTwoGpusIsOneRangeForOperationsAndTheHost) {
+TEST(CudaMemory, ASlabOverTwoGpusIsOneContiguousRange) {
   FakeCudaWorld world(/*delay_seed=*/5, /*gpus=*/2);
   const std::vector<std::unique_ptr<Device>> devices = world.MakeAll();
   DeviceMemory* const first = devices[0]->memory();
@@ -133,7 +133,7 @@ TEST(CudaMemory, ASlabOverTwoGpusIsOneRangeForOperationsAndTheHost) {
   EXPECT_EQ(read, bytes);
 }
 
-TEST(CudaMemory, StagingWhoseAddressTheDriverDidNotGiveIsAskedForAgain) {
+TEST(CudaMemory, StagingWithoutADriversAddressIsAskedForAgain) {
   FakeCudaWorld world;
   const std::unique_ptr<CudaDevice> device = world.Make();
   DeviceMemory* const memory = device->memory();
@@ -147,7 +147,7 @@ TEST(CudaMemory, StagingWhoseAddressTheDriverDidNotGiveIsAskedForAgain) {
   EXPECT_EQ(read, 7);
 }
 
-TEST(CudaMemory, ACopyThatHangsIsGivenUpAndTheMemoryWithIt) {
+TEST(CudaMemory, AHangingCopyIsGivenUpWithItsMemory) {
   FakeCudaWorld world;
   const std::unique_ptr<CudaDevice> device = world.Make({.hang_limit = absl::Milliseconds(50)});
   DeviceMemory* const memory = device->memory();

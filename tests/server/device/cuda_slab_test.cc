@@ -71,7 +71,7 @@ class SpreadSlabTest : public CudaSlabTest {
   }
 };
 
-TEST_F(SpreadSlabTest, PiecesOnTwoGpusAreOneRangeThatAnotherProcessMapsPieceByPiece) {
+TEST_F(SpreadSlabTest, AnotherProcessMapsPiecesOnTwoGpusAsOneRange) {
   StartTwo();
   const auto before = machine_->live();
   {

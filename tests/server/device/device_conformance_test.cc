@@ -125,7 +125,7 @@ class DeviceTest : public testing::TestWithParam<DeviceKind> {
   Device* device_ = nullptr;
 };
 
-TEST_P(DeviceTest, WorkThatIsTimedSaysWhenItRanAndWorksOfAStreamDoNotOverlap) {
+TEST_P(DeviceTest, TimedWorkSaysWhenItRanWithoutOverlapping) {
   const Vec<float> from = Floats(1 << 20, 1);
   Vec<float> to = Floats(1 << 20);
   const int64_t begin_ns = TraceNowNs();
@@ -293,7 +293,7 @@ TEST_P(DeviceTest, WorkOfOneStreamRunsInOrder) {
   EXPECT_EQ(chain.back(), 42.0f);
 }
 
-TEST_P(DeviceTest, OperationsOfOneWorkRunInOrderAndDoneComesAfterAll) {
+TEST_P(DeviceTest, OperationsRunInOrderAndDoneComesAfterAll) {
   float &a = New(7.0f), &b = New(0.0f), &c = New(0.0f);
   DeviceWork work;
   work.ops = {CopyOp{&a, &b, 4}, CopyOp{&b, &c, 4}};
@@ -317,7 +317,7 @@ TEST_P(DeviceTest, DoneMaySubmitMoreWork) {
   EXPECT_THAT(log.WaitFor(2), UnorderedElementsAre("second", "third"));  // of two streams, so in any order
 }
 
-TEST_P(DeviceTest, MalformedOperationFailsItsWorkWithTheLabelAndNothingElse) {
+TEST_P(DeviceTest, AMalformedOperationFailsOnlyItsWorkByLabel) {
   float &a = New(1.0f), &b = New(0.0f);
   DeviceWork work;
   work.label = "reduce layers.3 step 12";
@@ -455,7 +455,7 @@ TEST_P(DeviceTest, ShutdownInterruptsALongWorkBetweenOperations) {
   EXPECT_THAT(std::string(log.statuses()[0].message()), HasSubstr("copy for minutes"));
 }
 
-TEST_P(DeviceTest, WorkOfOneJobInOneStreamRunsInOrderBesideOthers) {
+TEST_P(DeviceTest, WorkOfAJobInAStreamKeepsItsOrder) {
   constexpr int kJobs = 3;
   constexpr int kWorks = 40;
   Log logs[kJobs];

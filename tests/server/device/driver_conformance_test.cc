@@ -67,7 +67,7 @@ class DriverTest : public ::testing::TestWithParam<CudaKind> {
   std::vector<cu::Stream> streams_;
 };
 
-TEST_P(DriverTest, AWaitHoldsItsStreamAndNoOtherUntilTheHostWritesTheWord) {
+TEST_P(DriverTest, AWaitHoldsOnlyItsStreamUntilTheHostWrites) {
   uint64_t *const word = Word(4), *const behind = Word(0), *const beside = Word(0);
   const cu::Stream waiting = Stream(), other = Stream();
   ASSERT_EQ(driver_->StreamWaitValue64(waiting, Address(word), 5, cu::kWaitValueGeq), cu::kSuccess);
@@ -197,7 +197,7 @@ TEST_P(DriverTest, WhatIsRefused) {
   EXPECT_EQ(driver_->MemRelease(handle), cu::kSuccess);
 }
 
-TEST_P(DriverTest, SizeOfASlabIsRoundedUpToTheRecommendedGranularity) {
+TEST_P(DriverTest, ASlabsSizeIsRoundedUpToTheRecommendedGranularity) {
   for (const auto& [asked, got] : std::vector<std::pair<int64_t, int64_t>>{
            {1, 2 << 20}, {2 << 20, 2 << 20}, {(2 << 20) + 1, 4 << 20}, {5 << 20, 6 << 20}}) {
     const auto slab = Create(asked);
@@ -208,7 +208,7 @@ TEST_P(DriverTest, SizeOfASlabIsRoundedUpToTheRecommendedGranularity) {
   EXPECT_EQ(Create(0).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_P(DriverTest, ASlabThatDoesNotFitIsRefusedWithItsSizeAndLeavesTheGpuUsable) {
+TEST_P(DriverTest, RefusingATooLargeSlabLeavesTheGpuUsable) {
   const int64_t size_bytes = int64_t{1} << 46;
   const absl::Status status = Create(size_bytes).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
@@ -233,7 +233,7 @@ TEST_P(DriverTest, MemoryOutlivesItsSlabInADescriptor) {
   EXPECT_STREQ(read.c_str(), "version 7");
 }
 
-TEST_P(DriverTest, WhatIsNoMemoryOfAGpuOrSmallerThanSaidIsNotImported) {
+TEST_P(DriverTest, OnlyGpuMemoryOfTheSaidSizeIsImported) {
   int pipe_fds[2];
   ASSERT_EQ(pipe(pipe_fds), 0);
   const UniqueFd read_end(pipe_fds[0]), write_end(pipe_fds[1]);
@@ -247,7 +247,7 @@ TEST_P(DriverTest, WhatIsNoMemoryOfAGpuOrSmallerThanSaidIsNotImported) {
 }
 
 // These calls look; the writes of kernels and words are what loses the GPU (tests/gpu/loss_test.cc).
-TEST_P(DriverTest, CopiesAndZerosIntoAReadOnlyMappingAreRefusedAndNothingIsLost) {
+TEST_P(DriverTest, CopiesAndZerosIntoReadOnlyMappingsAreHarmlesslyRefused) {
   const CudaSlab slab = *Create(1);
   const UniqueFd fd = *slab.ExportFd();
   const CudaSlab view =
@@ -262,7 +262,7 @@ TEST_P(DriverTest, CopiesAndZerosIntoAReadOnlyMappingAreRefusedAndNothingIsLost)
   EXPECT_EQ(*word, 0x0101010101010101u);
 }
 
-TEST_P(DriverTest, WhatTheHostWritesToASlabIsWhatItReads) {
+TEST_P(DriverTest, TheHostReadsBackWhatItWritesToASlab) {
   constexpr int64_t kBytes = (int64_t{3} << 20) + 12345;  // several pieces of staging, the last one short
   const std::unique_ptr<CudaDevice> device = world_->Make();
   DeviceMemory* const memory = device->memory();
@@ -324,7 +324,7 @@ TEST_P(DriverTest, RegisteredMemoryIsCopiedAtTheHostsAddresses) {
 }
 
 // Pages of a session: a memfd, mapped by two processes, which both register it.
-TEST_P(DriverTest, AMappedFileIsRegisteredAndItsWordsAreWaitedFor) {
+TEST_P(DriverTest, WordsOfAMappedRegisteredFileCanBeAwaited) {
   const UniqueFd fd(memfd_create("page", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(fd.get(), 4096), 0);
   auto* const ours = static_cast<uint64_t*>(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0));

@@ -101,7 +101,7 @@ TEST_F(FakeCudaTest, MemoryThatTheHostReadsOnlyIsRegisteredAsThat) {
   EXPECT_EQ(driver_->StreamSynchronize(stream), cu::kLaunchFailed) << "and the GPU is lost";
 }
 
-TEST_F(FakeCudaTest, AWordThatIsWrittenThroughAReadOnlyMappingLosesTheGpu) {
+TEST_F(FakeCudaTest, WordsWrittenThroughAReadOnlyMappingLoseTheGpu) {
   const CudaSlab slab = *CudaSlab::Create(&driver_, 0, 1, "slab");
   const UniqueFd fd = *slab.ExportFd();
   const CudaSlab view =

@@ -37,7 +37,7 @@ class KernelNormTest : public KernelTest {
   }
 };
 
-TEST_F(KernelNormTest, GivesTheBitsOfTheCpuWhereNoPowIsCalled) {
+TEST_F(KernelNormTest, HasTheCpusBitsWhereNoPowIsCalled) {
   for (const double order : {1.0, 2.0, 3.0, 4.0, kInfinite}) {
     for (const int64_t numel : {1L, 31L, 32L, 33L, 1000L, 4095L, 4096L, 4097L, 100003L}) {
       const Elements src = Values(v1::DTYPE_FLOAT32, numel, static_cast<uint32_t>(numel), /*special=*/false);
@@ -50,7 +50,7 @@ TEST_F(KernelNormTest, GivesTheBitsOfTheCpuWhereNoPowIsCalled) {
   }
 }
 
-TEST_F(KernelNormTest, MoreThanOneSliceIsAddedAsTheCpuDeviceDoes) {
+TEST_F(KernelNormTest, SeveralSlicesAreAddedAsOnTheCpuDevice) {
   const Elements src = Values(v1::DTYPE_FLOAT32, 2 * kSlice + 5001, 4, /*special=*/false);
   const Norm got = Run(Norm(2), src, 1), want = Want(Norm(2), src);
   EXPECT_EQ(got.state().sum, want.state().sum);

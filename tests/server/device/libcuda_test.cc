@@ -52,7 +52,7 @@ TEST_F(LibcudaTest, ProcessesShareAnAllocationByItsDescriptorAlone) {
   EXPECT_EQ(owner.Wait(), 0);
 }
 
-TEST_F(LibcudaTest, AWriteThroughAReadOnlyMapEndsWhoWritesAndNobodyElse) {
+TEST_F(LibcudaTest, WritingThroughAReadOnlyMapEndsTheWriterAlone) {
   Child owner = Start(0, {}, [&](Program& program) {
     const CudaSlab slab = *CudaSlab::Create(&program.driver(), 0, kBytes, "slab");
     program.Write(Address(slab.data()), 7);
@@ -95,7 +95,7 @@ TEST_F(LibcudaTest, AWriteThroughAReadOnlyMapEndsWhoWritesAndNobodyElse) {
   EXPECT_EQ(owner.Wait(), 0);
 }
 
-TEST_F(LibcudaTest, AStreamWaitsForWhatAStreamOfAnotherProcessWrites) {
+TEST_F(LibcudaTest, StreamsWaitForWhatStreamsOfOtherProcessesWrite) {
   Child waiting = Start(0, {}, [&](Program& program) {
     program.Wait(0, Value(1, 5));
     program.Write(Address(program.word(1)), 1);
@@ -135,7 +135,7 @@ TEST_F(LibcudaTest, AStreamWaitsForWhatAStreamOfAnotherProcessWrites) {
   EXPECT_EQ(waiting.Wait(), 0);
 }
 
-TEST_F(LibcudaTest, AnAllocationOutlivesWhoIsKilledWithItMappedAndAlsoItsOwner) {
+TEST_F(LibcudaTest, AnAllocationOutlivesItsOwnerAndThoseWhoMapIt) {
   Child owner = Start(0, {}, [&](Program& program) {
     const CudaSlab slab = *CudaSlab::Create(&program.driver(), 0, kBytes, "slab");
     program.Write(Address(slab.data()), 7);
@@ -171,7 +171,7 @@ TEST_F(LibcudaTest, AnAllocationOutlivesWhoIsKilledWithItMappedAndAlsoItsOwner) 
   EXPECT_EQ(heir.Wait(), 0);
 }
 
-TEST_F(LibcudaTest, AKilledProcessStillWritesTheWordThatItsStreamHadComeTo) {
+TEST_F(LibcudaTest, AKilledProcessStillWritesItsStreamsCurrentWord) {
   const ::shardd::testing::TempDir folder;
   Child killed = Start(0, {{"FAKE_CUDA_HOLD_WRITES_FILE", folder.File("hold")}}, [&](Program& program) {
     program.Write(Address(program.word(0)), 6);
@@ -209,7 +209,7 @@ TEST_F(LibcudaTest, LateWritesComeInTheOrderOfTheirStream) {
   EXPECT_EQ(child.Wait(), 0);
 }
 
-TEST_F(LibcudaTest, AGpuIsLostInEveryProcessThatHasItAndWaitsEndThere) {
+TEST_F(LibcudaTest, LosingAGpuEndsTheWaitsOfAllItsProcesses) {
   const ::shardd::testing::TempDir folder;
   const Environment environment = {{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_LOSE_FILE", folder.File("lost")}};
   const auto run = [&](int gpu, cu::Result want) {
@@ -233,7 +233,7 @@ TEST_F(LibcudaTest, AGpuIsLostInEveryProcessThatHasItAndWaitsEndThere) {
   EXPECT_EQ(other.Wait(), 0);
 }
 
-TEST_F(LibcudaTest, AChildOfAProcessThatHasTheDriverHasNone) {
+TEST_F(LibcudaTest, AForkedChildDoesNotHaveTheDriver) {
   Child parent = Start(0, {}, [&](Program& program) {
     Child child([&] {
       int count = 0;

@@ -72,7 +72,7 @@ TEST_F(ReduceFileTest, PagesThatWereGivenBackComeBackWithTheSum) {
   ExpectSum(0, kNumel, 0);
 }
 
-TEST_F(ReduceFileTest, NeighboursInThePagesAtBothEndsKeepWhatTheyHave) {
+TEST_F(ReduceFileTest, NeighboursInThePagesAtBothEndsAreKept) {
   GiveBack(3, 200);
   const int64_t first = 2 * 1024 + 100;  // in the page before the hole
   const int64_t numel = 202 * 1024;      // to the page behind it

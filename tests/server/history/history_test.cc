@@ -175,7 +175,7 @@ TEST_F(HistoryTest, FilesHaveAnEndAndTheOldestGo) {
   EXPECT_LT(lines, 3 * 4700) << "not of all nine";
 }
 
-TEST_F(HistoryTest, AFileThatCannotBeReadIsNotTakenForAnEmptyOne) {
+TEST_F(HistoryTest, AnUnreadableFileIsNotTakenForAnEmptyOne) {
   HistoryFiles files = *HistoryFiles::Open(Folder(), kMostBytes);
   ASSERT_EQ(unlink((Folder() + "/history.jsonl").c_str()), 0);
   EXPECT_FALSE(files.Append(std::string(HistoryFiles::kFullBytes, 'a') + "\n").ok());

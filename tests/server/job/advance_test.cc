@@ -103,7 +103,7 @@ std::string Table() {
   return text;
 }
 
-TEST(AdvanceTest, EveryRowHasANameAndAReasonOfItsOwn) {
+TEST(AdvanceTest, EveryRowHasItsOwnNameAndReason) {
   std::set<std::string> names;
   std::set<std::string> whys;
   for (const Transition& row : JobCore::Transitions()) {

@@ -51,7 +51,7 @@ TEST_F(CommandIntakeTest, RingsAreEmptiedRankByRank) {
   EXPECT_FALSE(Poll());
 }
 
-TEST_F(CommandIntakeTest, ATurnThatIsOverGoesOnWithTheNextRank) {
+TEST_F(CommandIntakeTest, AnEndedTurnGoesOnWithTheNextRank) {
   Fill(0, 2);
   Fill(1, 2);
   for (int turn = 0; turn < 4; ++turn) EXPECT_TRUE(Poll(absl::InfinitePast()));
@@ -69,7 +69,7 @@ TEST_F(CommandIntakeTest, AnErrorEndsTheEpochAndNothingElseRuns) {
   EXPECT_FALSE(sessions_[0]->broken);
 }
 
-TEST_F(CommandIntakeTest, WhileTheEndOfTheEpochWaitsTheSessionExecutesNothing) {
+TEST_F(CommandIntakeTest, ASessionAwaitingTheEpochsEndExecutesNothing) {
   Fill(0, 2);
   Fill(1, 1);
   execute_ = [](Session* session) {
@@ -82,7 +82,7 @@ TEST_F(CommandIntakeTest, WhileTheEndOfTheEpochWaitsTheSessionExecutesNothing) {
   EXPECT_FALSE(Poll());
 }
 
-TEST_F(CommandIntakeTest, ASessionThatIsHeldGoesOnWhenItIsReleased) {
+TEST_F(CommandIntakeTest, AHeldSessionGoesOnWhenReleased) {
   execute_ = [](Session* session) {
     session->held = true;
     return absl::OkStatus();

@@ -33,7 +33,7 @@ TEST_F(EpochEndTest, ThatWaitsHasTheFirstCauseAndAllLostRanks) {
   EXPECT_FALSE(end_.pending());
 }
 
-TEST_F(EpochEndTest, ThatAwaitsAStepIsPendingBehindOneThatServesAndSaysSo) {
+TEST_F(EpochEndTest, IsPendingOnceAnAwaitedStepServesAndSaysSo) {
   int steps = 0;
   end_.AwaitStep(absl::AbortedError("the daemon stops"), [&] {
     EXPECT_FALSE(end_.pending());

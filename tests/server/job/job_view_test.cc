@@ -109,7 +109,7 @@ TEST_F(JobViewTest, RanksWithoutASessionAreAbsentOrHaveFinished) {
   EXPECT_EQ(Rank(0).handles_size(), static_cast<int>(plan_->groups.size()));
 }
 
-TEST_F(JobViewTest, ARankWaitsForAnotherWithWhatIsKnownOfIt) {
+TEST_F(JobViewTest, WaitsShowWhatIsKnownOfTheAwaitedRank) {
   Attach(0);
   EXPECT_EQ(view_->WaitText(0), "");
   wait_ = {1, "Step"};
@@ -131,7 +131,7 @@ TEST_F(JobViewTest, ARankThatHasBegunSomethingIsMidStep) {
   EXPECT_TRUE(view_->IsMidStep());
 }
 
-TEST_F(JobViewTest, ARankThatComesBackFindsItsParametersOrIsToldThatTheyAreLost) {
+TEST_F(JobViewTest, AReturningRankFindsItsParametersOrLearnsTheirLoss) {
   Attach(0);
   Session& session = *sessions_[0];
   session.expected_version = 3;

@@ -31,7 +31,7 @@ TEST_F(MemoryAccountTest, ASessionThatIsThereIsNotReservedAnyMore) {
   EXPECT_EQ(account_->reserved_bytes(), before - HostSessionBytes(*plan_, memory_->place()));
 }
 
-TEST_F(MemoryAccountTest, AKeptCopyThatIsThereIsNotReservedAnyMore) {
+TEST_F(MemoryAccountTest, ASnapshotThatIsTakenIsNoLongerReserved) {
   const int64_t before = account_->reserved_bytes();
   snapshot_.Taken(1, {"", ""});
   EXPECT_EQ(account_->reserved_bytes(), before - plan_->memory.kept_bytes);

@@ -62,7 +62,7 @@ TEST(CoreLoopTest, WhatIsPostedAndWhatHasRunAreCounted) {
   EXPECT_GE(loop.ran(), ran + 2);
 }
 
-TEST(CoreLoopTest, AClosureThatHangsHoldsUpNeitherWhoWaitsNorTheEnd) {
+TEST(CoreLoopTest, AHangingClosureHoldsUpNeitherWaitersNorTheEnd) {
   static auto* const loop = new CoreLoop();  // never destroyed: its thread is left to the closure
   static absl::Notification goes_on;
   loop->Post([&] { goes_on.WaitForNotification(); });

@@ -12,7 +12,7 @@ namespace {
 
 constexpr absl::Duration kLimit = absl::Seconds(20);
 
-TEST(PostWithinTest, WhatAStuckQueueDoesNotBeginInTimeIsLateOnce) {
+TEST(PostWithinTest, WhatAStuckQueueDoesNotBeginIsLateOnce) {
   absl::Notification go_on;
   std::vector<std::string> seen;
   CoreLoop loop;

@@ -110,7 +110,7 @@ TEST(FamiliesTest, TextIsOfBaseUnitsWithCumulativeBuckets) {
   EXPECT_THAT(text, Not(HasSubstr("rank=\"1\"} -"))) << "rank 1 is not attached";
 }
 
-TEST(FamiliesTest, ADaemonThatDoesNotAnswerIsDownAndNothingElse) {
+TEST(FamiliesTest, AnUnresponsiveDaemonIsShownAsDownAlone) {
   EXPECT_THAT(Text(absl::UnavailableError("nobody listens")),
               ::testing::AllOf(HasSubstr("shardd_up 0\n"), Not(HasSubstr("shardd_build_info"))));
 }

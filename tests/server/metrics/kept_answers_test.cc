@@ -62,7 +62,7 @@ TEST_F(KeptAnswersTest, ErrorsAreKeptToo) {
   EXPECT_EQ(before_, -1);
 }
 
-TEST_F(KeptAnswersTest, QuestionsThatNobodyAsksAreForgottenAndNewOnesAreBounded) {
+TEST_F(KeptAnswersTest, OldQuestionsAreForgottenAndNewOnesBounded) {
   for (size_t job = 0; job < KeptAnswers<int>::kMostQuestions; ++job) EXPECT_GT(Get(std::to_string(job)), 0);
   EXPECT_EQ(Get("one more"), -1);
   now_ += KeptAnswers<int>::kForgotten + absl::Seconds(1);
@@ -90,7 +90,7 @@ TEST_F(KeptAnswersTest, WhileOneAsksOthersHaveTheAnswerBefore) {
   EXPECT_EQ(Get(), 7);
 }
 
-TEST_F(KeptAnswersTest, WithoutAnAnswerBeforeTheyWaitForTheOneThatComes) {
+TEST_F(KeptAnswersTest, TheFirstAskersWaitForTheAnswer) {
   absl::Notification asks, answered;
   std::vector<std::thread> pages;
   pages.emplace_back([&] {

@@ -64,7 +64,7 @@ TEST_F(MetricsProcessTest, OthersReachItByTheDaemonsCertificate) {
             absl::StatusCode::kPermissionDenied);
 }
 
-TEST_F(MetricsProcessTest, ItIsStartedWithTheDaemonsSocketAndEndsWithIt) {
+TEST_F(MetricsProcessTest, StartsWithTheDaemonsSocketAndEndsWithIt) {
   auto metrics = MetricsProcess::Create({"/run/s.sock", "127.0.0.1:9464", false, "", program()});
   ASSERT_TRUE(metrics.ok()) << metrics.status();
   EXPECT_EQ(Line(0), "") << "the daemon does not serve yet";

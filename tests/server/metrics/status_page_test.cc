@@ -227,7 +227,7 @@ TEST_F(StatusPageTest, NoConnectionIsKeptForAPageThatIsOpen) {
   EXPECT_TRUE(answer.closed);
 }
 
-TEST_F(StatusPageTest, ItsFilesAreServedWithHeadersThatAllowNothingFromElsewhere) {
+TEST_F(StatusPageTest, ItsHeadersAllowNothingFromElsewhere) {
   HttpServer::Handlers handlers, none;
   page_.AddTo(&handlers);
   auto server = HttpServer::Start({"", "127.0.0.1", 0}, handlers);

@@ -68,7 +68,7 @@ HttpRequest From(const std::string& address, const std::string& host) {
   return request;
 }
 
-TEST(ViewerTest, WhoeverIsNotKnownSeesNoJobUnlessTheOperatorSaysSo) {
+TEST(ViewerTest, StrangersSeeNoJobUnlessTheOperatorSaysSo) {
   const Viewer own = ViewerOf(From("10.0.0.7", "10.0.0.1:9464"), PagePolicy::kOwn, PageReach::kOthers);
   EXPECT_FALSE(own.sees_all || own.uid.has_value());
   EXPECT_FALSE(own.Sees(1000, false));

@@ -218,7 +218,7 @@ class NodeCoordinatorMissing : public NodeCoordinatorTest {
   NodeCoordinatorMissing() : NodeCoordinatorTest(2, /*allow_missing=*/true) { Initialize(); }
 };
 
-TEST_F(NodeCoordinatorOfThree, SumsGoInTheOrderInWhichTheyAreCompleteWhateverTheOrdersOfNodes) {
+TEST_F(NodeCoordinatorOfThree, SumsGoInTheOrderInWhichTheyAreComplete) {
   Say(0, Ready(kA));
   Say(0, Ready(kB));
   Say(1, Ready(kB));
@@ -252,7 +252,7 @@ TEST_F(NodeCoordinatorOfTwo, StepsFollowOneAnotherInOneGeneration) {
   EXPECT_EQ(coordinator_->generation(), 1u);
 }
 
-TEST_F(NodeCoordinatorOfTwo, ASequenceHasNoGapsOverStepsAndBeginsAnewWithAGeneration) {
+TEST_F(NodeCoordinatorOfTwo, ASequenceHasNoGapsAndRestartsWithAGeneration) {
   EXPECT_TRUE(TrainsAStep());
   Say(0, Ready(kA));
   Say(1, Ready(kA));
@@ -264,7 +264,7 @@ TEST_F(NodeCoordinatorOfTwo, ASequenceHasNoGapsOverStepsAndBeginsAnewWithAGenera
   EXPECT_THAT(Sequences(0), ElementsAre(0));
 }
 
-TEST_F(NodeCoordinatorOfTwo, AGroupThatANodeClosedWithoutIsAnErrorThatNamesIt) {
+TEST_F(NodeCoordinatorOfTwo, AGroupThatANodeLeavesOutIsNamed) {
   Say(0, Ready(kA));
   Say(1, Closed(1));
   EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1 (host1:7000)"), HasSubstr("\"a\""), HasSubstr("backward 0"),
@@ -279,7 +279,7 @@ TEST_F(NodeCoordinatorOfTwo, TheSameWhereItIsGivenBehindTheClosing) {
   EXPECT_TRUE(TrainsAStep());
 }
 
-TEST_F(NodeCoordinatorMissing, AGroupThatANodeClosedWithoutIsASumOfTheOthers) {
+TEST_F(NodeCoordinatorMissing, OthersReduceAGroupThatANodeLeavesOut) {
   Say(0, Ready(kA));
   Say(0, Ready(kRoot));
   Say(1, Ready(kRoot));
@@ -333,7 +333,7 @@ TEST_F(NodeCoordinatorOfTwo, GradientsThatOneNodeDroppedAreNamed) {
   EXPECT_TRUE(TrainsAStep());
 }
 
-TEST_F(NodeCoordinatorTest, InitialValuesThatDifferAreNamedAndMayBeGivenAnew) {
+TEST_F(NodeCoordinatorTest, DifferingInitialValuesAreNamedAndMayBeGivenAnew) {
   Say(1, Values(11));
   Say(0, Values(12));
   EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("\"b.w\""), HasSubstr("node 1"), HasSubstr("same seed")));
@@ -359,7 +359,7 @@ TEST_F(NodeCoordinatorOfTwo, WhatIsOfAnotherGenerationIsNotHeard) {
   EXPECT_TRUE(TrainsAStep());
 }
 
-TEST_F(NodeCoordinatorOfTwo, ANormThatDiffersByMoreThanRoundingEndsTheStep) {
+TEST_F(NodeCoordinatorOfTwo, ANormThatDiffersBeyondRoundingEndsTheStep) {
   const auto reduced = [this](double sum) {
     v1::PeerMessage message = Reduced();
     message.mutable_reduced()->set_norm_scale(1);
@@ -379,7 +379,7 @@ TEST_F(NodeCoordinatorOfTwo, ANormThatDiffersByMoreThanRoundingEndsTheStep) {
   EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1 (host1:7000) is no replica of node 0"), HasSubstr("2.001")));
 }
 
-TEST_F(NodeCoordinatorOfTwo, AStepIsDecidedOnceAndALostNodeHearsOfItInTheAnswer) {
+TEST_F(NodeCoordinatorOfTwo, StepsAreDecidedOnceAndALostNodeHearsLater) {
   for (int node = 0; node < 2; ++node) Say(node, Closed(kAllBackwards));
   for (int node = 0; node < 2; ++node) Say(node, Reduced());
   EXPECT_EQ(decides_, 1);
@@ -438,7 +438,7 @@ TEST_F(NodeCoordinatorOfThree, ADecidedStepIsShownWhenEveryNodeHoldsIt) {
   EXPECT_EQ(LastBegin().held_step(), 1);
 }
 
-TEST_F(NodeCoordinatorOfTwo, ANodeThatDoesNotHoldADecidedStepEndsTheAttemptOnce) {
+TEST_F(NodeCoordinatorOfTwo, ANodeWithoutADecidedStepEndsTheGenerationOnce) {
   for (int node = 0; node < 2; ++node) Say(node, Closed(kAllBackwards));
   for (int node = 0; node < 2; ++node) Say(node, Reduced());
   coordinator_->Decide(Decided());
@@ -527,7 +527,7 @@ TEST_F(NodeCoordinatorOfTwo, ANodeThatFinishesBetweenStepsDisturbsNobody) {
   EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1"), HasSubstr("has finished")));
 }
 
-TEST_F(NodeCoordinatorOfTwo, ANodeThatFinishesWhileOthersAreInAStepEndsIt) {
+TEST_F(NodeCoordinatorOfTwo, ANodeThatFinishesDuringAStepEndsIt) {
   Say(0, Closed(1));
   coordinator_->OnFinished(1);
   EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1"), HasSubstr("has finished"), HasSubstr("step 1")));
@@ -566,7 +566,7 @@ TEST_F(NodeCoordinatorTest, WhoHasNotGivenItsValuesIsNamed) {
 }
 
 // Each is said by node 1 in a step in which "a" has been summed in backward 0, and backward 0 is closed.
-TEST_F(NodeCoordinatorOfTwo, WhatIsMalformedOrOutOfTurnEndsTheGenerationAndNothingElse) {
+TEST_F(NodeCoordinatorOfTwo, MalformedOrUntimelyMessagesOnlyEndTheGeneration) {
   const std::string mask(1, '\0');
   const auto with = [](v1::PeerMessage message, const std::function<void(v1::PeerMessage&)>& change) {
     change(message);

@@ -53,7 +53,7 @@ TEST_P(NodeMemberSchedules, DaemonsThatAreLostTakeNothingAlongThatAnotherHas) {
 }
 
 // Some come with nothing and some with what a custodian has kept, promises included.
-TEST_P(NodeMemberSchedules, DaemonsThatAreTakenUpGoOnBesideThoseThatAreLost) {
+TEST_P(NodeMemberSchedules, DaemonsThatAreTakenUpGoOnBesideLostOnes) {
   int taken_up = 0;
   int carried_over = 0;
   for (uint64_t seed = 1; seed <= 1500; ++seed) {
@@ -66,7 +66,7 @@ TEST_P(NodeMemberSchedules, DaemonsThatAreTakenUpGoOnBesideThoseThatAreLost) {
   EXPECT_GT(carried_over, 0);
 }
 
-TEST_P(NodeMemberSchedules, WhereParametersAreCutOverNodesDaemonsThatDieLoseNothing) {
+TEST_P(NodeMemberSchedules, DaemonsThatDieLoseNothingThatIsCutOverNodes) {
   int taken_up = 0;
   int promises = 0;
   for (uint64_t seed = 1; seed <= 1500; ++seed) {
@@ -81,7 +81,7 @@ TEST_P(NodeMemberSchedules, WhereParametersAreCutOverNodesDaemonsThatDieLoseNoth
 }
 
 // Nobody could send a node a step whose promise it has given up.
-TEST_P(NodeMemberSchedules, WhereParametersAreCutOverNodesAPromiseOutlastsEverySilence) {
+TEST_P(NodeMemberSchedules, WithParametersCutOverNodesPromisesOutlastAnySilence) {
   for (uint64_t seed = 1; seed <= 1000; ++seed) {
     NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0, {.cut = true});
     ASSERT_EQ(world.Run(/*events=*/static_cast<int>(50 + seed % 900)), "") << "seed " << seed;

@@ -137,7 +137,7 @@ TEST_F(NodeRecoveryTest, NobodyHasAnythingAndAllBegin) {
   EXPECT_EQ(BeginOf(2).agreed_generation(), kFirst);
 }
 
-TEST_F(NodeRecoveryTest, ANodeThatComesEmptyTakesPartAndIsToldWhenNode0HasTheState) {
+TEST_F(NodeRecoveryTest, AnEmptyNodeTakesPartOnceNode0HasTheState) {
   Up(1, Nothing());
   GiveValues(0);
   GiveValues(1);
@@ -205,7 +205,7 @@ TEST_F(NodeRecoveryTest, AnotherThanTheSenderMayGoAndCome) {
   EXPECT_THAT(asked_, ElementsAre(1));
 }
 
-TEST_F(NodeRecoveryTest, TheNextGenerationIsAboveAllThatNodesHaveBeenIn) {
+TEST_F(NodeRecoveryTest, TheNextGenerationExceedsAllThatNodesHaveSeen) {
   Up(1, Nothing(kFirst));  // one of an earlier life
   EXPECT_EQ(BeginOf(1).generation(), kFirst + 1);
   Up(2, Holds(3, kFirst + 70));
@@ -215,7 +215,7 @@ TEST_F(NodeRecoveryTest, TheNextGenerationIsAboveAllThatNodesHaveBeenIn) {
   EXPECT_EQ(BeginOf(2).generation(), kFirst + 72);
 }
 
-TEST_F(NodeRecoveryTest, OfAStepThatTheSenderWasSentItselfNothingIsTold) {
+TEST_F(NodeRecoveryTest, NothingIsToldOfAStepTheSenderWasSent) {
   v1::PeerMessage holds = Holds(5);
   holds.mutable_holds()->clear_decided();
   Up(1, holds);
@@ -245,7 +245,7 @@ TEST_F(NodeRecoveryTest, WhomRanksWaitForIsNamedAndEndsTheirAttempt) {
   EXPECT_EQ(Sent(0), "") << "a transfer takes as long as it takes";
 }
 
-TEST_F(NodeRecoveryTest, AnotherJobOfTheNameIsNamedToAllThatWait) {
+TEST_F(NodeRecoveryTest, AnotherJobOfTheNameIsNamedToAllWaiting) {
   Up(1, Holds(4));
   sent_.clear();
   coordinator_->OnRefused(2, absl::FailedPreconditionError("node 2 describes another job: layout"));

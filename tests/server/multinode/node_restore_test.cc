@@ -83,7 +83,7 @@ TEST_F(NodeRestoreTest, AHoleIsAnError) {
   EXPECT_NE(status_.message().find("at 2048 of 4096, want SLAB_SHARDS at 1024"), std::string::npos) << status_;
 }
 
-TEST_F(NodeRestoreTest, MoreThanTheSlabHasIsAnErrorAndIsNotWritten) {
+TEST_F(NodeRestoreTest, MoreThanTheSlabHoldsIsRefusedUnwritten) {
   Take(v1::SLAB_SHARDS, 0, 2 * kBytes);
   EXPECT_EQ(done_, 1);
   EXPECT_FALSE(status_.ok());

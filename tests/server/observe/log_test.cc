@@ -75,7 +75,7 @@ TEST_F(LogTest, OnePlaceDoesNotFillTheLog) {
   EXPECT_THAT(later[0], MatchesRegex(".* W [0-9]+ [0-9]+ lines like the next were left out"));
 }
 
-TEST_F(LogTest, WhatOneUserMakesAPlaceSayLeavesOutNoLineOfAnothers) {
+TEST_F(LogTest, WhatOneUserLogsSuppressesNoLineOfAnothers) {
   const auto say = [](int64_t uid, LogLevel level) { LogOf(uid, level, std::to_string(uid)); };
   const auto lines = Capture([&] {
     for (int i = 0; i < 2 * kLogBurst; ++i) say(1000, LogLevel::kInfo);

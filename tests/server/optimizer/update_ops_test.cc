@@ -76,7 +76,7 @@ class UpdateOpsTest : public OptimizerTest {
   std::vector<Whole> wholes_;
 };
 
-TEST_F(UpdateOpsTest, AdamWAndSgdEqualTheUnshardedUpdateInEveryLayoutStrategyAndWorldSize) {
+TEST_F(UpdateOpsTest, OptimizersEqualTheUnshardedUpdateInEveryPlan) {
   for (v1::OptimizerKind kind : {v1::OPTIMIZER_KIND_ADAMW, v1::OPTIMIZER_KIND_SGD}) {
     for (v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
       for (v1::Strategy strategy : {v1::STRATEGY_FULL_SHARD, v1::STRATEGY_NO_SHARD, v1::STRATEGY_HYBRID_SHARD}) {
@@ -101,7 +101,7 @@ TEST_F(UpdateOpsTest, AdamWAndSgdEqualTheUnshardedUpdateInEveryLayoutStrategyAnd
   }
 }
 
-TEST_F(UpdateOpsTest, AParameterWithoutGradientGetsNoUpdateNoDecayAndNoStepCount) {
+TEST_F(UpdateOpsTest, AParameterWithoutGradientGetsNoUpdateDecayOrCount) {
   StartBoth(
       OptimizerModel(3, v1::LAYOUT_FLAT, v1::STRATEGY_FULL_SHARD, v1::DTYPE_UNSPECIFIED, v1::OPTIMIZER_KIND_ADAMW));
   const std::vector<v1::HyperParameters> hyper = {AdamWHyper(0.01, 0.5), AdamWHyper(0.02, 0.5)};
@@ -161,7 +161,7 @@ TEST_F(UpdateOpsTest, TheCastCopyFollowsTheShards) {
   }
 }
 
-TEST_F(UpdateOpsTest, ACommitCarriesTheFirstReplicasShardsToEveryCopyAndLeavesPaddingAlone) {
+TEST_F(UpdateOpsTest, ACommitBringsTheFirstReplicasShardsToEveryCopy) {
   for (v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
     SpecBuilder builder =
         OptimizerModel(6, layout, v1::STRATEGY_HYBRID_SHARD, v1::DTYPE_BFLOAT16, v1::OPTIMIZER_KIND_ADAMW);
@@ -179,7 +179,7 @@ TEST_F(UpdateOpsTest, ACommitCarriesTheFirstReplicasShardsToEveryCopyAndLeavesPa
   }
 }
 
-TEST_F(UpdateOpsTest, GradientsThatWereWrittenAreCarriedToEveryCopyAndNoOthers) {
+TEST_F(UpdateOpsTest, OnlyWrittenGradientsAreCarriedToEveryCopy) {
   SpecBuilder builder =
       OptimizerModel(4, v1::LAYOUT_DIM0, v1::STRATEGY_HYBRID_SHARD, v1::DTYPE_UNSPECIFIED, v1::OPTIMIZER_KIND_ADAMW);
   MakeReplicas(builder, 2);
@@ -233,7 +233,7 @@ TEST_F(UpdateOpsTest, WithoutAnOptimizerThereIsNothingToUpdate) {
   EXPECT_TRUE(UpdateOps(plan_, slabs_, {{}, 1, {true}, {0}}, 0).empty());
 }
 
-TEST_F(UpdateOpsTest, EachGradientIsCountedOnceInTheNormAndPaddingNever) {
+TEST_F(UpdateOpsTest, TheNormCountsEachGradientOnceAndPaddingNever) {
   for (v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
     for (v1::Strategy strategy : {v1::STRATEGY_FULL_SHARD, v1::STRATEGY_NO_SHARD}) {
       for (int world_size : {1, 3, 4}) {

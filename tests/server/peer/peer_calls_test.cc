@@ -80,7 +80,7 @@ class SettingsAlone {
   std::thread thread_;
 };
 
-TEST(PeerCallsTest, WhoAnswersSettingsAndNoCallIsCalledAnewAndHarmsNobody) {
+TEST(PeerCallsTest, WhoAnswersOnlySettingsIsHarmlesslyCalledAnew) {
   SettingsAlone other;
   Nodes nodes(3, Impatient());
   nodes.addresses[0] = other.address();
@@ -137,7 +137,7 @@ class Caller {
   std::shared_ptr<PeerStream> stream_;
 };
 
-TEST(PeerCallsTest, TwoCallsWithOneTokenAreOneNodeThatCallsAnew) {
+TEST(PeerCallsTest, TwoCallsWithOneTokenAreOneNodeCallingAgain) {
   Nodes nodes(2, Impatient());
   nodes.Join(0);
   const std::string token = "0123456789abcdef";

@@ -28,7 +28,7 @@ extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
 namespace shardd::testing {
 namespace {
 
-TEST(PeerClockTest, AClockThatIsSetBackAnHourStopsNoCalls) {
+TEST(PeerClockTest, AClockSetBackByAnHourStopsNoCalls) {
   Nodes nodes(2);
   nodes.Join(1);
   ASSERT_TRUE(nodes.at(1).WaitDowns(0, 1));  // it has called, and will again

@@ -38,7 +38,7 @@ class PeerGreetingTest : public ::testing::TestWithParam<Wrong> {
   const PeerJoin other_ = NodeOf(2, "");
 };
 
-TEST_P(PeerGreetingTest, AHelloThatDoesNotFitIsRefusedByItsReason) {
+TEST_P(PeerGreetingTest, AMismatchedHelloIsRefusedWithItsReason) {
   v1::PeerHello hello = PeerGreeting(&other_).Hello(kToken, 1);
   const PeerGreeting greeting(&own_);
   ASSERT_TRUE(greeting.Check(hello).ok());

@@ -182,7 +182,7 @@ TEST(PeerLinksTest, OtherUserIsRefusedAndAsksOn) {
   EXPECT_EQ(nodes.at(0).node(1).hellos, 0);
 }
 
-TEST(PeerLinksTest, JobsOfOneNameAndTwoUsersHaveLinksOfTheirOwn) {
+TEST(PeerLinksTest, JobsOfOneNameAndTwoUsersHaveSeparateLinks) {
   Nodes nodes(2);
   nodes.JoinAll();
   Recorder theirs[] = {Recorder(2), Recorder(2)};
@@ -277,7 +277,7 @@ TEST(PeerLinksTest, NumbersAreChecked) {
   EXPECT_THAT(nodes.at(2).node(0).downs[0].message(), HasSubstr("another node answers there (got node 1)"));
 }
 
-TEST(PeerLinksTest, SecondDaemonOfANodeWaitsAndTheFirstGoesOn) {
+TEST(PeerLinksTest, ANodesSecondDaemonWaitsWhileTheFirstGoesOn) {
   Nodes nodes(2);
   nodes.JoinAll();
   absl::StatusOr<std::unique_ptr<PeerNetwork>> other = PeerNetwork::Create(Loopback());
@@ -385,7 +385,7 @@ class Behind final : public Recorder {
   std::vector<PeerReceipt> receipts_;
 };
 
-TEST(PeerLinksTest, OfANodeThatIsBehindLittleIsReadAndAllComesLater) {
+TEST(PeerLinksTest, LittleIsReadOfANodeThatIsBehind) {
   constexpr size_t kMessages = 64;
   Nodes nodes(2);
   auto owned = std::make_unique<Behind>();

@@ -168,7 +168,7 @@ TEST_F(PeerTlsTest, StrangersAreNotHeard) {
   EXPECT_TRUE(absl::IsUnavailable(Meet(With("elsewhere", "ours"), With("node", "ours")))) << "of another host";
 }
 
-TEST_F(PeerTlsTest, WhoCallsHasToBeTheHostOfItsNodeInTheJob) {
+TEST_F(PeerTlsTest, WhoCallsMustBeItsNodesHostInTheJob) {
   const absl::Status refused = Meet(With("node", "ours"), With("elsewhere", "ours"));
   EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
   EXPECT_THAT(refused.message(), AllOf(HasSubstr("got \"node-7\", want \"127.0.0.1\""), HasSubstr("node 1")));

@@ -119,7 +119,7 @@ TEST_F(RelayTest, AFloodOfResetsPassesAtItsPrice) {
   EXPECT_GE(absl::Now() - start, price / 0.25);
 }
 
-TEST_F(RelayTest, AFloodOfOneConnectionDoesNotStopAnotherOfItsUser) {
+TEST_F(RelayTest, AFloodedConnectionDoesNotStopAnotherOfItsUser) {
   Connect();
   const UniqueFd flooding = std::move(client_);
   const UniqueFd flooded = std::move(grpc_);

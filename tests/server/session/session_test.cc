@@ -71,7 +71,7 @@ TEST_F(SessionTest, WhatTheClientWritesIsChecked) {
   EXPECT_TRUE(absl::IsInvalidArgument(session_->NextFromRing().status()));
 }
 
-TEST_F(SessionTest, BackwardsAreReducedAsFarAsTheRankHasClosedThem) {
+TEST_F(SessionTest, BackwardsAreReducedOnlyOnceTheRankClosedThem) {
   session_->words().CountBackward();
   session_->words().PublishReduced(5);
   EXPECT_EQ(page().reduced, TimelineValue(kEpoch, 1));

@@ -30,7 +30,7 @@ TEST_F(SessionWordsTest, ASignalCountsInItsEpochAlone) {
   EXPECT_FALSE(HasDone(0, 2));
 }
 
-TEST_F(SessionWordsTest, NoSignalOfAGpuWhoseWaitWasGivenUpCounts) {
+TEST_F(SessionWordsTest, NoSignalBehindAnAbandonedWaitCounts) {
   Page(0).done = TimelineValue(epoch(), 2);
   Page(0).is_void = 1;
   EXPECT_FALSE(HasDone(0, 2));

@@ -60,7 +60,7 @@ class JobSlabTest : public ::testing::Test {
   std::string bytes_ = std::string(static_cast<size_t>(kBytes), 'x');
 };
 
-TEST_F(JobSlabTest, BytesOverTheEdgesOfPiecesComeBackAsTheyWere) {
+TEST_F(JobSlabTest, BytesOverPieceEdgesComeBackUnchanged) {
   std::string want(static_cast<size_t>(kBytes), '\0');
   for (size_t i = 0; i < want.size(); ++i) want[i] = static_cast<char>(i * 7 + i / 4096);
   ASSERT_TRUE(slab_->Write(0, want.data(), kBytes).ok());

@@ -73,7 +73,7 @@ TEST_F(JournalTest, AFormatOfALaterVersionIsRefusedByName) {
   EXPECT_EQ(kept, later);
 }
 
-TEST_F(JournalTest, ATornRecordIsNoRecordAndLeavesTheOtherOne) {
+TEST_F(JournalTest, ATornRecordIsIgnoredAndTheOtherKept) {
   auto journal = *Journal::Create(4096);
   ASSERT_TRUE(journal->WriteDecided(Record(1, "one")).ok());
   ASSERT_TRUE(journal->WriteDecided(Record(2, "two")).ok());
@@ -89,14 +89,14 @@ TEST_F(JournalTest, ADamagedHeaderIsDataLoss) {
   EXPECT_EQ(journal->ReadHeader().status().code(), absl::StatusCode::kDataLoss);
 }
 
-TEST_F(JournalTest, ARecordLargerThanItsPlaceIsRefusedBeforeAnythingIsWritten) {
+TEST_F(JournalTest, ATooLargeRecordIsRefusedBeforeAnythingIsWritten) {
   auto journal = *Journal::Create(128);
   ASSERT_TRUE(journal->WriteDecided(Record(2, "fits")).ok());
   EXPECT_EQ(journal->WriteDecided(Record(4, std::string(200, 'x'))).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(journal->ReadDecided(2)->trainer_states(0), "fits");
 }
 
-TEST_F(JournalTest, SpaceIsTakenWhenTheJobOpensAndNobodyCanChangeIt) {
+TEST_F(JournalTest, SpaceIsTakenAtTheOpenAndCannotChange) {
   auto journal = *Journal::Create(1 << 20);
   struct stat object {};
   ASSERT_EQ(fstat(Descriptor(), &object), 0);

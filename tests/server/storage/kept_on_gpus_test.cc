@@ -109,7 +109,7 @@ TEST_F(KeptOnGpus, AnotherDaemonHasEveryByteAtTheSamePlaces) {
 }
 
 // Gradients that are made again have the pieces that the description tells of.
-TEST_F(KeptOnGpus, GradientsThatAreMadeAgainTakeThePlaceOfThoseBefore) {
+TEST_F(KeptOnGpus, RemadeGradientsReplaceTheFormerOnes) {
   const ShardPlan plan = Plan(int64_t{3} << 20);
   auto memory = JobMemory::Create(plan, "job", 0, place_, /*extends=*/false, /*outlives=*/true);
   ASSERT_TRUE(memory.ok()) << memory.status();

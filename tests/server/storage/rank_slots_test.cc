@@ -47,7 +47,7 @@ TEST_F(RankSlotsTest, AreTheSameForAProcessThatComesAgain) {
   EXPECT_EQ(slots.allocated_bytes(), 2 * kBytes);
 }
 
-TEST_F(RankSlotsTest, OfAnotherProcessAreOthersAndTheFormerMemoryIsGivenBack) {
+TEST_F(RankSlotsTest, OfAnotherProcessAreNewAndFreeTheFormerMemory) {
   RankSlots slots(1, kBytes);
   for (const RankSlots::Process& other : {RankSlots::Process{101, 7}, {100, 8}, {100, 0}, {100, 0}}) {
     const auto before = For(slots, 0, kFirst);
@@ -76,7 +76,7 @@ TEST_F(RankSlotsTest, AreTheSameAtTheDaemonThatTakesThemUp) {
   EXPECT_EQ(*For(slots, 1, {101, 7})->At<int>(0), 0);
 }
 
-TEST_F(RankSlotsTest, ThatNobodyKnowsWhoseTheyAreAreNobodysAtTheNextDaemon) {
+TEST_F(RankSlotsTest, OfUnknownProcessesAreNobodysAtTheNextDaemon) {
   {
     RankSlots slots(1, kBytes);
     ASSERT_TRUE(slots.KeepBy(KeepHere()).ok());

@@ -22,7 +22,7 @@ OpenFiles Files(int64_t open, int64_t limit) {
   return files;
 }
 
-TEST(SlabPiecesTest, AreAsManyAsThereMayBeWhereNothingIsShort) {
+TEST(SlabPiecesTest, AreAsManyAsAllowedWhereNothingIsShort) {
   EXPECT_EQ(*PiecesPerSlab(Files(100, INT64_MAX), kSlabs, kGpus, kRanks), kMaxSlabPieces);
   EXPECT_EQ(*PiecesPerSlab(Files(100, 1 << 20), kSlabs, kGpus, kRanks), kMaxSlabPieces);
   EXPECT_EQ(*PiecesPerSlab(Files(100, INT64_MAX), 0, kGpus, kRanks), kMaxSlabPieces) << "a job without slabs";

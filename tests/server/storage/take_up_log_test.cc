@@ -75,7 +75,7 @@ TEST_F(TakeUpLogTest, ATornHeaderLeavesTheOneBefore) {
   EXPECT_EQ(Next().status().code(), absl::StatusCode::kDataLoss);
 }
 
-TEST_F(TakeUpLogTest, AHeaderOfTheNextDaemonIsNewerThanThoseOfBefore) {
+TEST_F(TakeUpLogTest, TheNextDaemonsHeaderIsNewerThanEarlierOnes) {
   for (int64_t step = 1; step < 6; ++step) log_->CommitStep({1, step, static_cast<uint64_t>(step)});
   auto next = *TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), kSizes);
   ASSERT_TRUE(next->Commit(Facts(6, "next"), {2, 6, 6}).ok());
@@ -110,7 +110,7 @@ TEST_F(TakeUpLogTest, ASnapshotCountsUntilShardsAreCommitted) {
   EXPECT_EQ(Next()->counts, Counts::kShards);
 }
 
-TEST_F(TakeUpLogTest, APromiseLastsUntilItsStepIsCommittedOrTheAttemptEnds) {
+TEST_F(TakeUpLogTest, APromiseLastsUntilItsStepOrGenerationEnds) {
   v1::PromisedStepRecord promise;
   promise.set_generation(11);
   promise.set_step(2);

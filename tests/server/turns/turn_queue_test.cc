@@ -60,7 +60,7 @@ TEST_F(TurnQueueTest, WorkOfOneJobKeepsItsOrder) {
   EXPECT_EQ(order_, "abc");
 }
 
-TEST_F(TurnQueueTest, ManyJobsOfOneUserDelayAnotherUserAsOneDoes) {
+TEST_F(TurnQueueTest, ManyJobsOfAUserDelayOthersLikeOne) {
   Hold();
   for (uint64_t job = 0; job < 30; ++job) Post({1, job}, 'm', 40);
   Post({2, 100}, 's', 40);

@@ -50,7 +50,7 @@ TEST(TurnsTest, WhoComesLateIsServedAtOnceAndSavesLittle) {
   EXPECT_NEAR((Serve(turns, 100)[{2, 2}]), 50, 1);
 }
 
-TEST(TurnsTest, JobsThatComeAndGoDoNotRaiseTheirUsersShare) {
+TEST(TurnsTest, ShortLivedJobsDoNotRaiseTheirUsersShare) {
   Turns turns(4);
   turns.Enter({1, 1});
   int mine = 0;
@@ -62,7 +62,7 @@ TEST(TurnsTest, JobsThatComeAndGoDoNotRaiseTheirUsersShare) {
   EXPECT_GE(mine, 490);
 }
 
-TEST(TurnsTest, WhoIsNotReadyIsPassedOverAndGoesFirstWhenItIs) {
+TEST(TurnsTest, WhoIsNotReadyIsSkippedAndGoesFirstLater) {
   Turns turns(4);
   turns.Enter({1, 1});
   turns.Enter({1, 2});

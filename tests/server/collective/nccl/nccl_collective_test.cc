@@ -141,7 +141,7 @@ TEST_F(NcclCollectiveTest, PartsThatPaddingMakesEqualAreOneReduceScatter) {
 }
 
 // Of the two parameters one has as many rows for each rank, the other 64, 64 and 62.
-TEST_F(NcclCollectiveTest, PartsOfOneParameterAreOneReduceScatterAndUnequalOnesHaveARootEach) {
+TEST_F(NcclCollectiveTest, EqualPartsShareAReduceScatterAndOthersHaveRoots) {
   nccl::Table table = fake_nccl::Table();
   static std::atomic<int> reduces, scatters;
   reduces = scatters = 0;
@@ -169,7 +169,7 @@ TEST_F(NcclCollectiveTest, PartsOfOneParameterAreOneReduceScatterAndUnequalOnesH
               HasSubstr("symmetric windows are off; along rings: \"a\" (3 of 6 parts are not "));
 }
 
-TEST_F(NcclCollectiveTest, WhatNotEveryRankHasAndWhatIsNotFp32IsAddedByCopies) {
+TEST_F(NcclCollectiveTest, IncompleteAndNonFp32GradientsAreReducedByCopies) {
   Start(Plan(/*even=*/true));
   const std::vector<bool> no_v = {true, false};
   ASSERT_TRUE(Reduce(no_v).ok());
@@ -182,7 +182,7 @@ TEST_F(NcclCollectiveTest, WhatNotEveryRankHasAndWhatIsNotFp32IsAddedByCopies) {
   EXPECT_THAT(collective_->Describe(), HasSubstr("symmetric windows are off; by copies: \"a\""));
 }
 
-TEST_F(NcclCollectiveTest, AMemberThatFailsReleasesTheOthersAndLaterSumsAreCopies) {
+TEST_F(NcclCollectiveTest, AFailedMemberReleasesOthersAndLaterSumsAreCopies) {
   Start(Plan(/*even=*/true));
   wrapped_[1]->FailWith(absl::UnavailableError("no work today"));
   const absl::Status status = Reduce();
@@ -195,7 +195,7 @@ TEST_F(NcclCollectiveTest, AMemberThatFailsReleasesTheOthersAndLaterSumsAreCopie
 }
 
 // The sums until then are copies, the ones after it NCCL's again.
-TEST_F(NcclCollectiveTest, ACommunicatorThatIsBrokenIsMadeAnewForTheRequestsAfterThat) {
+TEST_F(NcclCollectiveTest, ABrokenCommunicatorIsMadeAnewForLaterRequests) {
   Start(Plan(/*even=*/true));
   std::atomic<int> made = 0;
   collective_ = std::make_unique<NcclCollective>(
@@ -268,7 +268,7 @@ TEST_F(NcclCollectiveTest, OneThatBreaksAgainAndAgainIsGivenUp) {
   EXPECT_THAT(collective_->Describe(), HasSubstr("it broke after it was made anew 3 times"));
 }
 
-TEST_F(NcclCollectiveTest, OneThatCannotBeMadeAnewIsNotTriedAgainAndStatusSaysWhy) {
+TEST_F(NcclCollectiveTest, RemakingIsTriedOnceAndStatusSaysWhyItFailed) {
   Start(Plan(/*even=*/true));
   std::atomic<int> tried = 0;
   collective_ =
@@ -290,7 +290,7 @@ TEST_F(NcclCollectiveTest, OneThatCannotBeMadeAnewIsNotTriedAgainAndStatusSaysWh
   EXPECT_THAT(collective_->Describe(), HasSubstr("enough; it cannot be made anew: no communicators left"));
 }
 
-TEST_F(NcclCollectiveTest, AGpuThatIsLostEndsTheSumOnAllAndNothingHangs) {
+TEST_F(NcclCollectiveTest, ALostGpuEndsTheSumOnEveryMember) {
   Start(Plan(/*even=*/true));
   gpus_.machine().LoseGpu(1, cu::kEccUncorrectable);
   const absl::Status status = Reduce();
@@ -298,7 +298,7 @@ TEST_F(NcclCollectiveTest, AGpuThatIsLostEndsTheSumOnAllAndNothingHangs) {
   EXPECT_FALSE(communicator_->broken().ok());
 }
 
-TEST_F(NcclCollectiveTest, ACallThatTheLibraryRefusesIsAnErrorWithItsWords) {
+TEST_F(NcclCollectiveTest, ACallTheLibraryRefusesFailsWithItsWords) {
   nccl::Table table = fake_nccl::Table();
   table.ReduceScatter = [](const void*, void*, size_t, nccl::DataType, nccl::RedOp, nccl::Comm, nccl::Stream) {
     return nccl::kUnhandledCudaError;
@@ -315,7 +315,7 @@ TEST_F(NcclCollectiveTest, ACallThatTheLibraryRefusesIsAnErrorWithItsWords) {
 }
 
 // None where copy engines do, else few; a library of before 2.31 refuses both at once.
-TEST_F(NcclCollectiveTest, CommunicatorsTakeFewMultiprocessorsByThePoliciesThatTheLibraryHas) {
+TEST_F(NcclCollectiveTest, CommunicatorsTakeFewMultiprocessorsByTheLibrarysPolicies) {
   static std::vector<nccl::Config> configs;
   nccl::Table table = fake_nccl::Table();
   table.CommInitRankConfig = [](nccl::Comm* comm, int ranks, nccl::UniqueId id, int rank, nccl::Config* config) {
@@ -348,7 +348,7 @@ TEST_F(NcclCollectiveTest, CommunicatorsTakeFewMultiprocessorsByThePoliciesThatT
 }
 
 // As tests/gpu/nccl_test.cc asks of NVIDIA's.
-TEST_F(NcclCollectiveTest, TwoMembersOnOneGpuAreRefusedWithTheLibrarysWordsAndTheNextOneIsMade) {
+TEST_F(NcclCollectiveTest, TwoMembersOnOneGpuAreHarmlesslyRefused) {
   const absl::Status refused = NcclCommunicator::Create(library_, gpus_.driver(), {0, 0}).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("ncclCommInitRankConfig cuda:0"));
@@ -356,7 +356,7 @@ TEST_F(NcclCollectiveTest, TwoMembersOnOneGpuAreRefusedWithTheLibrarysWordsAndTh
   EXPECT_TRUE(NcclCommunicator::Create(library_, gpus_.driver(), {0, 1}).ok());
 }
 
-TEST_F(NcclCollectiveTest, CommunicatorsAreMadeOncePerNumberOfRanksAndSayWhyNot) {
+TEST_F(NcclCollectiveTest, EachRankCountGetsOneCommunicatorOrAReason) {
   NcclCommunicators communicators(library_, gpus_.driver(), {0, 1, 2});
   EXPECT_THAT(std::string(communicators.For(1).status().message()), HasSubstr("one rank"));
   EXPECT_THAT(std::string(communicators.For(4).status().message()),

@@ -59,12 +59,12 @@ class NcclExchangeProcessTest : public ::testing::Test {
   std::unique_ptr<NcclNodes> nodes_;
 };
 
-TEST_F(NcclExchangeProcessTest, SumsAreThoseOfAllNodesWithTheSameBitsOnAll) {
+TEST_F(NcclExchangeProcessTest, SumsCoverAllNodesWithTheSameBitsEverywhere) {
   Start({"a", "b", "c"});
   for (uint64_t generation = 1; generation < 4; ++generation) BeginAndSum(generation, 20);
 }
 
-TEST_F(NcclExchangeProcessTest, ANodeThatIsKilledEndsNoSumUntilTheGenerationEndsAndComesBack) {
+TEST_F(NcclExchangeProcessTest, AKilledNodeHoldsSumsUntilTheGenerationEnds) {
   Start({"a", "b", "c"});
   BeginAndSum(1, 2);
   uint64_t generation = 1;
@@ -96,7 +96,7 @@ TEST_F(NcclExchangeProcessTest, ANodeThatIsKilledEndsNoSumUntilTheGenerationEnds
 }
 
 // Wherever it is when it dies, the others have the same bits of what they have.
-TEST_F(NcclExchangeProcessTest, ANodeThatIsKilledInTheMiddleOfManySumsLeavesTheOthersWithWhatIsRight) {
+TEST_F(NcclExchangeProcessTest, AKillDuringManySumsLeavesNoWrongOne) {
   Start({"a", "b", "c"});
   constexpr uint64_t kSums = 60;
   for (int round = 0; round < 6; ++round) {
@@ -130,7 +130,7 @@ TEST_F(NcclExchangeProcessTest, ANodeThatIsKilledInTheMiddleOfManySumsLeavesTheO
   }
 }
 
-TEST_F(NcclExchangeProcessTest, ANodeThatIsKilledBeforeItJoinsHoldsTheOthersUntilTheGenerationEnds) {
+TEST_F(NcclExchangeProcessTest, ANodeKilledBeforeJoiningHoldsSumsForTheGeneration) {
   Start({"a", "b", "c"});
   for (int node = 0; node < 3; ++node) nodes_->Begin(node, 1);
   nodes_->Lose(2, true);  // it never gets the ids
@@ -153,7 +153,7 @@ TEST_F(NcclExchangeProcessTest, ANodeThatIsKilledBeforeItJoinsHoldsTheOthersUnti
 }
 
 // As NVIDIA's does: who wants two daemons on one GPU has to give them names (NCCL_HOSTID).
-TEST_F(NcclExchangeProcessTest, TwoNodesOnOneGpuOfOneHostAreRefusedWithTheLibrarysWords) {
+TEST_F(NcclExchangeProcessTest, NodesOnOneGpuAreRefusedInTheLibrarysWords) {
   Start({"a", "a"});
   for (int node = 0; node < 2; ++node) nodes_->Begin(node, 1);
   SumOnAll(1, 1);

@@ -43,7 +43,7 @@ class NcclExchangeOfNodesTest : public NcclExchangeTest, public testing::WithPar
 };
 INSTANTIATE_TEST_SUITE_P(Nodes, NcclExchangeOfNodesTest, testing::Values(2, 3));
 
-TEST_P(NcclExchangeOfNodesTest, SumsAreThoseOfAllNodesWithTheSameBitsOnAll) {
+TEST_P(NcclExchangeOfNodesTest, SumsCoverAllNodesWithTheSameBitsEverywhere) {
   Start(GetParam(), /*ranks=*/2);
   EXPECT_THAT(daemon(1).exchange->Describe(), HasSubstr("made with the next sum"));
   BeginOnAll(1);
@@ -54,7 +54,7 @@ TEST_P(NcclExchangeOfNodesTest, SumsAreThoseOfAllNodesWithTheSameBitsOnAll) {
   EXPECT_THAT(daemon(1).exchange->Describe(), HasSubstr("; 50 sum(s)"));
 }
 
-TEST_P(NcclExchangeOfNodesTest, CommunicatorsAreMadeOnceAndKeptOverGenerationsInWhichNothingBroke) {
+TEST_P(NcclExchangeOfNodesTest, CommunicatorsAreKeptOverGenerationsInWhichNothingBroke) {
   StartCounting(/*ranks=*/2);
   for (uint64_t generation = 1; generation < 5; ++generation) {
     BeginOnAll(generation);
@@ -65,7 +65,7 @@ TEST_P(NcclExchangeOfNodesTest, CommunicatorsAreMadeOnceAndKeptOverGenerationsIn
 }
 
 // Neither of these needs anything of the others to end; they hear of the generation by their own Begin.
-TEST_P(NcclExchangeOfNodesTest, AGenerationThatEndsWithSumsUnderWayAbortsThemAndTheNextOnesAreMadeAnew) {
+TEST_P(NcclExchangeOfNodesTest, AGenerationsEndAbortsItsSumsAndCommunicatorsAreRemade) {
   StartCounting(/*ranks=*/2);
   BeginOnAll(1);
   ExpectSums(1, 0);
@@ -100,7 +100,7 @@ TEST_P(NcclExchangeOfNodesTest, WhoComesBackHasAllMakeThemAnew) {
   EXPECT_THAT(daemon(1).exchange->Describe(), HasSubstr("attempt 3, "));
 }
 
-TEST_P(NcclExchangeOfNodesTest, SumsWaitForAnIdThatIsLateAndEndWithTheGenerationWhereItDoesNotCome) {
+TEST_P(NcclExchangeOfNodesTest, SumsWaitForALateIdUntilTheGenerationEnds) {
   Start(GetParam(), /*ranks=*/2);
   BeginOnAll(1);
   Hold(true);
@@ -138,7 +138,7 @@ TEST_P(NcclExchangeOfNodesTest, AGenerationThatEndsWhileCommunicatorsAreMadeEnds
   ExpectSums(2, 0);
 }
 
-TEST_P(NcclExchangeOfNodesTest, ANodeThatDoesNotJoinIsAnErrorAfterTheLimit) {
+TEST_P(NcclExchangeOfNodesTest, NodesThatDoNotJoinInTimeAreAnError) {
   limit_ = absl::Milliseconds(200);
   Start(GetParam(), /*ranks=*/1);
   BeginOnAll(1);
@@ -170,7 +170,7 @@ class NcclExchangeFailureTest : public NcclExchangeTest {
   }
 };
 
-TEST_F(NcclExchangeFailureTest, ASumThatTheLibraryRefusesEndsTheGenerationsOthersToo) {
+TEST_F(NcclExchangeFailureTest, ARefusedSumEndsTheGenerationsOtherSumsToo) {
   nccl::Table table = fake_nccl::Table();
   table.AllReduce = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op,
                        nccl::Comm comm, nccl::Stream stream) {
@@ -191,7 +191,7 @@ TEST_F(NcclExchangeFailureTest, ASumThatTheLibraryRefusesEndsTheGenerationsOther
   ExpectTheNextGenerationSums();
 }
 
-TEST_F(NcclExchangeFailureTest, ACommunicatorThatCannotBeMadeIsAnErrorAndIsMadeInTheNextGeneration) {
+TEST_F(NcclExchangeFailureTest, AFailedCommunicatorIsMadeInTheNextGeneration) {
   nccl::Table table = fake_nccl::Table();
   table.CommInitRankConfig = [](nccl::Comm* comm, int ranks, nccl::UniqueId id, int rank, nccl::Config* config) {
     return g_fail ? nccl::kSystemError : fake_nccl::Table().CommInitRankConfig(comm, ranks, id, rank, config);
@@ -206,7 +206,7 @@ TEST_F(NcclExchangeFailureTest, ACommunicatorThatCannotBeMadeIsAnErrorAndIsMadeI
   ExpectTheNextGenerationSums();
 }
 
-TEST_F(NcclExchangeFailureTest, AnIdThatCannotBeMadeIsNode0sErrorAndTheOthersEndWithTheGeneration) {
+TEST_F(NcclExchangeFailureTest, AFailedIdIsNode0sErrorAndAbortsTheOthers) {
   nccl::Table table = fake_nccl::Table();
   table.GetUniqueId = [](nccl::UniqueId* id) {
     return g_fail ? nccl::kSystemError : fake_nccl::Table().GetUniqueId(id);
@@ -221,7 +221,7 @@ TEST_F(NcclExchangeFailureTest, AnIdThatCannotBeMadeIsNode0sErrorAndTheOthersEnd
   ExpectTheNextGenerationSums();
 }
 
-TEST_F(NcclExchangeFailureTest, ADeviceThatTakesNoWorkReleasesTheRanksBesideIt) {
+TEST_F(NcclExchangeFailureTest, ADeviceThatTakesNoWorkReleasesItsNodesRanks) {
   StartWith(1, fake_nccl::Table());
   ExpectSums(1, 0);
   daemon(1).devices[0]->FailWith(absl::UnavailableError("no work today"));
@@ -232,7 +232,7 @@ TEST_F(NcclExchangeFailureTest, ADeviceThatTakesNoWorkReleasesTheRanksBesideIt) 
   ExpectTheNextGenerationSums();
 }
 
-TEST_F(NcclExchangeTest, TheEndOfAnExchangeEndsWhatIsUnderWayAndWhatWaits) {
+TEST_F(NcclExchangeTest, TheEndOfAnExchangeEndsAllItsSums) {
   Start(/*nodes=*/2, /*ranks=*/2);
   BeginOnAll(1);
   ExpectSums(1, 0);
@@ -252,7 +252,7 @@ TEST_F(NcclExchangeTest, RanksThatShareAGpuHaveACommunicatorEach) {
   for (uint64_t sequence = 0; sequence < 10; ++sequence) ExpectSums(sums[sequence], sequence);
 }
 
-TEST_F(NcclExchangeTest, SumsAreIssuedInTheirOrderHoweverTheyComeAndRanksInTheirs) {
+TEST_F(NcclExchangeTest, SumsAndRanksAreIssuedInOrderHoweverTheyCome) {
   Start(/*nodes=*/2, /*ranks=*/2, /*gpus_of_each=*/1);
   BeginOnAll(1);
   ExpectSums(1, 0);

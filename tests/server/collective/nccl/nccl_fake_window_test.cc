@@ -90,7 +90,7 @@ class FakeNcclWindowTest : public testing::Test {
   std::vector<std::vector<nccl::Window>> windows_;
 };
 
-TEST_F(FakeNcclWindowTest, AWindowIsThereWhenAllMembersHaveComeAndGoesWithEach) {
+TEST_F(FakeNcclWindowTest, WindowsExistOnceAllMembersCameAndGoWithEach) {
   ASSERT_EQ(Register({{{buffers_[0], kBytes}}, {{buffers_[1], kBytes}}}, &windows_), nccl::kSuccess);
   EXPECT_NE(windows_[0][0], nullptr);
   EXPECT_NE(windows_[0][0], windows_[1][0]);
@@ -100,12 +100,12 @@ TEST_F(FakeNcclWindowTest, AWindowIsThereWhenAllMembersHaveComeAndGoesWithEach) 
   EXPECT_EQ(nccl_.CommWindowDeregister(comms_[1], windows_[1][0]), nccl::kSuccess);
 }
 
-TEST_F(FakeNcclWindowTest, AMemberThatDoesNotComeLeavesTheOthersInProgress) {
+TEST_F(FakeNcclWindowTest, AnAbsentMemberLeavesTheOthersInProgress) {
   EXPECT_EQ(Register({{{buffers_[0], kBytes}}, {}}, &windows_), nccl::kInProgress);
   EXPECT_EQ(windows_[0][0], nullptr);
 }
 
-TEST_F(FakeNcclWindowTest, OtherSizesAreRefusedAndSoIsAnotherOrderOfThem) {
+TEST_F(FakeNcclWindowTest, OtherSizesOrAnotherOrderOfThemAreRefused) {
   EXPECT_EQ(Register({{{buffers_[0], kBytes}, {buffers_[0] + kBytes, 4096}},
                       {{buffers_[1] + kBytes, 4096}, {buffers_[1], kBytes}}},
                      &windows_),
@@ -126,7 +126,7 @@ TEST_F(FakeNcclWindowTest, ABufferTwiceIsRefused) {
             nccl::kInvalidArgument);
 }
 
-TEST_F(FakeNcclWindowTest, OutsideOfAGroupAndAfterAnAbortNothingIsRegistered) {
+TEST_F(FakeNcclWindowTest, NothingIsRegisteredOutsideAGroupOrAfterAnAbort) {
   nccl::Window window = nullptr;
   const int symmetric = nccl::kWinCollSymmetric;
   EXPECT_EQ(nccl_.CommWindowRegister(comms_[0], buffers_[0], kBytes, &window, symmetric), nccl::kInvalidUsage);
@@ -155,7 +155,7 @@ TEST_F(FakeNcclWindowTest, AWindowThatASumReadsIsNotDeregistered) {
   EXPECT_EQ(Ask(0), nccl::kSuccess);
 }
 
-TEST_F(FakeNcclWindowTest, SumsOfAWindowAndOfWhatIsNoneAreNotTheSameCall) {
+TEST_F(FakeNcclWindowTest, MixingWindowAndOtherMemoryInASumIsRefused) {
   ASSERT_EQ(Register({{{buffers_[0], kBytes}}, {{buffers_[1], kBytes}}}, &windows_), nccl::kSuccess);
   ASSERT_EQ(Scatter(0, buffers_[0]), nccl::kInProgress);
   ASSERT_EQ(Scatter(1, buffers_[1] + kBytes), nccl::kInProgress);

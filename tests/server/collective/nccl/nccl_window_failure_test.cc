@@ -11,7 +11,7 @@ using testing::HasSubstr;
 using testing::Not;
 
 // The call itself, which nothing in NCCL bounds: nobody waits for it longer, and its slots' memory stays with it.
-TEST_F(NcclWindowTest, ARegistrationThatDoesNotReturnIsLeftAndSumsAreMadeByCopies) {
+TEST_F(NcclWindowTest, SumsAreMadeByCopiesWhileARegistrationHangs) {
   limit_ = absl::Milliseconds(500);
   Library().hold = true;
   Start(/*rows=*/6, v1::LAYOUT_FLAT, /*remakes=*/true);

@@ -11,7 +11,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-TEST_F(NcclWindowTest, EqualPartsAreSummedInTheWindowAndStatusNamesTheGroup) {
+TEST_F(NcclWindowTest, TheWindowReducesEqualPartsAndStatusNamesTheGroup) {
   Start(/*rows=*/6);
   ASSERT_TRUE(Reduce().ok());
   ExpectSums();
@@ -36,7 +36,7 @@ TEST_F(NcclWindowTest, UnequalPartsGoAlongRingsByName) {
 }
 
 // As a rank's replacement has them: other addresses, another window, and the memory before is given back.
-TEST_F(NcclWindowTest, SlotsThatAreReplacedAreRegisteredAnewAndTheOldOnesGo) {
+TEST_F(NcclWindowTest, ReplacedSlotsAreRegisteredAnewAndTheOldOnesGo) {
   Start(/*rows=*/6);
   ASSERT_TRUE(Reduce().ok());
   const std::weak_ptr<const DeviceSlab> before = slabs_[1];
@@ -115,7 +115,7 @@ TEST_F(NcclWindowTest, SlotsMayChangeBetweenAnySums) {
   EXPECT_TRUE(communicator_->broken().ok()) << communicator_->broken();
 }
 
-TEST_F(NcclWindowTest, RequestsWaitForTheRegistrationInOrderOrEndWithTheCollective) {
+TEST_F(NcclWindowTest, RequestsAwaitRegistrationInOrderOrEndWithTheCollective) {
   Library().hold = true;
   Start(/*rows=*/6);
   absl::Notification first, second;
@@ -140,7 +140,7 @@ TEST_F(NcclWindowTest, RequestsWaitForTheRegistrationInOrderOrEndWithTheCollecti
 }
 
 // Of no use is then the communicator, too: another is made, without a window.
-TEST_F(NcclWindowTest, ARegistrationThatFailsLeavesSumsAlongRingsAndStatusSaysWhy) {
+TEST_F(NcclWindowTest, AfterAFailedRegistrationRingsReduceAndStatusSaysWhy) {
   table_.CommWindowRegister = [](nccl::Comm, void*, size_t, nccl::Window*, int) { return nccl::kUnhandledCudaError; };
   Start(/*rows=*/6, v1::LAYOUT_FLAT, /*remakes=*/true);
   ASSERT_TRUE(Reduce().ok());
@@ -182,7 +182,7 @@ TEST_F(NcclWindowTest, WhereNcclHasNoSymmetricMemoryTheCommunicatorGoesOn) {
   EXPECT_THAT(collective_->Describe(), HasSubstr("384 gradient elements summed by it"));
 }
 
-TEST_F(NcclWindowTest, ALibraryWithoutWindowsAndSlabsThatDoNotMatchAreReasonsToo) {
+TEST_F(NcclWindowTest, OldLibrariesAndUnequalSlabsAreReasonsForNoWindow) {
   table_.CommWindowDeregister = nullptr;
   Start(/*rows=*/6);
   ASSERT_TRUE(Reduce().ok());

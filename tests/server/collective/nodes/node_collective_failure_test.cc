@@ -99,7 +99,7 @@ TEST_P(NodeCollectiveFailureTest, WhatIsThereTooLateIsNotWritten) {
   ExpectThatTheNextGenerationWorks();
 }
 
-TEST_P(NodeCollectiveFailureTest, ARequestOfANewerGenerationBeginsItAndOlderOnesAreRefused) {
+TEST_P(NodeCollectiveFailureTest, NewerRequestsBeginAGenerationAndOlderAreRefused) {
   switch_->Hold(true);
   const std::vector<Pending*> all = SubmitSome(4);
   generation_ = 5;
@@ -119,7 +119,7 @@ TEST_P(NodeCollectiveFailureTest, ARequestOfANewerGenerationBeginsItAndOlderOnes
   ExpectAll(NodeCollectiveTest::Submit(given_), absl::StatusCode::kOk);
 }
 
-TEST_P(NodeCollectiveFailureTest, AnErrorOfTheExchangeEndsTheGenerationFromThatSumOn) {
+TEST_P(NodeCollectiveFailureTest, AnExchangeErrorEndsTheGenerationFromThatSumOn) {
   switch_->FailAt(1, absl::UnavailableError("node 1 is gone"));
   switch_->Hold(true);
   const std::vector<Pending*> all = SubmitSome(6);
@@ -135,7 +135,7 @@ TEST_P(NodeCollectiveFailureTest, AnErrorOfTheExchangeEndsTheGenerationFromThatS
   ExpectThatTheNextGenerationWorks();
 }
 
-TEST_P(NodeCollectiveFailureTest, AnErrorOfADeviceEndsTheGenerationOnItsNodeAndTheOthersWithTheNext) {
+TEST_P(NodeCollectiveFailureTest, ADeviceErrorEndsItsNodesGenerationBeforeTheOthers) {
   nodes_[0].devices[1]->FailWith(absl::UnavailableError("device 1 is gone"));
   const std::vector<Pending*> all = SubmitSome(4);
   for (size_t i = 0; i < all.size(); i += 2) {

@@ -25,7 +25,7 @@ SpecBuilder OddModel(int ranks, v1::Layout layout = v1::LAYOUT_FLAT, DType param
   return builder;
 }
 
-TEST_P(NodeCollectiveTest, EveryLayoutDTypeAndNumberOfRanksAddsUpOverNodes) {
+TEST_P(NodeCollectiveTest, EveryLayoutDtypeAndRankCountAddsUpOverNodes) {
   for (const v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
     for (const DType dtype : {v1::DTYPE_UNSPECIFIED, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
       for (const auto& [ranks, nodes] : {std::pair(1, 2), std::pair(2, 2), std::pair(3, 2), std::pair(2, 3)}) {
@@ -49,7 +49,7 @@ TEST_P(NodeCollectiveTest, ReplicasWithinANodeGetACopyOfTheSum) {
   Check({Everything(0), Everything(1)});
 }
 
-TEST_P(NodeCollectiveTest, OfOneNodesGradientsTheBitsAreThoseOfOneCollective) {
+TEST_P(NodeCollectiveTest, OneNodesGradientsHaveTheBitsOfOneCollective) {
   for (const DType dtype : {v1::DTYPE_UNSPECIFIED, v1::DTYPE_BFLOAT16}) {
     for (const DType reduce : {v1::DTYPE_UNSPECIFIED, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16}) {
       if (dtype == v1::DTYPE_UNSPECIFIED && reduce == v1::DTYPE_BFLOAT16) continue;  // sources are not rounded
@@ -91,7 +91,7 @@ TEST_P(NodeCollectiveTest, TheSumIsRoundedOnceAndItsSourcesAreNot) {
   }
 }
 
-TEST_P(NodeCollectiveTest, GradientsAccumulateOverBackwardsInTheDTypeInWhichTheyAreKept) {
+TEST_P(NodeCollectiveTest, GradientsAccumulateOverBackwardsInTheirKeptDtype) {
   for (const bool keeps : {false, true}) {
     SCOPED_TRACE(keeps);
     Start(OddModel(3, v1::LAYOUT_DIM0, v1::DTYPE_BFLOAT16), 2);
@@ -129,7 +129,7 @@ TEST_P(NodeCollectiveTest, NodesGiveDifferentParametersAndSomeNothing) {
   }
 }
 
-TEST_P(NodeCollectiveTest, ASumOfNothingIsOneOfTheSequenceButNotExchanged) {
+TEST_P(NodeCollectiveTest, AnEmptySumIsInTheSequenceButNotExchanged) {
   Start(OddModel(2), 2);
   Given given = Everything(Group("a"));
   for (auto& node : given.present) node.assign(2, Mask(given.group, false));
@@ -193,7 +193,7 @@ TEST_P(NodeCollectiveTest, SumsAreWrittenInTheirOrderWhateverEndsFirst) {
   EXPECT_GT(switch_->out_of_order(), 0) << "of the exchange";
 }
 
-TEST_P(NodeCollectiveTest, ManySumsAreUnderWayOfWhichTwoAreInStaging) {
+TEST_P(NodeCollectiveTest, ManySumsAreUnderWayButOnlyTwoInStaging) {
   SpecBuilder builder = OddModel(3);
   for (int i = 0; i < 6; ++i) builder.Param(builder.AddSharded(0, absl::StrCat("b", i)), "w", {17 + i, 5});
   Start(builder, 3);
@@ -219,7 +219,7 @@ TEST_P(NodeCollectiveTest, ManySumsAreUnderWayOfWhichTwoAreInStaging) {
   ExpectAsReferred(sums);
 }
 
-TEST_P(NodeCollectiveTest, ALaterSumThatIsThereFirstWaitsForTheOneBefore) {
+TEST_P(NodeCollectiveTest, ALaterSumThatIsReadyAwaitsTheEarlierOne) {
   SpecBuilder builder(2);
   builder.config().set_strategy(v1::STRATEGY_HYBRID_SHARD);
   const int a = builder.AddSharded(0, "a");

@@ -140,7 +140,7 @@ TEST_F(NodeGatherCallsTest, WhatIsAskedAndSent) {
   EXPECT_THAT(node_->Describe(), HasSubstr(absl::StrCat(bytes, " bytes gathered, 0 parts")));
 }
 
-TEST_F(NodeGatherCallsTest, PiecesAreAtMostAMegabyteAndFourOfThemOnTheirWay) {
+TEST_F(NodeGatherCallsTest, AtMostFourPiecesOfAMegabyteAreUnderWay) {
   ASSERT_GT(BytesOf(0, large_), PeerLinks::kMaxDataBytes);
   node_.SetVersion(1);
   links_.Hold(true);

@@ -163,7 +163,7 @@ TEST_P(PeerExchangeTest, GenerationsEndAtEveryMoment) {
   }
 }
 
-TEST_P(PeerExchangeTest, LostNodeEndsTheSumAndTheNextGenerationGoesOn) {
+TEST_P(PeerExchangeTest, ALostNodeEndsTheSumButNotLaterGenerations) {
   PeerWorld world(GetParam().nodes, GetParam().sockets, 2 << 20);
   const int lost = world.nodes - 1;
   for (uint64_t generation = 1; generation <= 6; ++generation) {
@@ -221,7 +221,7 @@ TEST_P(PeerExchangeTest, EndWhileSumsAreUnderWay) {
   }
 }
 
-TEST_P(PeerExchangeTest, DataOfAnAttemptThatIsNotBegunHereIsKept) {
+TEST_P(PeerExchangeTest, DataOfAGenerationNotYetBegunIsKept) {
   PeerWorld world(GetParam().nodes, GetParam().sockets, 10'000);
   Given old({1000});
   old.Fill(1);

@@ -77,7 +77,7 @@ TEST_F(SummonsTest, NobodyEntersInAPass) {
   ExpectRefused(Enter(0), "the rank is inside a pass, or hands in");
 }
 
-TEST_F(SummonsTest, AWritebackThatDoesNotFitIsRefusedOnAllRanks) {
+TEST_F(SummonsTest, AWritebackWithoutRoomIsRefusedOnAllRanks) {
   undo_fits_ = absl::ResourceExhaustedError("no room");
   ASSERT_TRUE(Enter(0, kWriteback).ok() && Enter(1, kWriteback).ok());
   ASSERT_TRUE(summons_.LetIn().ok());

@@ -62,7 +62,7 @@ TEST_F(GradientPresenceTest, AFirstTryIsDroppedOnlyByAll) {
   EXPECT_FALSE(presence_->has(kWhole));
 }
 
-TEST_F(GradientPresenceTest, WhatIsTakenBackOrOfAnEndedEpochHasNoEffect) {
+TEST_F(GradientPresenceTest, WithdrawnPresenceAndThatOfEndedEpochsHasNoEffect) {
   presence_->Say(0, kWhole, {0, true, false});
   presence_->Unsay(0, kWhole);
   presence_->SettleAll();

@@ -69,7 +69,7 @@ TEST_F(PairingTest, APairIsCompleteWhenAllHaveGiven) {
   EXPECT_EQ(pairing_->Complete(key), std::nullopt) << "each counts once";
 }
 
-TEST_F(PairingTest, WhoSleepsForASlotThatIsBeingAddedWaitsForNoTurn) {
+TEST_F(PairingTest, SleepersForASlotBeingReducedAwaitNoTurn) {
   const PairKey key = *Give(0, kGroup);
   pairing_->Sleep(0, plan_->groups[kGroup].gradient_slot);
   EXPECT_TRUE(pairing_->SleepsForTurn(0));
@@ -142,7 +142,7 @@ TEST_F(PairingTest, WhatWasAddedStandsForTheSecondTry) {
   EXPECT_THAT(sum->given.front().present, ElementsAre(false)) << "the first try is in the sum";
 }
 
-TEST_F(PairingTest, RanksThatSleepForEachOtherAreAddedBeforeTheirTurn) {
+TEST_F(PairingTest, RanksThatSleepForEachOtherAreReducedEarly) {
   ASSERT_TRUE(Give(0, kGroup).ok());
   ASSERT_TRUE(Give(1, kOther).ok());
   pairing_->Sleep(0, plan_->groups[kGroup].gradient_slot);

@@ -114,7 +114,7 @@ class ReductionsOverNodesTest : public ReductionsTest {
   int closed_ = 0;  // by all nodes
 };
 
-TEST_F(ReductionsOverNodesTest, WhatIsCompleteIsSaidAndAddedWhenAllNodesGive) {
+TEST_F(ReductionsOverNodesTest, CompleteOnesAreToldAndReducedWhenAllNodesContribute) {
   SubmitAndAdd(0);
   SubmitAndAdd(1);
   EXPECT_THAT(said_, ElementsAre(std::pair(kKey, 0)));

@@ -79,7 +79,7 @@ TEST_F(AbsentRanksTest, WhatARetryWouldHelpIsNoRefusal) {
   EXPECT_TRUE(absent_.refused().empty());
 }
 
-TEST_F(AbsentRanksTest, NobodyWaitsForARankThatIsThereOrHasFinished) {
+TEST_F(AbsentRanksTest, NobodyWaitsForAPresentOrFinishedRank) {
   Attach(0);
   leavers_.Left(1, /*finished=*/true);
   Refuse(0, "another plan");

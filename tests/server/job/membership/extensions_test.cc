@@ -23,7 +23,7 @@ class ExtensionsTest : public FactsTest {
   std::vector<Extensions::Done> built_for_;
 };
 
-TEST_F(ExtensionsTest, NamesARankThatAsksForSomethingElseThanTheFirst) {
+TEST_F(ExtensionsTest, NamesARankThatAsksForSomethingElse) {
   Ask(0, "a");
   EXPECT_TRUE(extensions_.CheckEqual().ok());
   EXPECT_FALSE(extensions_.all_asked());

@@ -55,7 +55,7 @@ class GradientWritersTest : public ::testing::Test {
   }};
 };
 
-TEST_F(GradientWritersTest, AProcessThatLivesNeedsNewShardsForItsRankAlone) {
+TEST_F(GradientWritersTest, ALivingProcessNeedsNewShardsForItsRankAlone) {
   EndEpochOf(1, stopped_.pid());
   EXPECT_EQ(Attach(0, getpid()).renew, "");
   const AttachAnswer answer = Attach(1, getpid());

@@ -39,7 +39,7 @@ TEST_F(LeaversTest, ARankThatBeganTheNextBackwardLeavesMidway) {
   EXPECT_FALSE(leavers_.LeavesInOrder(0));
 }
 
-TEST_F(LeaversTest, GradientsAreNeededUntilOthersHaveClosedAndSumsHaveEnded) {
+TEST_F(LeaversTest, GradientsAreNeededUntilBackwardsCloseAndSumsEnd) {
   CloseBackward(0);
   EXPECT_TRUE(leavers_.OthersNeedGradientsOf(0, /*sums_under_way=*/false)) << "rank 1 has not closed";
   CloseBackward(1);
@@ -47,7 +47,7 @@ TEST_F(LeaversTest, GradientsAreNeededUntilOthersHaveClosedAndSumsHaveEnded) {
   EXPECT_TRUE(leavers_.OthersNeedGradientsOf(0, /*sums_under_way=*/true));
 }
 
-TEST_F(LeaversTest, NobodyWaitsForAFinishedRankInBackwardsThatItHasClosed) {
+TEST_F(LeaversTest, NobodyAwaitsAFinishedRankInBackwardsItClosed) {
   CloseBackward(0);
   leavers_.Left(0, true);
   EXPECT_TRUE(leavers_.CheckNobodyFinished(1, "SubmitGradients", /*backward=*/0).ok());

@@ -71,7 +71,7 @@ class KeptStream final : public SessionStream {
   std::vector<v1::SessionEvent> said;
 };
 
-TEST(ManySessionsTest, HearForWhomTheyWaitAFewAtATimeAndOnce) {
+TEST(ManySessionsTest, HearForWhomTheyWaitOnceInSmallBatches) {
   constexpr int kRanks = 40;
   SpecBuilder builder(kRanks);
   builder.Param(0, "w", {kRanks});
@@ -137,7 +137,7 @@ class KeptEvents final : public SessionStream {
   std::vector<std::string> waits;
 };
 
-TEST_F(SessionsTest, ARankThatHasSentNothingForAWhileHearsOnceForWhomItWaits) {
+TEST_F(SessionsTest, AQuietRankHearsOnceForWhomItWaits) {
   Add(1, 7);
   const auto stream = std::make_shared<KeptEvents>();
   sessions_[1]->stream = stream;

@@ -46,7 +46,7 @@ TEST(RankWaitsTest, AStepBeginsWithNoWaitsOfTheOneBefore) {
   EXPECT_EQ(WaitsInMs(waits), (Waits{{{1, 0}, 5}, {{0, 1}, 2}}));
 }
 
-TEST(RankWaitsTest, ARankThatIsAheadWaitsAgainWhenTheOthersHaveCome) {
+TEST(RankWaitsTest, ALeadingRankWaitsAgainWhenOthersHaveCome) {
   RankWaits waits(2);
   waits.Arrive(0, kMs(0));
   waits.Arrive(0, kMs(1));
@@ -79,7 +79,7 @@ TEST(RankWaitsTest, ASleeperThatGoesOnByItselfWaitedForNobody) {
   EXPECT_EQ(waits.for_one_in_step(), absl::Milliseconds(10));
 }
 
-TEST(RankWaitsTest, WhatWasWaitedForInAnEpochThatEndedCountsForNobody) {
+TEST(RankWaitsTest, WaitsOfAnEndedEpochCountForNobody) {
   RankWaits waits(2);
   waits.Arrive(0, kMs(0));
   waits.Arrive(0, kMs(0));

@@ -104,7 +104,7 @@ TEST_F(StateTransfersTest, WhoAsksIsSentWhatIsCommitted) {
   EXPECT_EQ(sent[0].state().step_counts_size(), params_);
 }
 
-TEST_F(StateTransfersTest, BehindAnUpdateTheStepThatIsNotShownIsSentToo) {
+TEST_F(StateTransfersTest, AStepNotYetVisibleIsSentAfterItsUpdate) {
   Begin();
   v1::Step step;
   step.add_groups()->set_lr(0.5);
@@ -187,7 +187,7 @@ TEST_F(StateTransfersTest, BytesOfAnotherTransferCompleteNothing) {
   EXPECT_FALSE(MayRestore());
 }
 
-TEST_F(StateTransfersTest, AStateThatDoesNotFitThePlanClosesTheJob) {
+TEST_F(StateTransfersTest, AStateThatMismatchesThePlanClosesTheJob) {
   BeginBehind();
   writes_[0]();
   Drain();

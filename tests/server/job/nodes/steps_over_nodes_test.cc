@@ -48,7 +48,7 @@ class StepsOverNodesTest : public OverNodesTest {
        [this](const absl::Status& cause) { ends_.emplace_back(cause.message()); }}};
 };
 
-TEST_F(StepsOverNodesTest, AReducedStepIsSaidWithItsNormAndIsPromised) {
+TEST_F(StepsOverNodesTest, AReducedStepIsPromisedAndToldWithItsNorm) {
   SayReduced(NormOf({3, 4}));
   const auto sent = Sent(v1::PeerMessage::kReduced);
   ASSERT_EQ(sent.size(), 1u);
@@ -58,7 +58,7 @@ TEST_F(StepsOverNodesTest, AReducedStepIsSaidWithItsNormAndIsPromised) {
   EXPECT_TRUE(member_.promised());
 }
 
-TEST_F(StepsOverNodesTest, AnAttemptThatIsToEndBehindAStepIsSaidWithIt) {
+TEST_F(StepsOverNodesTest, AGenerationsPlannedEndIsToldWithItsStep) {
   loop_.RunAndWait([&] { over_.EndAttemptBehindStep(absl::AbortedError("the daemon is replaced")); });
   SayReduced(NormOf({3, 4}));
   EXPECT_EQ(Sent(v1::PeerMessage::kReduced)[0].reduced().ends_attempt(), "the daemon is replaced");

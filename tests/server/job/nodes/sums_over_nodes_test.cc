@@ -113,7 +113,7 @@ TEST_F(SumsOverNodesTest, ClosedBackwardsAreSaidOnceEach) {
   EXPECT_EQ(sent[1].closed().ranks_step().trainer_state(), "");
 }
 
-TEST_F(SumsOverNodesTest, BackwardsAreClosedWhenNode0SaysSoUntilTheStepEnds) {
+TEST_F(SumsOverNodesTest, BackwardsAreClosedByNode0UntilTheStepEnds) {
   EXPECT_EQ(sums_.closed(), 0);
   v1::PeerMessage message;
   message.set_generation(1);

@@ -46,7 +46,7 @@ TEST_F(CommitsTest, TheNormIsMeasuredBeforeTheUpdate) {
   EXPECT_THAT(device_.labels(), ElementsAre("update step 1", "update step 1"));
 }
 
-TEST_F(CommitsTest, AnEpochThatEndsWhileAStepIsMeasuredDropsIt) {
+TEST_F(CommitsTest, AnEpochsEndDropsTheStepBeingMeasured) {
   v1::Step step = OneGroup();
   step.set_max_grad_norm(1);
   StepAll(step);
@@ -86,7 +86,7 @@ TEST_F(CommitsTest, ARankStepsOnceAndNotInAPass) {
   EXPECT_THAT(Step(1).message(), HasSubstr("the rank is waiting for a pass, or to hand in"));
 }
 
-TEST_F(CommitsTest, OverNodesAStepIsDecidedByAllAndShownWhenAllHoldIt) {
+TEST_F(CommitsTest, OverNodesAStepIsVisibleOnceAllAcknowledgeIt) {
   int64_t held = 0;
   std::vector<std::string> said;
   commits_.SpanNodes({/*node=*/0, [&] { return held; }, [&](const Norm&) { said.emplace_back("reduced"); },
@@ -106,7 +106,7 @@ TEST_F(CommitsTest, OverNodesAStepIsDecidedByAllAndShownWhenAllHoldIt) {
 }
 
 // Node 0 has decided it: there is no way back.
-TEST_F(CommitsTest, AStepOfOtherNodesThatCannotBeJournaledClosesTheJob) {
+TEST_F(CommitsTest, AnUnjournaledStepOfOtherNodesClosesTheJob) {
   commits_.SpanNodes({/*node=*/1, [] { return int64_t{0}; }, [](const Norm&) {}, [] { FAIL(); }});
   v1::Step step = OneGroup();
   step.set_trainer_state(std::string(8192, 'x'));

@@ -50,7 +50,7 @@ TEST_F(CommittedTest, AStepIsAVersionToo) {
   ExpectHeaderSaysTheSame();
 }
 
-TEST_F(CommittedTest, WhatIsGoingBackIsNotWhatAnotherDaemonGoesOnWith) {
+TEST_F(CommittedTest, WhatIsGoingBackIsNeverTakenUpByOthers) {
   using Counts = TakeUpLog::Counts;
   const TakeUpLog& left = KeepIn(*TakeUpLog::Create({.place_bytes = 4096, .ranks = 2}));
   committed_->CommitVersion();
@@ -66,7 +66,7 @@ TEST_F(CommittedTest, WhatIsGoingBackIsNotWhatAnotherDaemonGoesOnWith) {
 }
 
 // A step that is decided completes in its epoch, whoever does it.
-TEST_F(CommittedTest, AJobThatIsClosedIsLeftAsItWasUnlessItsCustodyEnds) {
+TEST_F(CommittedTest, AClosedJobIsLeftUntouchedUnlessItsCustodyEnds) {
   const TakeUpLog& left = KeepIn(*TakeUpLog::Create({.place_bytes = 4096, .ranks = 2}));
   committed_->CommitVersion();
   const uint64_t epoch = committed_->epoch();

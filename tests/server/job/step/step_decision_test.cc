@@ -62,7 +62,7 @@ TEST(StepDecisionTest, AnEpochThatEndsDropsWhatHasChangedNothing) {
   EXPECT_TRUE(decision.decided());
 }
 
-TEST(StepDecisionTest, TheUpdateIsOfTheClippedGradientWithoutTheLossScale) {
+TEST(StepDecisionTest, TheUpdateUsesTheClippedGradientWithoutLossScale) {
   StepDecision decision;
   const v1::Step step = Clipped(/*max_norm=*/1, /*loss_scale=*/8);
   decision.Measured(/*norm=*/32, step);
@@ -82,7 +82,7 @@ TEST(StepDecisionTest, TheUpdateIsOfTheClippedGradientWithoutTheLossScale) {
   EXPECT_EQ(record.clip_factor(), decision.step().clip_factor);
 }
 
-TEST(StepDecisionTest, AGradientThatIsNotFiniteSkipsTheStepUnderALossScaleAlone) {
+TEST(StepDecisionTest, InfiniteGradientsSkipAStepOnlyUnderALossScale) {
   StepDecision decision;
   const double infinite = std::numeric_limits<double>::infinity();
   decision.Measured(infinite, Clipped(0, 8));

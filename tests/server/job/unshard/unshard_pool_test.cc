@@ -34,7 +34,7 @@ TEST(UnshardPoolTest, TheQuotaLimitsWhatARankHolds) {
   EXPECT_TRUE(pool.Acquire(0, 2).ok());
 }
 
-TEST(UnshardPoolTest, ARankThatGivesBackWhatIsStillBeingFilledWaitsForTheFill) {
+TEST(UnshardPoolTest, RanksWaitForTheFillsOfSlotsTheyGaveBack) {
   UnshardPool pool(/*slots=*/2, /*quota=*/2, /*ranks=*/1, /*groups=*/3);
   const int first = pool.Acquire(0, 0)->slot;
   pool.Release(0, 0);
@@ -96,7 +96,7 @@ TEST(UnshardPoolTest, ASlotKeepsItsGroupUntilItIsNeeded) {
   EXPECT_TRUE(again.ready);
 }
 
-TEST(UnshardPoolTest, ASlotBeingFilledIsNotGivenAwayEvenAfterInvalidate) {
+TEST(UnshardPoolTest, ASlotBeingFilledIsKeptEvenAfterInvalidate) {
   UnshardPool pool(1, 1, 1, 2);
   const int slot = pool.Acquire(0, 0)->slot;
   pool.Invalidate();

@@ -7,7 +7,7 @@ namespace {
 
 using AbandonTest = GradientsTest;
 
-TEST_F(AbandonTest, WhatIsNotAddedUpYetIsTakenBackAndTheBackwardDoneAgain) {
+TEST_F(AbandonTest, UnreducedGradientsAreTakenBackAndSubmittedAgain) {
   const uint64_t before = epoch();
   Submit(0, kB, 10);
   Abandon(0);
@@ -21,7 +21,7 @@ TEST_F(AbandonTest, WhatIsNotAddedUpYetIsTakenBackAndTheBackwardDoneAgain) {
   EXPECT_EQ(Counters().abandons(), 1u);
 }
 
-TEST_F(AbandonTest, WhatIsAddedUpStaysAndStandsForTheSubmissionOfTheSecondTry) {
+TEST_F(AbandonTest, ReducedGradientsStayAndStandForTheSecondSubmission) {
   Backward(1, 4);
   Step(1);  // the other one is far ahead and waits
   Submit(0, kB, 10);
@@ -34,7 +34,7 @@ TEST_F(AbandonTest, WhatIsAddedUpStaysAndStandsForTheSubmissionOfTheSecondTry) {
   EXPECT_EQ(First(kA), -3);
 }
 
-TEST_F(AbandonTest, SecondTryOfOneRankDoesNotReplaceWhatTheOthersGave) {
+TEST_F(AbandonTest, OneRanksSecondTryReplacesNothingOfOthers) {
   Backward(1, 4, /*fresh=*/true);
   Submit(0, kB, 10, /*fresh=*/true);
   AwaitAdded(0, kB);
@@ -45,7 +45,7 @@ TEST_F(AbandonTest, SecondTryOfOneRankDoesNotReplaceWhatTheOthersGave) {
   EXPECT_EQ(First(kA), -3);
 }
 
-TEST_F(AbandonTest, BackwardThatFailedEverywhereAndIsDoneAgainWithFreshGradientsLeavesNoTrace) {
+TEST_F(AbandonTest, ABackwardThatFailedEverywhereLeavesNoTraceWhenRepeated) {
   Backward(0, 32);
   Backward(1, 32);
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -99,7 +99,7 @@ TEST_F(AbandonTest, StepMayFollowAtOnce) {
   EXPECT_EQ(First(kA), -2);
 }
 
-TEST_F(AbandonTest, GroupThatTheSecondTryLeavesOutIsAnErrorAsEver) {
+TEST_F(AbandonTest, AGroupMissingFromTheSecondTryIsAnError) {
   Backward(1, 4);
   Submit(0, kB, 10);
   Abandon(0);
@@ -185,7 +185,7 @@ TEST_F(AbandonTest, RankThatFallsSilentAfterwardsIsNamedAtTheDeadline) {
   EXPECT_NE(Error().find("rank 0 has sent nothing"), std::string::npos) << Error();
 }
 
-TEST_F(AbandonTest, GroupThatIsSubmittedTwiceInTheSecondTryCountsTwice) {
+TEST_F(AbandonTest, AGroupSubmittedTwiceInTheSecondTryCountsTwice) {
   for (float value : {100.0f, 200.0f}) {
     for (int rank = 0; rank < kRanks; ++rank) {
       Submit(rank, kB, value);
@@ -222,7 +222,7 @@ TEST_F(AbandonTest, SomeAreToldAndAllAreCounted) {
   EXPECT_EQ(Counters().abandons(), 40u);
 }
 
-TEST_F(AbandonTest, SecondTryThatWaitsForARankWhoseGradientsAreThereNamesTheEndOfItsBackward) {
+TEST_F(AbandonTest, ASecondTryThatWaitsNamesTheAwaitedBackwardsEnd) {
   for (int group : {kB, kA}) {
     Submit(1, group, 4);
     Submit(0, group, 10);
@@ -275,7 +275,7 @@ TEST_F(TwoParametersAbandonTest, WhatTheSecondTryOfAllLeavesOutIsAbsent) {
   EXPECT_EQ(V(), 1) << "no update and no decay";
 }
 
-TEST_F(TwoParametersAbandonTest, WhatEarlierBackwardsGaveStaysWhereTheSecondTryLeavesItOut) {
+TEST_F(TwoParametersAbandonTest, EarlierContributionsStayWhereTheSecondTryLeavesThemOut) {
   SubmitAll(5, 2);
   DoneAll();
   SubmitAll(100, 1);
@@ -297,7 +297,7 @@ class StrictAbandonTest : public GradientsTest {
   StrictAbandonTest() : GradientsTest(Strict()) {}
 };
 
-TEST_F(StrictAbandonTest, SecondTryDepartsFromNoOrderNeitherWhereItIsRecordedNorWhereItIsExpected) {
+TEST_F(StrictAbandonTest, ASecondTryIsNoDepartureFromTheCapturedOrder) {
   for (int64_t step = 1; step <= 3; ++step) {
     for (int micro = 0; micro < 2; ++micro) {
       Unshard(step % 2, kA, v1::PHASE_FORWARD);

@@ -15,7 +15,7 @@ class AccumulationTest : public GradientsTest {
   AccumulationTest() : GradientsTest(MayMiss()) {}
 };
 
-TEST_F(AccumulationTest, RankThatAddsUpByItselfAndGivesTheSumInTheLastBackwardCountsTheSame) {
+TEST_F(AccumulationTest, ARankThatAccumulatesByItselfCountsTheSame) {
   Backward(0, 2);
   Done(1);  // rank 1 keeps the first one
   Backward(0, 6);
@@ -45,7 +45,7 @@ TEST_F(AccumulationTest, RankWithoutAnyGradientInTheStepCountsAsZero) {
   EXPECT_EQ(Last(kA), -2);
 }
 
-TEST_F(AccumulationTest, GroupThatOneRankNeverUsesIsAddedFromTheOthersInEachBackward) {
+TEST_F(AccumulationTest, AGroupThatOneRankSkipsIsReducedFromOthers) {
   for (int micro = 0; micro < 3; ++micro) {
     Backward(0, 2);
     Submit(1, kA, 4);
@@ -56,7 +56,7 @@ TEST_F(AccumulationTest, GroupThatOneRankNeverUsesIsAddedFromTheOthersInEachBack
   EXPECT_EQ(First(kB), -3);
 }
 
-TEST_F(AccumulationTest, GradientsReplaceInTheFirstBackwardAndAddInTheOthers) {
+TEST_F(AccumulationTest, TheFirstBackwardReplacesGradientsAndOthersAdd) {
   for (int64_t step = 1; step <= 2; ++step) {
     for (int micro = 0; micro < 3; ++micro) {
       Backward(0, 2, /*fresh=*/micro == 0);

@@ -73,7 +73,7 @@ class ValuesOffLoopTest : public JobCoreTest {
   absl::Notification go_;
 };
 
-TEST_F(ValuesOffLoopTest, ARankIsHeldUntilItsValuesAreThereAndOthersAreNot) {
+TEST_F(ValuesOffLoopTest, OnlyARankWhoseValuesAreCopiedIsHeld) {
   EnterWithWriteback();
   HoldCopier();
   Write(0, 7);
@@ -90,7 +90,7 @@ TEST_F(ValuesOffLoopTest, ARankIsHeldUntilItsValuesAreThereAndOthersAreNot) {
   EXPECT_EQ(value(), 7);
 }
 
-TEST_F(ValuesOffLoopTest, WhatADeadRankHasWrittenIsTakenBackBeforeAnybodyAttaches) {
+TEST_F(ValuesOffLoopTest, ADeadRanksValuesAreTakenBackBeforeAnybodyAttaches) {
   EnterWithWriteback();
   Write(0, 7);
   ASSERT_TRUE(Until([&] { return !job_->sessions()[0].get()->held; }));
@@ -113,7 +113,7 @@ TEST_F(ValuesOffLoopTest, WhatADeadRankHasWrittenIsTakenBackBeforeAnybodyAttache
   EXPECT_EQ(value(), before_);
 }
 
-TEST_F(ValuesOffLoopTest, ACopyThatWaitsForOthersIsShownAndNotGivenUp) {
+TEST_F(ValuesOffLoopTest, ACopyThatWaitsForOthersIsShownAndKept) {
   EnterWithWriteback();
   HoldCopier();
   Write(0, 7);

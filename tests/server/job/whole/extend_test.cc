@@ -61,7 +61,7 @@ class ExtendTest : public JobCoreTest {
   std::vector<Extensions::Done> asked_;
 };
 
-TEST_F(ExtendTest, IsBuiltOnceWhenAllRanksHaveAskedForTheSame) {
+TEST_F(ExtendTest, IsBuiltOnceWhenAllRanksAskForTheSame) {
   Ask(0);
   EXPECT_TRUE(built_.empty());
   EXPECT_TRUE(Answers(0).empty());
@@ -76,7 +76,7 @@ TEST_F(ExtendTest, IsBuiltOnceWhenAllRanksHaveAskedForTheSame) {
   ExpectAnswer(1, absl::StatusCode::kOk, {});
 }
 
-TEST_F(ExtendTest, ARankThatGoesOnWithoutAskingEndsTheEpochWithItsName) {
+TEST_F(ExtendTest, GoingOnWithoutAskingEndsTheEpochAndIsNamed) {
   Ask(0);
   Backward(1);
   ExpectAnswer(0, absl::StatusCode::kFailedPrecondition, {"rank 0 trains parameter \"f\"", "(rank=1"});
@@ -91,7 +91,7 @@ TEST_F(ExtendTest, SoDoesOneThatWentOnBefore) {
   EXPECT_EQ(epoch(), 2u);
 }
 
-TEST_F(ExtendTest, RanksThatAskForDifferentThingsAreToldAndGoOn) {
+TEST_F(ExtendTest, RanksThatAskDifferentlyAreToldAndGoOn) {
   Ask(0, 1);
   Ask(1, 2);
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -112,7 +112,7 @@ TEST_F(ExtendTest, AnInterruptedRankMayGoOn) {
   EXPECT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
 }
 
-TEST_F(ExtendTest, ALostRankEndsTheWaitAndWhatIsBuiltCountsNoMore) {
+TEST_F(ExtendTest, ALostRankEndsTheWaitAndVoidsTheBuild) {
   Ask(0);
   Ask(1);
   OnLoop([&] { job_->SessionLost(1, "its process ended"); });
@@ -169,7 +169,7 @@ char PatternOf(int param, const std::string& what, int64_t i) {
   return static_cast<char>(static_cast<int64_t>(std::hash<std::string>()(what) % 97) + param * 31 + i * 7);
 }
 
-TEST(CopyExtended, EveryElementIsWhereItsParameterIsAndNewStateIsZero) {
+TEST(CopyExtended, EveryElementKeepsItsParameterAndNewStateIsZero) {
   int unfrozen = 0;
   for (uint32_t seed = 1; seed <= 400; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);

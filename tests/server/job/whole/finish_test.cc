@@ -51,7 +51,7 @@ class FinishTest : public JobCoreTest {
   int Aborts(int rank) { return streams_[rank]->Count(v1::SessionEvent::kAborted); }
 };
 
-TEST_F(FinishTest, BeforeAnotherHasLeftThePassOfTheLastCommitCostsNothing) {
+TEST_F(FinishTest, BeforeAnotherLeavesTheLastCommittedPassCostsNothing) {
   StepTo(5);
   Leave(0);
   Finish(0);
@@ -67,7 +67,7 @@ TEST_F(FinishTest, BeforeAnotherHasLeftThePassOfTheLastCommitCostsNothing) {
   EXPECT_EQ(value(), 5.0f);
 }
 
-TEST_F(FinishTest, LeavesOthersTheirForwardAndSaysWhoIsMissingInTheirBackward) {
+TEST_F(FinishTest, LeavesOthersTheirForwardAndFailsTheirBackwardByName) {
   EnterBoth();
   Leave(0);
   Finish(0);

@@ -43,7 +43,7 @@ class GivenBackMemoryTest : public JobCoreTest {
   }
 };
 
-TEST_F(GivenBackMemoryTest, IsReservedUntilTheNextReductionAndStatusSaysWhatIsThere) {
+TEST_F(GivenBackMemoryTest, IsReservedUntilTheNextReductionAndShownInStatus) {
   const int64_t before = Reserved();
   EXPECT_EQ(Gradients().allocated_bytes(), kBytes);
   GiveBack(0, kBytes / 4);
@@ -59,7 +59,7 @@ TEST_F(GivenBackMemoryTest, IsReservedUntilTheNextReductionAndStatusSaysWhatIsTh
   EXPECT_EQ(Gradients().allocated_bytes(), kBytes);
 }
 
-TEST_F(GivenBackMemoryTest, IsThereWithTheFirstGradientsWhereTrainersGiveItBack) {
+TEST_F(GivenBackMemoryTest, IsFirstTakenWithGradientsWhereTrainersGiveItBack) {
   constexpr int64_t kLateNumel = int64_t{1} << 25;  // 128 MiB of gradients
   for (const bool late : {false, true}) {
     const ShardPlan plan = Large(kLateNumel, late).Plan();

@@ -110,7 +110,7 @@ TEST_F(HandInTest, PassBeginsForAllWhenTheLastHasEntered) {
   EXPECT_EQ(version(), 1u) << "nobody wrote";
 }
 
-TEST_F(HandInTest, HandingInWaitsForTheLastReaderAndMakesTheNextVersion) {
+TEST_F(HandInTest, HandingInAwaitsTheLastReaderAndMakesAVersion) {
   Enter(0);
   Enter(1);
   UnshardForward(0);
@@ -129,7 +129,7 @@ TEST_F(HandInTest, HandingInWaitsForTheLastReaderAndMakesTheNextVersion) {
   EXPECT_EQ(committed(), 0) << "an edit, no step";
 }
 
-TEST_F(HandInTest, UnshardOutsideOfAPassIsAnErrorThatSaysWhatToDo) {
+TEST_F(HandInTest, UnshardingOutsideAPassFailsSayingWhatToDo) {
   UnshardForward(0);
   ASSERT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 1);
   EXPECT_NE(streams_[0]->Aborted().message().find("EnterPass first"), std::string::npos);
@@ -142,7 +142,7 @@ TEST_F(HandInTest, RanksThatDisagreeOnTheStepAreNamed) {
   EXPECT_NE(streams_[0]->Aborted().message().find("differ in whether they made an optimizer step"), std::string::npos);
 }
 
-TEST_F(HandInTest, DeathMeanwhileGoesBackToTheVersionBeforeWhoseCopyIsMadeAnew) {
+TEST_F(HandInTest, ADeathWhileHandingInGoesBackToTheSnapshot) {
   StepTo(1);
   StepTo(2);
   EXPECT_EQ(committed(), 2);
@@ -238,7 +238,7 @@ class EditsTest : public HandInTest {
   }
 };
 
-TEST_F(EditsTest, EditBetweenStepsIsInTheVersionAndInItsCastCopy) {
+TEST_F(EditsTest, EditsBetweenStepsAreInTheVersionAndCastCopy) {
   Ask(0);
   ASSERT_TRUE(Until([&] { return HandIns(0) == 1; }));
   std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 4.0f);
@@ -248,7 +248,7 @@ TEST_F(EditsTest, EditBetweenStepsIsInTheVersionAndInItsCastCopy) {
   EXPECT_EQ(Cast(), 4.0f);
 }
 
-TEST_F(EditsTest, ARankThatHasSteppedKeepsNobodyFromWritingBeforeItsOwnStep) {
+TEST_F(EditsTest, ARankMayEditBeforeItsStepAfterAnothers) {
   Enter(0);
   Enter(1);
   Backward(0);
@@ -266,7 +266,7 @@ TEST_F(EditsTest, ARankThatHasSteppedKeepsNobodyFromWritingBeforeItsOwnStep) {
 }
 
 // The daemon's step changes shards, moments and counts: what was kept before it is of no use any more.
-TEST_F(EditsTest, SecondDeathInAnEditGoesBackToTheStepBeforeItAndNoFurther) {
+TEST_F(EditsTest, ASecondDeathInAnEditLosesNoStep) {
   Ask(1);
   ASSERT_TRUE(Until([&] { return HandIns(1) == 1; }));
   Die(1);

@@ -9,7 +9,7 @@
 namespace shardd {
 namespace {
 
-TEST_F(JobCoreTest, RankThatDiesAfterTheDecisionChangesNothingOfTheStep) {
+TEST_F(JobCoreTest, ADeathAfterTheDecisionChangesNothingOfTheStep) {
   TrainUntilDecided();
   const uint64_t before = epoch();
   OnLoop([&] { job_->SessionLost(0, "its process ended"); });
@@ -26,7 +26,7 @@ TEST_F(JobCoreTest, RankThatDiesAfterTheDecisionChangesNothingOfTheStep) {
   EXPECT_EQ(streams_[1]->Aborted().lost_ranks_size(), 1);
 }
 
-TEST_F(JobCoreTest, AnEndBehindTheStepShowsTheStepAndNoRankBeginsTheNextOneInItsEpoch) {
+TEST_F(JobCoreTest, AnEndBehindTheStepShowsItBeforeAnotherBegins) {
   const DaemonPage* const page = [&] {
     const DaemonPage* of = nullptr;
     OnLoop([&] { of = job_->sessions()[0].get()->memory()->daemon_page->At<DaemonPage>(0); });
@@ -50,7 +50,7 @@ TEST_F(JobCoreTest, AnEndBehindTheStepShowsTheStepAndNoRankBeginsTheNextOneInIts
   }
 }
 
-TEST_F(JobCoreTest, AnEndBehindTheStepIsRefusedWhereAStepWouldNotCome) {
+TEST_F(JobCoreTest, AnEndBehindTheStepIsRefusedIfNoneComes) {
   OnLoop([&] {
     job_->Detach(0, /*finished=*/false);
     EXPECT_FALSE(job_->EndBehindStep(absl::AbortedError("the daemon stops"))) << "rank 0 is not attached";
@@ -87,7 +87,7 @@ TEST_F(JobCoreTest, BothRanksThatDieAfterTheDecisionAreNamedOnce) {
 }
 
 // As with a collective that a rank has done its part of.
-TEST_F(JobCoreTest, RankThatFinishesAfterItsBackwardLeavesItToTheOthersAndNoStepToCommit) {
+TEST_F(JobCoreTest, AFinishedRanksBackwardStaysButNoStepCommits) {
   Backward(0);
   OnLoop([&] { job_->Detach(0, /*finished=*/true); });
   OnLoop([&] { EXPECT_NE(job_->sessions()[0].get(), nullptr) << "rank 1 needs its gradients"; });
@@ -101,7 +101,7 @@ TEST_F(JobCoreTest, RankThatFinishesAfterItsBackwardLeavesItToTheOthersAndNoStep
   EXPECT_NE(streams_[1]->Aborted().message().find("rank 0 has finished"), std::string::npos);
 }
 
-TEST_F(JobCoreTest, RankThatFinishesWhileAnotherIsInALaterBackwardEndsTheStepAtOnce) {
+TEST_F(JobCoreTest, FinishingDuringALaterBackwardOfAnotherEndsTheStep) {
   Backward(0);
   Backward(1);
   ASSERT_TRUE(Until([&] {
@@ -121,7 +121,7 @@ TEST_F(JobCoreTest, RankThatFinishesWhileAnotherIsInALaterBackwardEndsTheStepAtO
   EXPECT_NE(streams_[0]->Aborted().message().find("finished"), std::string::npos);
 }
 
-TEST_F(JobCoreTest, RankThatComesBackInTheMiddleOfAStepBeginsItAnew) {
+TEST_F(JobCoreTest, ARankThatReturnsInAStepBeginsItAnew) {
   Backward(0);
   Backward(1);
   OnLoop([&] { job_->Detach(0, /*finished=*/true); });
@@ -139,7 +139,7 @@ TEST_F(JobCoreTest, RankThatComesBackInTheMiddleOfAStepBeginsItAnew) {
   ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
 }
 
-TEST_F(JobCoreTest, RankThatDetachesAfterStepIsLetGoWithTheCommit) {
+TEST_F(JobCoreTest, RanksThatDetachAfterTheirStepLeaveWithTheCommit) {
   TrainUntilDecided();
   const uint64_t before = epoch();
   OnLoop([&] { job_->Detach(0, /*finished=*/true); });
@@ -151,7 +151,7 @@ TEST_F(JobCoreTest, RankThatDetachesAfterStepIsLetGoWithTheCommit) {
   EXPECT_EQ(epoch(), before) << "nobody else is troubled";
 }
 
-TEST_F(JobCoreTest, AnEpochThatEndsOutsideOfAStepIsCountedAsNoAbort) {
+TEST_F(JobCoreTest, AnEpochThatEndsBetweenStepsIsNoAbort) {
   const auto aborts = [this] {
     v1::Job job;
     OnLoop([&] { job_->view().Describe(&job).Complete(&job); });
@@ -172,7 +172,7 @@ TEST_F(JobCoreTest, AnEpochThatEndsOutsideOfAStepIsCountedAsNoAbort) {
   EXPECT_EQ(aborts(), 1u) << "the backward was in vain";
 }
 
-TEST_F(JobCoreTest, CommandsDuringTheCommitAreAnErrorThatComesAfterIt) {
+TEST_F(JobCoreTest, CommandsDuringTheCommitFailAfterIt) {
   TrainUntilDecided();
   v1::Command command;
   command.mutable_submit_gradients()->set_group(0);
@@ -198,7 +198,7 @@ TEST_F(JobCoreTest, RankThatDiesBeforeTheDecisionDropsTheStep) {
   EXPECT_EQ(value(), -0.5f) << "the dropped gradient took no part";
 }
 
-TEST_F(JobCoreTest, DeviceThatFailsInAnUpdateEndsTheJobAndSaysSo) {
+TEST_F(JobCoreTest, AFailedUpdateEndsTheJobAndSaysWhy) {
   TrainUntilDecided();
   Release(absl::CancelledError("the device is shutting down"));
   ASSERT_TRUE(Until([&] { return job_->closed(); }));
@@ -206,7 +206,7 @@ TEST_F(JobCoreTest, DeviceThatFailsInAnUpdateEndsTheJobAndSaysSo) {
   EXPECT_NE(streams_[0]->Aborted().message().find("the device is shutting down"), std::string::npos);
 }
 
-TEST_F(JobCoreTest, ClientIsToldForWhomItWaitsAndWhetherThatRankIsThere) {
+TEST_F(JobCoreTest, ClientsHearWhomTheyAwaitAndWhetherItIsAttached) {
   Train(0);
   OnLoop([&] { job_->Detach(1, /*finished=*/false); });  // aborts: everybody attaches anew
   Attach(0);

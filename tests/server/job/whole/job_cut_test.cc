@@ -67,7 +67,7 @@ class JobCutTest : public JobNodesTest {
 };
 
 // Before there are parameters, by a node 0 that keeps no rule: node 1 has said its initial values, and no step.
-TEST_F(JobCutTest, AStepThatIsDecidedBeforeInitialValuesAreAgreedIsNone) {
+TEST_F(JobCutTest, AStepDecidedBeforeInitialValuesAgreeIsIgnored) {
   std::atomic<uint64_t> generation = 0;
   wire_.Drop([&generation](int to, const v1::PeerMessage& message) {
     const bool agreed = message.kind_case() == v1::PeerMessage::kValuesAgreed;
@@ -94,7 +94,7 @@ TEST_F(JobCutTest, AStepThatIsDecidedBeforeInitialValuesAreAgreedIsNone) {
 }
 
 // Node 0 has decided it, and the link that was to say so is away for longer than others may be silent.
-TEST_F(JobCutTest, APromiseOutlastsALongSilenceAndNoNodeIsClosed) {
+TEST_F(JobCutTest, APromiseOutlastsALongSilenceAndClosesNoNode) {
   Begin();
   TrainsTo(1);
   ASSERT_NO_FATAL_FAILURE(DecidesUnheardBy1());
@@ -137,7 +137,7 @@ TEST_F(JobCutTest, EachNodeKeepsItsHalfAndIsGivenTheOther) {
   }
 }
 
-TEST_F(JobCutTest, ValuesOfOtherNodesAndNoneAtAllAreNotWritten) {
+TEST_F(JobCutTest, ValuesOfOtherNodesAndEmptyOnesAreNotWritten) {
   for (int node = 0; node < 2; ++node) Attach(node);
   for (const auto& [first, numel] : {std::pair{0, 0}, {40, 0}, {64, 0}, {32, 32}, {30, 3}}) {
     v1::Command command;
@@ -165,7 +165,7 @@ TEST_F(JobCutTest, StepsAreTheMeanOfBothNodes) {
   for (int node = 0; node < 2; ++node) EXPECT_EQ(SlabAt<float>(job(node).memory().gradients(), 0)[32 * (1 - node)], 0);
 }
 
-TEST_F(JobCutTest, WhoUnshardsWhileALinkIsLostWaitsForItAndTroublesNobody) {
+TEST_F(JobCutTest, UnshardingDuringALostLinkWaitsAndTroublesNobody) {
   Begin();
   TrainsTo(1);
   wire_.SetUp(false);
@@ -209,7 +209,7 @@ TEST_F(JobCutTest, APartThatIsClosedClosesTheJob) {
   EXPECT_THAT(Why(0), HasSubstr("node 1 (host1:7000) has closed it: the daemon is shutting down"));
 }
 
-TEST_F(JobCutTest, WhoHasFinishedAndIsClosedAllTheSameSaysWhoseItWas) {
+TEST_F(JobCutTest, ClosingAFinishedNodeStillTellsOthersWhoDidIt) {
   Begin();
   OnLoop([&] { job(0).Detach(0, /*finished=*/true); });
   OnLoop([&] { job(0).Close("closed by pid 1", JobCore::CloseOn::kAllNodes); });
@@ -219,7 +219,7 @@ TEST_F(JobCutTest, WhoHasFinishedAndIsClosedAllTheSameSaysWhoseItWas) {
 
 class JobCutSchedules : public JobCutTest, public ::testing::WithParamInterface<int> {};
 
-TEST_P(JobCutSchedules, RanksAndLinksThatComeAndGoAtAnyMomentLoseNothing) { RunSchedule(GetParam()); }
+TEST_P(JobCutSchedules, RanksAndLinksThatComeAndGoLoseNothing) { RunSchedule(GetParam()); }
 INSTANTIATE_TEST_SUITE_P(Seeds, JobCutSchedules, ::testing::Range(0, 8));
 
 }  // namespace

@@ -82,7 +82,7 @@ TEST_F(JobNode0Test, ItsStateComesFromAnotherAndTheJobGoesOn) {
   for (int64_t step = 4; step <= 5; ++step) TrainsTo(step);
 }
 
-TEST_F(JobNode0Test, AStepThatItDecidedAndNobodyHeardOfIsDoneAnewByAll) {
+TEST_F(JobNode0Test, AStepThatNobodyElseHeardOfIsDoneAnew) {
   Begin();
   TrainsTo(1);
   DecidesUnheardBy(1, 1, 2);
@@ -93,7 +93,7 @@ TEST_F(JobNode0Test, AStepThatItDecidedAndNobodyHeardOfIsDoneAnewByAll) {
   TrainsTo(2);
 }
 
-TEST_F(JobNode0Test, WhatNoOtherNodeHoldsIsShownToNobodyAndNobodyAttachesBeforeItIs) {
+TEST_F(JobNode0Test, AnUnacknowledgedStepIsVisibleToNobodyAndBlocksAttaching) {
   Begin();
   TrainsTo(1);
   DecidesUnheardBy(1, 1, 2);
@@ -112,7 +112,7 @@ TEST_F(JobNode0Test, WhatNoOtherNodeHoldsIsShownToNobodyAndNobodyAttachesBeforeI
   TrainsTo(3);
 }
 
-TEST_F(JobNode0Test, AnAcknowledgementThatIsLostIsSaidOnTheNextLink) {
+TEST_F(JobNode0Test, ALostAcknowledgementIsSentOnTheNextLink) {
   Begin();
   TrainsTo(1);
   wire_.Drop([](int, const v1::PeerMessage& message) { return message.has_held(); });
@@ -131,7 +131,7 @@ TEST_F(JobNode0Test, AnAcknowledgementThatIsLostIsSaidOnTheNextLink) {
   TrainsTo(3);
 }
 
-TEST_F(JobNode0Test, ANodeThatIsLostBeforeItHoldsAStepIsSentItAndThenAllAreShownIt) {
+TEST_F(JobNode0Test, LostNodesAreSentTheStepBeforeAllSeeIt) {
   Begin();
   TrainsTo(1);
   DecidesUnheardBy(1, 2, 2);
@@ -143,7 +143,7 @@ TEST_F(JobNode0Test, ANodeThatIsLostBeforeItHoldsAStepIsSentItAndThenAllAreShown
   TrainsTo(3);
 }
 
-TEST_F(JobNode0Test, AStepThatItDecidedAndOneHeardOfIsCommittedByAll) {
+TEST_F(JobNode0Test, AStepOneNodeHeardOfIsCommittedByAll) {
   Begin();
   TrainsTo(1);
   DecidesUnheardBy(1, 2, 2);
@@ -171,7 +171,7 @@ TEST_F(JobNode0Test, AlsoWhereTheRankThatPromisedHasDied) {
   TrainsTo(2);
 }
 
-TEST_F(JobNode0Test, APromiseThatLastedTooLongIsGivenUpAndTheNodeIsSentTheStep) {
+TEST_F(JobNode0Test, AnOverlongPromiseEndsAndTheNodeGetsTheStep) {
   ASSERT_NO_FATAL_FAILURE(Node2GivesAStepUpThatNode1Has());
   EXPECT_THAT(Why(2), AllOf(HasSubstr("node 0 (host0:7000) has not been reached"), HasSubstr("limit")));
   EXPECT_FALSE(job(2).closed());
@@ -183,7 +183,7 @@ TEST_F(JobNode0Test, APromiseThatLastedTooLongIsGivenUpAndTheNodeIsSentTheStep) 
 }
 
 // They have what they had, and it comes: they are not to give up.
-TEST_F(JobNode0Test, RanksOfANodeThatIsSentTheStateAreToAttachAgain) {
+TEST_F(JobNode0Test, RanksOfANodeAwaitingStateAreToldToReattach) {
   ASSERT_NO_FATAL_FAILURE(Node2GivesAStepUpThatNode1Has());
   wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_state() && to == 2; });
   OpenAgain(0);
@@ -215,12 +215,12 @@ TEST_F(JobNode0Test, AnotherUsersJobInItsPlaceEndsNothing) {
   TrainsTo(2);
 }
 
-TEST_F(JobNode0Test, AnotherUsersJobInTheWayOfOneThatHasNothingIsItsEnd) {
+TEST_F(JobNode0Test, AnotherUsersJobOfTheNameEndsAnEmptyOne) {
   wire_.Refuse(1, 0, absl::PermissionDeniedError("the name is taken by a job of another user"));
   EXPECT_TRUE(Until([&] { return job(1).closed(); }));
 }
 
-TEST_F(JobNode0Test, AnotherThatComesWithNothingAtTheSameTimeIsSentTheStateToo) {
+TEST_F(JobNode0Test, BothOfTwoEmptyNodesAreSentTheState) {
   Begin();
   TrainsTo(1);
   Kill(0);
@@ -256,7 +256,7 @@ TEST_F(JobNode0Test, NobodyAttachesToItBeforeAllHaveBeenHeard) {
   TrainsTo(2);
 }
 
-TEST_F(JobNode0Test, WhereNobodyHasItsStateAllBeginAnewOfWhatCameNothingIsLeft) {
+TEST_F(JobNode0Test, IfNobodyHasTheStateAllBeginAnewFromNothing) {
   Begin();
   for (int64_t step = 1; step <= 2; ++step) TrainsTo(step);
   Kill(0);
@@ -273,7 +273,7 @@ TEST_F(JobNode0Test, WhereNobodyHasItsStateAllBeginAnewOfWhatCameNothingIsLeft) 
   TrainsTo(1);
 }
 
-TEST_F(JobNode0Test, AJobThatIsClosedMeanwhileIsClosedOnAllThatAreThere) {
+TEST_F(JobNode0Test, AJobClosedMeanwhileIsClosedOnAllPresentNodes) {
   Begin();
   TrainsTo(1);
   Kill(0);

@@ -33,7 +33,7 @@ TEST_F(JobNodesTest, ReplicasThatAreTheSameAreComparedAndTrainOn) {
   for (int64_t step = 1; step <= 7; ++step) TrainsTo(step);
 }
 
-TEST_F(JobNodesTest, ARankIsLostWhileTheOtherNodeWaitsForItsPart) {
+TEST_F(JobNodesTest, ANodeThatAwaitsALostRankIsToldWhy) {
   Begin();
   TrainsTo(1);
   Train(0, 1);
@@ -45,7 +45,7 @@ TEST_F(JobNodesTest, ARankIsLostWhileTheOtherNodeWaitsForItsPart) {
   TrainsTo(2);
 }
 
-TEST_F(JobNodesTest, ALinkThatBreaksEndsTheAttemptOnBothNodesAndNothingElse) {
+TEST_F(JobNodesTest, ABrokenLinkOnlyEndsTheGenerationOnBothNodes) {
   Begin();
   TrainsTo(1);
   Train(1, 3);
@@ -63,7 +63,7 @@ TEST_F(JobNodesTest, ALinkThatBreaksEndsTheAttemptOnBothNodesAndNothingElse) {
   TrainsTo(3);
 }
 
-TEST_F(JobNodesTest, NobodyAttachesWhileInitialValuesOfAnAttemptThatEndedAreRead) {
+TEST_F(JobNodesTest, NobodyAttachesWhileOldInitialValuesAreStillBeingRead) {
   absl::Notification go_on;
   worker_.Post([&] { go_on.WaitForNotification(); });
   for (int node = 0; node < 2; ++node) {
@@ -80,7 +80,7 @@ TEST_F(JobNodesTest, NobodyAttachesWhileInitialValuesOfAnAttemptThatEndedAreRead
   TrainsTo(1);
 }
 
-TEST_F(JobNodesTest, ABackwardThatIsAbandonedBehindWhatItGaveBeginsTheStepAnewOnBothNodes) {
+TEST_F(JobNodesTest, AbandoningAContributedBackwardRestartsTheStepOnBothNodes) {
   Begin();
   Submit(0, 10);
   v1::Command command;
@@ -93,7 +93,7 @@ TEST_F(JobNodesTest, ABackwardThatIsAbandonedBehindWhatItGaveBeginsTheStepAnewOn
   TrainsTo(1);
 }
 
-TEST_F(JobNodesTest, ANodeWhoseRanksHaveFinishedLeavesTheOtherItsLastStep) {
+TEST_F(JobNodesTest, AFinishedNodeLeavesTheOtherItsLastStep) {
   Begin();
   TrainsTo(1);
   const uint64_t epoch = job(1).committed().epoch();
@@ -108,7 +108,7 @@ TEST_F(JobNodesTest, ANodeWhoseRanksHaveFinishedLeavesTheOtherItsLastStep) {
 }
 
 // It has shown its last step and is done; the other holds that and has not heard that it may show it.
-TEST_F(JobNodesTest, Node0IsNotFinishedBeforeTheOtherHasHeardOfTheLastStep) {
+TEST_F(JobNodesTest, Node0IsNotFinishedBeforeOthersKnowTheLastStep) {
   Begin();
   TrainsTo(1);
   wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_all_hold() && to == 1; });
@@ -126,7 +126,7 @@ TEST_F(JobNodesTest, Node0IsNotFinishedBeforeTheOtherHasHeardOfTheLastStep) {
   EXPECT_TRUE(Until([&] { return job(0).nodes().finished(); }));
 }
 
-TEST_F(JobNodesTest, WhatIsBegunWithANode0ThatFinishesComesToAnEnd) {
+TEST_F(JobNodesTest, WorkBegunWithAFinishingNode0ComesToAnEnd) {
   Begin();
   TrainsTo(1);
   wire_.Drop(
@@ -144,7 +144,7 @@ TEST_F(JobNodesTest, WhatIsBegunWithANode0ThatFinishesComesToAnEnd) {
 
 class JobNodesSchedules : public JobNodesTest, public ::testing::WithParamInterface<int> {};
 
-TEST_P(JobNodesSchedules, RanksAndLinksThatComeAndGoAtAnyMomentLoseNothing) { RunSchedule(GetParam()); }
+TEST_P(JobNodesSchedules, RanksAndLinksThatComeAndGoLoseNothing) { RunSchedule(GetParam()); }
 INSTANTIATE_TEST_SUITE_P(Seeds, JobNodesSchedules, ::testing::Range(0, 8));
 
 }  // namespace

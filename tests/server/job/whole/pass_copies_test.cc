@@ -103,7 +103,7 @@ class PassCopiesTest : public JobCoreTest {
   }
 };
 
-TEST_F(PassCopiesTest, APassReadsWhatWasThereWhereItBeganAndStoresCountFromTheNextOn) {
+TEST_F(PassCopiesTest, StoresDuringAPassCountFromTheNextOn) {
   Store(5);
   Pass();
   EXPECT_EQ(read(), 5);
@@ -125,7 +125,7 @@ TEST_F(PassCopiesTest, StepOfAnOptimizerInTheTrainersIsRefused) {
   ASSERT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 1);
 }
 
-TEST_F(PassCopiesTest, RanksKnowThatAPassBeginsBeforeItsCopiesAreMadeAndMayAskForWhatItReads) {
+TEST_F(PassCopiesTest, RanksLearnOfAPassBeforeItsCopiesAreMade) {
   for (const auto& device : devices_) device->Hold();
   Enter(0);
   EXPECT_EQ(Word(0, &DaemonPage::passes_issued), 0u);
@@ -148,7 +148,7 @@ TEST_F(PassCopiesTest, ARankThatAsksMayStoreWhoeverReads) {
   EXPECT_EQ(Word(0, &DaemonPage::hand_ins), 1u);
 }
 
-TEST_F(PassCopiesTest, ADeathInAPassGoesBackToWhereItBegan) {
+TEST_F(PassCopiesTest, ADeathInAPassGoesBackToItsBeginning) {
   Store(5);
   Pass(/*stepped=*/true);
   Store(6);
@@ -212,7 +212,7 @@ TEST_F(PassCopiesTest, WhoIsReplacedIsKilledBeforeAnythingIsCopiedBack) {
 }
 
 // A daemon in a PID namespace of its own: all processes are 0, and only their descriptors tell them apart.
-TEST_F(PassCopiesTest, WhoIsReplacedHasEndedBeforeAnythingIsCopiedBackWherePidsSayNothing) {
+TEST_F(PassCopiesTest, WithoutPidsAReplacedProcessEndsBeforeValuesGoBack) {
   const pid_t child = fork();
   if (child == 0) {
     pause();
@@ -238,14 +238,14 @@ TEST_F(PassCopiesTest, WhoIsReplacedHasEndedBeforeAnythingIsCopiedBackWherePidsS
   EXPECT_EQ(value(), 5);
 }
 
-TEST_F(PassCopiesTest, ADeathBeforeTheFirstPassGoesBackToTheInitialValues) {
+TEST_F(PassCopiesTest, ADeathBeforeAnyPassGoesBackToInitialValues) {
   Store(9);
   Lose(0);
   AttachAll();
   EXPECT_EQ(value(), 0);
 }
 
-TEST_F(PassCopiesTest, NobodyStoresAfterFullParametersBeforeTheLastHasLeftThem) {
+TEST_F(PassCopiesTest, NobodyStoresBeforeTheLastHasLeftFullParameters) {
   v1::Command command;
   command.mutable_enter_full_params();
   for (int rank = 0; rank < kRanks; ++rank) Send(rank, command);
@@ -282,7 +282,7 @@ class KeptAsRead : public PassCopiesTest {
   KeptAsRead() : PassCopiesTest(PassCopies(3, v1::OPTIMIZER_KIND_TRAINER, /*states=*/0)) {}
 };
 
-TEST_F(KeptAsRead, ADeathGoesBackToWhatTheLastPassReadWhateverWasStoredSince) {
+TEST_F(KeptAsRead, ADeathGoesBackToWhatTheLastPassRead) {
   EXPECT_EQ(job_->memory().kept(), nullptr);
   for (int step = 1; step <= 4; ++step) {
     Store(static_cast<float>(step));
@@ -299,7 +299,7 @@ TEST_F(KeptAsRead, ADeathGoesBackToWhatTheLastPassReadWhateverWasStoredSince) {
   EXPECT_EQ(read(), 4);
 }
 
-TEST_F(KeptAsRead, ADeathWhileThePassIsCopiedGoesBackToIt) {
+TEST_F(KeptAsRead, ADeathDuringTheCopyingGoesBackToThatPass) {
   Store(5);
   Pass();
   LeaveAll();
@@ -314,7 +314,7 @@ TEST_F(KeptAsRead, ADeathWhileThePassIsCopiedGoesBackToIt) {
   EXPECT_EQ(value(), 7) << "all had entered it";
 }
 
-TEST_F(KeptAsRead, ADeathBeforeTheFirstPassGoesBackToTheInitialValues) {
+TEST_F(KeptAsRead, ADeathBeforeAnyPassGoesBackToInitialValues) {
   Store(9);
   Lose(0);
   AttachAll();
@@ -348,7 +348,7 @@ class ReplicasTest : public PassCopiesTest {
   }
 };
 
-TEST_F(ReplicasTest, ADeathGoesBackInEveryCopyOfShardsAndStates) {
+TEST_F(ReplicasTest, ADeathRestoresEveryCopyOfShardsAndStates) {
   Store(1);
   Pass(/*stepped=*/true);
   LeaveAll();
@@ -364,7 +364,7 @@ TEST_F(ReplicasTest, ADeathGoesBackInEveryCopyOfShardsAndStates) {
   }
 }
 
-TEST_F(ReplicasTest, WhatTheFirstReplicaWroteIsCarriedToTheOthersAndStatesAreEachOnesOwn) {
+TEST_F(ReplicasTest, OnlyShardsGoFromTheFirstReplicaToOthers) {
   StoreIn(0, 5);
   StoreIn(1, 6);  // it was to be the same
   Pass();
@@ -383,7 +383,7 @@ class PassesOutliveDaemon : public PassCopiesTest {
 };
 
 // Their streams would store into shards of which the next daemon completes the snapshot.
-TEST_F(PassesOutliveDaemon, HostsAreNotAheadOfAPassThatTakesTheSnapshot) {
+TEST_F(PassesOutliveDaemon, HostsAreNotAheadOfAPassTakingASnapshot) {
   std::string ahead;
   for (uint64_t pass = 1; pass <= 6; ++pass) {
     for (const auto& device : devices_) device->Hold();
@@ -403,7 +403,7 @@ class DaemonUpdates : public PassCopiesTest {
   DaemonUpdates() : PassCopiesTest(PassCopies(1, v1::OPTIMIZER_KIND_SGD)) {}
 };
 
-TEST_F(DaemonUpdates, AStepOfTheDaemonsOptimizerIsKeptWithItsCommit) {
+TEST_F(DaemonUpdates, EachCommitOfTheDaemonsOptimizerTakesASnapshot) {
   Store(4);
   Pass();
   for (int rank = 0; rank < kRanks; ++rank) Train(rank);
@@ -419,7 +419,7 @@ TEST_F(DaemonUpdates, AStepOfTheDaemonsOptimizerIsKeptWithItsCommit) {
   EXPECT_EQ(read(), 3.5f);
 }
 
-TEST_F(DaemonUpdates, ADeathWhileADecidedStepIsCopiedCommitsItOnce) {
+TEST_F(DaemonUpdates, ADeathDuringADecidedStepsCopyCommitsItOnce) {
   Store(4);
   Pass();
   TrainUntilDecided();
@@ -437,7 +437,7 @@ TEST_F(DaemonUpdates, ADeathWhileADecidedStepIsCopiedCommitsItOnce) {
 }
 
 // What ranks have stored behind the step is the pass's, and nobody has begun anything in it.
-TEST_F(DaemonUpdates, AnEpochThatIsToEndBehindTheStepEndsBeforeTheNextPassWithItsStores) {
+TEST_F(DaemonUpdates, EpochsEndingBehindAStepEndBeforeTheNextPass) {
   Store(4);
   Pass();
   OnLoop([&] { EXPECT_TRUE(job_->EndBehindStep(absl::AbortedError("the daemon stops"))); });
@@ -455,7 +455,7 @@ TEST_F(DaemonUpdates, AnEpochThatIsToEndBehindTheStepEndsBeforeTheNextPassWithIt
 }
 
 // Its GPUs have not done with the step when the host asks for the next pass.
-TEST_F(DaemonUpdates, APassThatIsEnteredBehindAStepBeginsWithItsVersion) {
+TEST_F(DaemonUpdates, APassEnteredBehindAStepBeginsWithItsVersion) {
   Store(4);
   Pass();
   for (const auto& device : devices_) device->Hold();

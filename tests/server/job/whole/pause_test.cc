@@ -95,7 +95,7 @@ TEST_F(PauseTest, DeathWhileItIsPausedLosesNothingWhereNobodyWrites) {
   EXPECT_EQ(Aborts(0) + Aborts(1), 0) << "of the new sessions";
 }
 
-TEST_F(PauseTest, DeathOfARankWhosePauseAnotherHasEndedTakesTheEditsBack) {
+TEST_F(PauseTest, ADeathAfterAnotherEndedThePauseTakesEditsBack) {
   EnterBoth();
   Pause(1);
   Leave(0);

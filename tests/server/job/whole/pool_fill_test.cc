@@ -52,7 +52,7 @@ class PoolFillTest : public GradientsTest {
   }
 };
 
-TEST_F(PoolFillTest, OneThatWasInvalidatedLetsNobodyReadTheSlotThatIsFilledInItsPlace) {
+TEST_F(PoolFillTest, AnInvalidatedFillOpensNoOtherSlotToReaders) {
   HoldFills();
   Unshard(0, kA, v1::PHASE_FORWARD);
   ASSERT_TRUE(Until([&] { return devices_[0]->Waiting() || devices_[1]->Waiting(); }));
@@ -89,7 +89,7 @@ class MoreGroupsThanSlotsTest : public PoolFillTest {
   static constexpr int kSlots = 8;
 };
 
-TEST_F(MoreGroupsThanSlotsTest, TheNextOneWaitsForAFillAndIsThereThen) {
+TEST_F(MoreGroupsThanSlotsTest, TheNextOneWaitsUntilAFillEnds) {
   for (int group = kSlots + 1; group <= kGroups; ++group) {
     Unshard(0, group, v1::PHASE_FORWARD);
     Unshard(1, group, v1::PHASE_FORWARD);
@@ -105,7 +105,7 @@ TEST_F(MoreGroupsThanSlotsTest, TheNextOneWaitsForAFillAndIsThereThen) {
   EXPECT_TRUE(Alive()) << Error();
 }
 
-TEST_F(MoreGroupsThanSlotsTest, WhoGivesItBackBeforeItHasASlotTakesNone) {
+TEST_F(MoreGroupsThanSlotsTest, OneGivenBackBeforeItHasASlotTakesNone) {
   Unshard(0, kSlots + 1, v1::PHASE_FORWARD);
   Reshard(0, kSlots + 1);
   Unshard(0, kSlots + 2, v1::PHASE_FORWARD);
@@ -117,7 +117,7 @@ TEST_F(MoreGroupsThanSlotsTest, WhoGivesItBackBeforeItHasASlotTakesNone) {
 }
 
 // The second request of the group stands behind one that has no slot, though the rank holds it by the first.
-TEST_F(MoreGroupsThanSlotsTest, WhatIsAskedForTwiceAndGivenBackTwiceIsNotHeld) {
+TEST_F(MoreGroupsThanSlotsTest, OneAskedForAndGivenBackTwiceIsNotHeld) {
   Unshard(1, 1, v1::PHASE_FORWARD);
   Unshard(1, kSlots + 1, v1::PHASE_FORWARD);
   Unshard(1, 1, v1::PHASE_BACKWARD);

@@ -27,7 +27,7 @@ class PresenceTest : public GradientsTest {
   }
 };
 
-TEST_F(PresenceTest, DroppedByAllIsNoUpdateNoDecayAndNoPartOfTheNorm) {
+TEST_F(PresenceTest, GradientsDroppedByAllMeanNoUpdateDecayOrNorm) {
   std::fill_n(Shard(kA), kNumel, 1.0f);
   std::fill_n(Shard(kB), kNumel, 1.0f);
   BackwardOfAll();
@@ -75,7 +75,7 @@ TEST_F(PresenceTest, GivenBeforeABackwardIsAddedTo) {
   EXPECT_EQ(First(kB), -3);
 }
 
-TEST_F(PresenceTest, GivenByOneRankBeforeABackwardIsAddedToThereOnly) {
+TEST_F(PresenceTest, AGradientThatOneRankGaveIsAddedToThere) {
   std::fill_n(Gradient(kA), kNumel, 99.0f);
   Give(0, kA, 5);
   BackwardOfAll();
@@ -115,7 +115,7 @@ TEST_F(PresenceTest, LastWordCounts) {
   EXPECT_EQ(First(kB), -3);
 }
 
-TEST_F(PresenceTest, RankThatIsAheadSpeaksOfItsOwnPlaceInTheStep) {
+TEST_F(PresenceTest, RanksAheadSpeakOfTheirPlaceInTheStep) {
   Backward(0, 2);
   Say(0, kB, false);  // after a backward that rank 1 has not begun
   Backward(1, 4);
@@ -125,7 +125,7 @@ TEST_F(PresenceTest, RankThatIsAheadSpeaksOfItsOwnPlaceInTheStep) {
   EXPECT_EQ(Last(kB), -3);
 }
 
-TEST_F(PresenceTest, WhatWasSaidOfOneStepSaysNothingOfTheNext) {
+TEST_F(PresenceTest, PresenceOfOneStepSaysNothingOfTheNext) {
   BackwardOfAll();
   Say(0, kB, false);
   Say(1, kB, false);
@@ -158,7 +158,7 @@ TEST_F(PresenceTest, ParameterOutOfRangeIsRefused) {
   EXPECT_NE(Error().find("no such parameter (got 3, want 0 to 2)"), std::string::npos) << Error();
 }
 
-TEST_F(PresenceTest, AfterAnAbandonedBackwardAllDroppedAndDoneAgainItLeavesNoTrace) {
+TEST_F(PresenceTest, AnAbandonedBackwardDroppedByAllLeavesNoTrace) {
   for (int rank = 0; rank < kRanks; ++rank) {
     Submit(rank, kB, 100);
   }
@@ -172,7 +172,7 @@ TEST_F(PresenceTest, AfterAnAbandonedBackwardAllDroppedAndDoneAgainItLeavesNoTra
   EXPECT_EQ(First(kB), -3);
 }
 
-TEST_F(PresenceTest, DroppedByOneRankThatDoesItsBackwardAgainCostsNobodysGradient) {
+TEST_F(PresenceTest, ARankThatRepeatsItsBackwardDropsNobodysGradient) {
   Backward(1, 4, /*fresh=*/true);
   Submit(0, kB, 10, /*fresh=*/true);
   AwaitAdded(0, kB);
@@ -185,7 +185,7 @@ TEST_F(PresenceTest, DroppedByOneRankThatDoesItsBackwardAgainCostsNobodysGradien
   EXPECT_EQ(First(kA), -3);
 }
 
-TEST_F(PresenceTest, NobodyAttachesWhileZerosOfAnEpochThatEndedAreUnderWay) {
+TEST_F(PresenceTest, NobodyAttachesWhileZerosOfAnEndedEpochAreWritten) {
   BackwardOfAll();
   Say(0, kB, false);
   devices_[0]->Hold();
@@ -262,7 +262,7 @@ class FoldedPresenceTest : public PresenceTest {
   }
 };
 
-TEST_F(FoldedPresenceTest, WhatWasSaidBeforeABackwardWhoseGradientsAreAddedEarlyIsSettledThere) {
+TEST_F(FoldedPresenceTest, PresenceToldBeforeAnEarlyReductionIsSettledThere) {
   ASSERT_EQ(plan_->groups[kA].gradient_slot, plan_->groups[kC].gradient_slot);
   std::fill_n(Gradient(kA), kLarge, 5.0f);
   Say(0, kA, true);  // of its half; the other one is rank 1's, who gives nothing
@@ -414,7 +414,7 @@ TEST_F(ReplicasPresenceTest, DroppedByTheSecondReplicaIsTheFirstOnes) {
   EXPECT_EQ(Last(kB), -3);
 }
 
-TEST_F(ReplicasPresenceTest, GivenByTheSecondReplicaIsAddedToAndCarriedToBoth) {
+TEST_F(ReplicasPresenceTest, TheSecondReplicasGradientIsAddedToAndReachesBoth) {
   std::fill_n(Gradient(kA), kNumel, 99.0f);
   GiveCopy(1, kA, 5);
   BackwardOfAll();

@@ -133,7 +133,7 @@ class Renew : private RenewMemory, public JobCoreTest, public ::testing::WithPar
   }
 };
 
-TEST_P(Renew, WhatAStoppedProcessStoresReachesNoGradientOfALaterEpoch) {
+TEST_P(Renew, StoresOfAStoppedProcessReachNoLaterGradient) {
   const Process stopped;
   float* const late = TrainersGradients();
   ASSERT_NE(late, MAP_FAILED);
@@ -147,7 +147,7 @@ TEST_P(Renew, WhatAStoppedProcessStoresReachesNoGradientOfALaterEpoch) {
   EXPECT_EQ(SlabAt<float>(job_->memory().shards(), 0)[0], -0.5f);
 }
 
-TEST_P(Renew, WhatIsLeftIsInTheStatusUntilItsProcessHasEnded) {
+TEST_P(Renew, WhatIsLeftStaysInStatusUntilItsProcessEnds) {
   Process stopped;
   StopAndLose(1, stopped);
   ASSERT_TRUE(AttachAll().ok());
@@ -162,7 +162,7 @@ TEST_P(Renew, WhatIsLeftIsInTheStatusUntilItsProcessHasEnded) {
   EXPECT_EQ(Left().purpose(), "");
 }
 
-TEST_P(Renew, OfADeviceOneIsLeftAtATimeAndTheNextIsRefused) {
+TEST_P(Renew, OneIsLeftPerDeviceAndTheNextIsRefused) {
   Process first;
   const Process second;
   StopAndLose(1, first);
@@ -202,7 +202,7 @@ TEST_P(Renew, ARankThatComesBackByItselfKeepsTheShards) {
 }
 
 // In another PID namespace, before kernel 6.9: neither pids nor their descriptors tell processes apart.
-TEST_P(Renew, RanksThatCannotBeToldApartComeBackAsOftenAsTheyAreLost) {
+TEST_P(Renew, IndistinguishableRanksComeBackAsOftenAsTheyAreLost) {
   for (int time = 0; time < 3; ++time) {
     OnLoop([&] {
       job_->sessions()[0].get()->peer.pid = job_->sessions()[1].get()->peer.pid = 0;

@@ -88,7 +88,7 @@ class StuckCopyTest : public ::testing::Test {
   std::optional<OnGpu> stuck_, healthy_;
 };
 
-TEST_F(StuckCopyTest, EndsItsOwnJobAndOthersOnTheSameGpuGoOn) {
+TEST_F(StuckCopyTest, EndsItsOwnJobAndNoOtherOnItsGpu) {
   stuck_->EnterWithWriteback();
   memory_.Hold();
   stuck_->Write(7);

@@ -100,7 +100,7 @@ TEST_F(SumsTest, AreMadeBySessionsAloneAndTheStepTakesThem) {
 }
 
 // A stream that waits for a sum may stand before it in a queue of the GPU.
-TEST_F(SumsTest, NothingSaysThatASumWillBeThereBeforeItIs) {
+TEST_F(SumsTest, NothingAnnouncesASumBeforeItIsThere) {
   Find();
   for (int rank = 0; rank < kRanks; ++rank) Backward(rank);
   const DaemonPageView page(clients_[0].memory->daemon_page->data(), static_cast<int64_t>(plan_->gradient_slots.size()),
@@ -153,7 +153,7 @@ class SumsWithPassCopies : public SumsTest {
 };
 
 // A stream that waits for a pass may stand before a sum of it in a queue of the GPU.
-TEST_F(SumsWithPassCopies, APassIsAnnouncedWhenTheSumsBeforeItAreThere) {
+TEST_F(SumsWithPassCopies, APassIsAnnouncedWhenEarlierSumsAreThere) {
   Find();
   Enter();
   ASSERT_TRUE(UntilPolled([&] { return Word(&DaemonPage::passes) == 1; }));
@@ -196,7 +196,7 @@ TEST_F(SumsTest, ASumThatLandsLateTouchesNothingThatCounts) {
   EXPECT_EQ(SlabAt<float>(job_->memory().shards(), 0)[63], -0.5f);
 }
 
-TEST_F(SumsTest, AClientThatSaysThatItHasEndedLeavesItsPlace) {
+TEST_F(SumsTest, AClientThatSaysItHasEndedLeavesItsPlace) {
   Find();
   for (int rank = 0; rank < kRanks; ++rank) Backward(rank);
   OnLoop([&] { job_->SessionLost(0, "its session stream ended"); });
@@ -206,7 +206,7 @@ TEST_F(SumsTest, AClientThatSaysThatItHasEndedLeavesItsPlace) {
   EXPECT_TRUE(TryAttach(0).ok());
 }
 
-TEST_F(SumsTest, SoDoesAProcessThatHasEndedAndOneThatIsReplacedIsKilled) {
+TEST_F(SumsTest, EndedProcessesLeaveTheirPlaceAndReplacedOnesAreKilled) {
   const pid_t child = fork();
   if (child == 0) {
     pause();
@@ -244,7 +244,7 @@ TEST_F(SumsTest, ASessionThatEndsBetweenSumsLeavesNothingBehind) {
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(TryAttach(rank).ok());
 }
 
-TEST_F(SumsTest, ARankThatDoesNotAddIsNamedWithTheGroupWhenItsTimeIsOver) {
+TEST_F(SumsTest, ARankThatDoesNotAddInTimeIsNamed) {
   Find();
   for (int rank = 0; rank < kRanks; ++rank) Backward(rank);
   Add(0);

@@ -38,7 +38,7 @@ class TurnsTest : public JobCoreTest {
   }
 };
 
-TEST_F(TurnsTest, ATurnThatIsOverEndsWithTheCommandAndGoesOnWithTheNextRank) {
+TEST_F(TurnsTest, TurnsEndWithACommandAndTheNextRankFollows) {
   Fill(0, 10);
   Fill(1, 4);
   for (int i = 0; i < 3; ++i) {
@@ -48,7 +48,7 @@ TEST_F(TurnsTest, ATurnThatIsOverEndsWithTheCommandAndGoesOnWithTheNextRank) {
   EXPECT_THAT(PollUntilTime(absl::InfiniteFuture()), ElementsAre(7, 1));
 }
 
-TEST_F(TurnsTest, ABatchOfTheStreamGoesOnWhereItsTurnEnded) {
+TEST_F(TurnsTest, ABatchOfTheStreamResumesWhereItsTurnEnded) {
   v1::CommandBatch batch;
   for (int i = 0; i < 6; ++i) {
     v1::Command& command = *batch.add_commands();

@@ -53,7 +53,7 @@ class UndoMemoryTest : private UndoMemory, public JobCoreTest {
   }
 };
 
-TEST_F(UndoMemoryTest, AModelLargerThanTheHostIsServedAndItsWritebackAloneIsRefusedByName) {
+TEST_F(UndoMemoryTest, OnlyTheWritebackOfATooLargeModelIsRefused) {
   const int64_t reserved_before = reserved();
   EXPECT_LT(reserved_before, WritebackUndoBytes(*plan_));
   const uint64_t before = epoch();
@@ -86,7 +86,7 @@ class SmallUndoMemoryTest : public UndoMemoryTest {
   SmallUndoMemoryTest() : UndoMemoryTest(1e-4) {}
 };
 
-TEST_F(SmallUndoMemoryTest, WhatAWritebackAsksForIsPromisedToNobodyElseUntilItEnds) {
+TEST_F(SmallUndoMemoryTest, WritebackMemoryIsPromisedToNobodyElseUntilItsEnd) {
   const int64_t before = reserved();
   Enter(0, /*writeback=*/true);
   EXPECT_EQ(reserved(), before + WritebackUndoBytes(*plan_));

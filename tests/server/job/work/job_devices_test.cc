@@ -39,7 +39,7 @@ class JobDevicesTest : public ::testing::Test {
   int alive_ = 0;
 };
 
-TEST_F(JobDevicesTest, TheOptimizerRunsOnTheRanksDevicesUnlessOthersAreNamed) {
+TEST_F(JobDevicesTest, TheOptimizerRunsOnTheRanksDevicesByDefault) {
   EXPECT_EQ(JobDevices(OwnDevices()).optimizer().count(), 2);
   KeptWork host;
   JobDevices::Parts parts = OwnDevices();
@@ -60,7 +60,7 @@ TEST_F(JobDevicesTest, EndsWhenAllThatItWasGivenIsFree) {
   EXPECT_EQ(alive_, 0);
 }
 
-TEST_F(JobDevicesTest, MemoryThatIsNotFreeInTimeIsLeftToItsThreadWithTheDevices) {
+TEST_F(JobDevicesTest, MemoryNotFreedInTimeStaysWithThreadAndDevices) {
   JobDevices::Parts parts = OwnDevices();
   const std::vector<Device*> left = parts.by_rank;
   static CoreLoop* worker = nullptr;  // never destroyed: its thread is left to the closure

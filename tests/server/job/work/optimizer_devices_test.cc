@@ -57,7 +57,7 @@ void RunAll(const std::vector<DeviceOp>& ops) {
   }
 }
 
-TEST(SplitOps, PartsDoWhatTheWholeDoesToTheBitAndAreAboutEqual) {
+TEST(SplitOps, EqualPartsDoWhatTheWholeDoesToTheBit) {
   State want;
   RunAll(want.Updates());
   for (const int parts : {1, 2, 3, 7, 40}) {
@@ -99,7 +99,7 @@ TEST(SplitOps, NothingIsNothingInEveryPart) {
   for (const std::vector<DeviceOp>& part : split) EXPECT_TRUE(part.empty());
 }
 
-TEST(OptimizerDevices, OneDeviceOfARankRunsWhatDependsOnWhatCameBefore) {
+TEST(OptimizerDevices, OneDeviceOfARankRunsDependentOperations) {
   std::vector<float> gradients(100'000, 1);
   const auto ops_of = [&](int rank) {
     float* const first = gradients.data() + rank * 50'000;

@@ -5,7 +5,7 @@
 namespace shardd {
 namespace {
 
-TEST(HandInsTest, ARankHandsInFromItsGrantToTheNextPass) {
+TEST(HandInsTest, RanksHandInFromTheirGrantToTheNextPass) {
   HandIns hand_ins(2);
   hand_ins.Ask(0);
   EXPECT_TRUE(hand_ins.wants(0) && !hand_ins.open(0));

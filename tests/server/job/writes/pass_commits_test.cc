@@ -34,7 +34,7 @@ TEST_F(PassCommitsTest, ASnapshotIsTakenBeforeTheFirstRankHandsIn) {
   EXPECT_TRUE(writes_.hand_ins().open(0));
 }
 
-TEST_F(PassCommitsTest, WhatWasHandedInIsAVersionBeforeThePassBegins) {
+TEST_F(PassCommitsTest, HandedInEditsAreAVersionBeforeThePassBegins) {
   ASSERT_TRUE(writes_.AskToHandIn(0).ok());
   writes_.LetHandIn();
   EnterAll();

@@ -80,7 +80,7 @@ TEST_F(SnapshotKeeperTest, MakesASlabWithTheFirstSnapshot) {
   EXPECT_TRUE(snapshot().whole());
 }
 
-TEST_F(SnapshotKeeperTest, AnEpochThatEndsDropsTheSnapshotThatIsBeingTaken) {
+TEST_F(SnapshotKeeperTest, AnEpochsEndDropsTheSnapshotBeingTaken) {
   HoldMemoryWorker();
   keeper_->Take();
   committed_.EndEpoch();
@@ -118,7 +118,7 @@ TEST_F(SnapshotKeeperTest, ASnapshotThatCannotBeTakenEndsTheEpoch) {
   EXPECT_FALSE(snapshot().taking());
 }
 
-TEST_F(SnapshotKeeperTest, StaysWhereItIsUnlessARankWasLetInToHandIn) {
+TEST_F(SnapshotKeeperTest, StaysWhereItIsUnlessARankCouldHandIn) {
   keeper_->GoBackIfStored();
   EXPECT_FALSE(snapshot().going_back());
   EXPECT_FALSE(keeper_->awaits_writers());

@@ -44,7 +44,7 @@ class ValueCopiesTest : public ::testing::Test {
   std::string order_;  // of the loop
 };
 
-TEST_F(ValueCopiesTest, EndsOnTheLoopInOrderWithTheStatusOfTheCopy) {
+TEST_F(ValueCopiesTest, EndOnTheLoopInOrderWithTheirStatus) {
   absl::Status ended;
   RunHeld();
   loop_.RunAndWait([&] {
@@ -63,7 +63,7 @@ TEST_F(ValueCopiesTest, EndsOnTheLoopInOrderWithTheStatusOfTheCopy) {
   EXPECT_EQ(ended.message(), "gone");
 }
 
-TEST_F(ValueCopiesTest, AFewBytesOfTheHostAreCopiedAtOnceUnlessACopyIsUnderWay) {
+TEST_F(ValueCopiesTest, FewHostBytesAreCopiedAtOnceUnlessOthersAre) {
   EXPECT_TRUE(copies_.IsMadeAtOnce(slab_, 4096));
   EXPECT_FALSE(copies_.IsMadeAtOnce(slab_, int64_t{1} << 20));
   RunHeld();

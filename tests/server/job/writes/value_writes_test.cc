@@ -66,7 +66,7 @@ class ValueWritesTest : public FactsTest {
   std::unique_ptr<ValueWrites> values_;
 };
 
-TEST_F(ValueWritesTest, InitialValuesAreWrittenUntilTheRankAsksForTheCommit) {
+TEST_F(ValueWritesTest, InitialValuesAreWrittenUntilTheRankAsksToCommit) {
   ASSERT_TRUE(Write(0, 3).ok());
   EXPECT_EQ(First(), 3);
   EXPECT_TRUE(values_->any_initial());
