@@ -96,6 +96,38 @@ TEST_F(JobSecretTest, WhoDoesNotGiveItNeitherOpensNorAttaches) {
   ExpectJobIntact();
 }
 
+// --view_group sees it without the secret, as administrators do, and closes it no more than others do.
+TEST_F(JobSecretTest, TheViewGroupSeesTheJobAndDoesNotCloseIt) {
+  if (geteuid() != 0) {
+    GTEST_SKIP() << "being another user as well needs root (uid " << geteuid() << ")";
+  }
+  constexpr gid_t kViewGroup = 23456;
+  StartDaemon({absl::StrCat("--view_group=", kViewGroup)});
+  ASSERT_EQ(chmod(socket().substr(0, socket().rfind('/')).c_str(), 0711), 0);
+  ASSERT_EQ(chmod(socket().c_str(), 0666), 0);
+  const auto connect = [this](uint32_t uid, const std::vector<gid_t>& groups) {
+    UniqueFd connected;
+    RunAsUid(
+        uid, [&] { connected = ConnectTo(socket()); }, groups);
+    return std::make_unique<RawClient>(socket(), std::move(connected));
+  };
+  const auto owner = connect(kOwner, {});
+  owner->Gives(kSecret);
+  ASSERT_TRUE(owner->Open(SpecOf(job_)).ok());
+  v1::JobRef ref;
+  ref.set_job("job");
+  v1::ListRanksResponse ranks;
+  v1::CloseJobByNameResponse closed;
+  for (const uint32_t uid : {kOwner, kStranger}) {
+    const auto viewer = connect(uid, {kViewGroup});
+    EXPECT_TRUE(viewer->Ask(&Jobs::ListRanks, ref, &ranks).ok()) << uid;
+    ExpectStatus(viewer->Ask(&Jobs::CloseJobByName, ref, &closed), absl::StatusCode::kPermissionDenied,
+                 uid == kOwner ? "none was given" : "may ask and change nothing");
+    const auto other = connect(uid, {});
+    EXPECT_FALSE(other->Ask(&Jobs::ListRanks, ref, &ranks).ok()) << uid;
+  }
+}
+
 TEST_F(JobSecretTest, AReplacementGivesItToo) {
   StartDaemon();
   RanksGive(kSecret);
