@@ -140,8 +140,13 @@ TEST_F(EmbeddedCustodian, IsReplacedWithAllJobsWhenItDies) {
   StartDaemon({"--embedded"});
   EXPECT_EQ(Committed(), 20);
   for (int rank = 0; rank < 2; ++rank) LetGo(args, "before_step", rank);
-  ExpectUndisturbed(args, ranks);
-  EXPECT_TRUE(PollUntil([this] { return Pid() == 0; })) << "it ends without jobs";
+  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
+  const std::vector<e2e::TrainerReport> reports = Reports(args);
+  ExpectAllOk(reports);
+  WaitForDaemon();  // it ends without jobs
+  EXPECT_TRUE(PollUntil([this] { return Pid() == 0; }));
+  StartDaemon();
+  ExpectAsUndisturbed(reports, args);
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ TEST_F(JobSecretTest, WhoDoesNotGiveItNeitherOpensNorAttaches) {
 }
 
 // --view_group sees it without the secret, as administrators do, and closes it no more than others do.
-TEST_F(JobSecretTest, TheViewGroupSeesTheJobAndDoesNotCloseIt) {
+TEST_F(JobSecretTest, TheViewGroupSeesTheJobAndClosesNone) {
   if (geteuid() != 0) {
     GTEST_SKIP() << "being another user as well needs root (uid " << geteuid() << ")";
   }
