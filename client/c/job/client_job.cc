@@ -135,7 +135,7 @@ absl::Status ClientJob::DetachOnce(bool finished) {
   status = status.ok() ? attachment_.WaitPassBegun("detach", nullptr) : status;
   bool wrote = false;
   if (status.ok() && finished) {
-    status = passes_.paused() ? passes_.HandInEdits("detach") : status;
+    status = passes_.stopped_reading() ? passes_.HandInEdits("detach") : status;
     wrote = hand_ins_.granted();
     if (status.ok() && !passes_.inside()) {
       const absl::StatusOr<std::string> stored = edits_.FindOwn();
