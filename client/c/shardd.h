@@ -453,9 +453,10 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
  * or system calls of any thread, between passes. Nobody else sees that until shardd_enter_pass or shardd_step finds
  * what differs in the rank's write range, waits until no rank is inside a pass and hands it in; the job has it from
  * then on. Stores into other ranks' elements are dropped there. Stores inside a pass, inside of full parameters, or
- * between shardd_step and shardd_wait_step, make the call that ends that (pause, leave, step, commit, wait, or the next
- * pass), and all calls after it, fail with FAILED_PRECONDITION and the parameter's name. shardd_hand_in_edits hands in
- * at once, for who reads others' elements where they lie. A rank that dies takes along what it has not handed in.
+ * between shardd_step and shardd_wait_step, make the call that ends that (stop_reading, leave, step, commit, wait, or
+ * the next pass), and all calls after it, fail with FAILED_PRECONDITION and the parameter's name. shardd_hand_in_edits
+ * hands in at once, for who reads others' elements where they lie. A rank that dies takes along what it has not handed
+ * in.
  * shardd_attach: UNIMPLEMENTED where the process may not read /proc/self/pagemap; set passCopies there.
  *
  * With an optimizer in the trainers, on GPUs, and with JobConfig.passCopies (shardd_job_info.pass_copies says which),
@@ -466,13 +467,14 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
  * - between shardd_enter_full_params and the return of shardd_leave_full_params, which then waits until all have left,
  * - between shardd_step and the commit it asks for (shardd_wait_step, shardd_await_step, or the next pass).
  * A store inside a pass is harmless to who reads, and counts from the next pass on. shardd_hand_in_edits returns at
- * once, shardd_pause_pass and shardd_resume_pass mean nothing. Every shardd_enter_pass makes a version. As no store is
- * seen, an epoch that ends, whenever and for whatever reason, takes the job back to the copy that was kept, with every
- * JobConfig.keep_every-th pass: with 1, to where the current pass began (or to the last commit of the daemon's
- * optimizer, or of written values). Before it goes back, no rank may store any more: shardd_reattach, and shardd_attach
- * of a replacement, wait until the process of every other rank has attached again or has ended, and name it while that
- * lasts; attach with `replace` kills it. A rank without pass_copies that dies while it hands in takes the job back in
- * the same way. What was stored after the last shardd_enter_pass is no version: enter once more before shardd_detach.
+ * once, and shardd_stop_reading and shardd_resume_reading look for nothing. Every shardd_enter_pass makes a version. As
+ * no store is seen, an epoch that ends, whenever and for whatever reason, takes the job back to the copy that was kept,
+ * with every JobConfig.keep_every-th pass: with 1, to where the current pass began (or to the last commit of the
+ * daemon's optimizer, or of written values). Before it goes back, no rank may store any more: shardd_reattach, and
+ * shardd_attach of a replacement, wait until the process of every other rank has attached again or has ended, and name
+ * it while that lasts; attach with `replace` kills it. A rank without pass_copies that dies while it hands in takes the
+ * job back in the same way. What was stored after the last shardd_enter_pass is no version: enter once more before
+ * shardd_detach.
  */
 
 /* Returns when every rank has called it. stepped != 0, equal on all ranks: what was
@@ -481,17 +483,21 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
 SHARDD_API shardd_status* shardd_enter_pass(shardd_job* job, int stepped, const void* state, size_t state_bytes);
 /* The rank reads no more until its next pass. shardd_step says so too. */
 SHARDD_API shardd_status* shardd_leave_pass(shardd_job* job);
-/* Inside a pass: the rank reads nothing until its next shardd_unshard or shardd_resume_pass, which may not come. For a
- * forward of which nobody knows whether it has a backward. Where edits, this rank's or another's, are handed in then,
- * the pass of this one ends. shardd_unshard and shardd_resume_pass after that fail with
- * FAILED_PRECONDITION, with the parameter's name where the store was this rank's, until the next shardd_enter_pass. */
-SHARDD_API shardd_status* shardd_pause_pass(shardd_job* job);
-/* Inside a pass, perhaps paused: the rank reads again what it has kept unsharded. */
-SHARDD_API shardd_status* shardd_resume_pass(shardd_job* job);
+/* Inside a pass: the rank reads nothing until its next shardd_unshard or shardd_resume_reading, which may not come. For
+ * a forward of which nobody knows whether it has a backward. From here on the rank may store, as after the pass: if no
+ * backward comes, that counts from the next pass on. If one comes, its shardd_unshard or shardd_resume_reading fails
+ * with FAILED_PRECONDITION and the parameter's name, and the rank has left the pass. Tells other ranks nothing: whoever
+ * waits until this one has left goes on waiting. */
+SHARDD_API shardd_status* shardd_stop_reading(shardd_job* job);
+/* Inside a pass, perhaps after shardd_stop_reading: the rank reads again what it has kept unsharded. */
+SHARDD_API shardd_status* shardd_resume_reading(shardd_job* job);
 SHARDD_API int32_t shardd_inside_pass(const shardd_job* job); /* 1: yes */
-/* Waits until no rank is inside a pass and hands in what this one has stored into its write range
- * (shardd_get_shard_range). Nothing with pass_copies. FAILED_PRECONDITION inside a pass or inside of full parameters.
- * [waits] */
+/* *has_edits = 1: this rank has stored into its write range (shardd_get_shard_range), and has not handed that in.
+ * Always 0 with pass_copies. FAILED_PRECONDITION where the rank reads in a pass, and inside of full parameters. */
+SHARDD_API shardd_status* shardd_has_edits(shardd_job* job, int32_t* has_edits);
+/* Leaves the pass of a rank that has stopped reading, if there is something to hand in; waits until no rank is inside a
+ * pass, and hands in what this one has stored into its write range. Nothing with pass_copies. FAILED_PRECONDITION where
+ * the rank reads in a pass, and inside of full parameters. [waits] */
 SHARDD_API shardd_status* shardd_hand_in_edits(shardd_job* job);
 /* on != 0: a store into what this process may only read (shards where trainers never write, what is unsharded on CPUs,
  * state of the daemon's optimizer) writes a line with the parameter's name to standard error before it ends the

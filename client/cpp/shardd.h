@@ -258,9 +258,15 @@ class Job {
     return Status::Take(shardd_enter_pass(job_, stepped ? 1 : 0, state.data(), state.size()));
   }
   Status LeavePass() { return Status::Take(shardd_leave_pass(job_)); }
-  Status PausePass() { return Status::Take(shardd_pause_pass(job_)); }
-  Status ResumePass() { return Status::Take(shardd_resume_pass(job_)); }
+  Status StopReading() { return Status::Take(shardd_stop_reading(job_)); }
+  Status ResumeReading() { return Status::Take(shardd_resume_reading(job_)); }
   bool inside_pass() const { return shardd_inside_pass(job_) != 0; }
+  Status HasEdits(bool* has_edits) {
+    int32_t has = 0;
+    Status status = Status::Take(shardd_has_edits(job_, &has));
+    *has_edits = has != 0;
+    return status;
+  }
   Status HandInEdits() { return Status::Take(shardd_hand_in_edits(job_)); }
   Status WatchWrites(bool on = true) { return Status::Take(shardd_watch_writes(job_, on ? 1 : 0)); }
   // The stored parameter; shard_range(param) says what of it may be written.

@@ -15,16 +15,16 @@ Status Passes::Enter() {
   }
   if (inside_) {
     if (shell_.InsidePass()) {
-      Status status = shell_.ResumePass();
+      Status status = shell_.ResumeReading();
       if (status.ok()) {
-        paused_ = false;
+        stopped_reading_ = false;
         return status;
       }
       if (shell_.InsidePass()) {
         return status;
       }
     }
-    Status status = shell_.ReshardAll();  // of a pass that another rank's edits have ended
+    Status status = shell_.ReshardAll();  // of a pass that an edit has ended
     if (!status.ok()) {
       return status;
     }
@@ -34,7 +34,7 @@ Status Passes::Enter() {
     return status;
   }
   inside_ = true;
-  paused_ = false;
+  stopped_reading_ = false;
   state_.clear();
   if (std::exchange(stepped_, false)) {
     shell_.StepCommitted();
@@ -59,27 +59,27 @@ Status Passes::EnterByHand(bool backward) {
   return status;
 }
 
-Status Passes::Pause() {
+Status Passes::StopReading() {
   if (!inside_ || !shell_.InsidePass()) {
     return Status();
   }
-  Status status = shell_.PausePass();
-  paused_ = paused_ || status.ok();
+  Status status = shell_.StopReading();
+  stopped_reading_ = stopped_reading_ || status.ok();
   return status;
 }
 
-Status Passes::PauseByHand() {
-  Status status = Pause();
+Status Passes::StopReadingByHand() {
+  Status status = StopReading();
   by_hand_ = by_hand_ || status.ok();
   return status;
 }
 
-Status Passes::Resume() {
-  if (!paused_) {
+Status Passes::ResumeReading() {
+  if (!stopped_reading_) {
     return Status();
   }
-  Status status = shell_.ResumePass();
-  paused_ = !status.ok();
+  Status status = shell_.ResumeReading();
+  stopped_reading_ = !status.ok();
   return status;
 }
 
@@ -111,7 +111,7 @@ Status Passes::Commit() {
 Status Passes::BeginWriting() {
   Status status = copies_ ? LeaveByHand() : Status();
   if (copies_ && status.ok()) {
-    written_ = paused_;
+    written_ = stopped_reading_;
   }
   return status;
 }

@@ -31,8 +31,8 @@ class PassShell {
   virtual bool InsidePass() = 0;
   virtual Status EnterPass(bool stepped, const std::string& state) = 0;
   virtual Status LeavePass() = 0;
-  virtual Status PausePass() = 0;
-  virtual Status ResumePass() = 0;
+  virtual Status StopReading() = 0;
+  virtual Status ResumeReading() = 0;
   // Gives all groups back, whoever uses them.
   virtual Status ReshardAll() = 0;
   // The pass that was entered has committed a step of the trainers' optimizer.

@@ -4,7 +4,7 @@
 // The words that client and daemon share: plain structs of atomics at fixed offsets, zero at the start and never moved.
 // A word may be added without another protocol version in the rest of a line, if zero means what was before; whatever
 // moves a word, or the end of either page, is of another version (common/versions/versions.h). Each word has one
-// writer, except ClientPage::pass. Words are 128 bytes apart (adjacent-line prefetch). Both objects are new with each
+// writer. Words are 128 bytes apart (adjacent-line prefetch). Both objects are new with each
 // session, and a session belongs to one epoch, so no writer of an old epoch can touch a word of a new one.
 
 #include <atomic>
@@ -13,13 +13,6 @@
 #include "common/shm/timeline.h"
 
 namespace shardd {
-
-// Whether a client reads in its pass, if trainers write.
-enum class PassWord : uint32_t {
-  kReading = 0,    // it reads, or is not inside a pass
-  kPaused = 1,     // between a forward and its possible backward; it reads nothing
-  kOvertaken = 2,  // another rank handed in during the pause; the client's pass is over
-};
 
 // Start of the session memory. The client writes it; the daemon reads each word once and checks its range.
 struct ClientPage {
@@ -37,9 +30,7 @@ struct ClientPage {
   alignas(128) std::atomic<uint32_t> is_void;
   // Not 0 while the client sleeps, or is about to, on a word of the daemon's page (see TimelineWait).
   alignas(128) std::atomic<uint32_t> waiting;
-  // A PassWord, changed by compare-exchange: the client moves it between kReading and kPaused, the daemon from kPaused
-  // to kOvertaken. So a pause and its end need no message.
-  alignas(128) std::atomic<uint32_t> pass;
+  alignas(128) std::atomic<uint32_t> reserved_word;  // nobody reads it
   // Number of records written into the trace ring (trace_ring.h).
   alignas(128) std::atomic<uint64_t> trace_written;
 };

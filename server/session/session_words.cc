@@ -85,15 +85,6 @@ void SessionWords::PublishPassIssued() {
   TimelineStore(page_.page().passes_issued, TimelineValue(epoch_, ++passes_issued_), waiting());
 }
 
-bool SessionWords::pass_paused() const {
-  return view_.page().pass.load(std::memory_order_acquire) == static_cast<uint32_t>(PassWord::kPaused);
-}
-
-bool SessionWords::Overtake() {
-  uint32_t paused = static_cast<uint32_t>(PassWord::kPaused);
-  return view_.page().pass.compare_exchange_strong(paused, static_cast<uint32_t>(PassWord::kOvertaken));
-}
-
 void SessionWords::PublishHandIn() {
   NoteProgress();
   TimelineStore(page_.page().hand_ins, TimelineValue(epoch_, ++hand_ins_), waiting());

@@ -34,10 +34,6 @@ class SessionWords {
   void PublishPass();
   void PublishPassIssued();  // before it, with pass_copies
   void PublishHandIn();
-  // Inside its pass, and reads nothing for now.
-  bool pass_paused() const;
-  // Ends the pass of a client that has paused in it. False: it reads again.
-  bool Overtake();
   // This rank has closed one more backward; a step that is committed ends the counting of `closed` from 0.
   void CountBackward() { ++backwards_; }
   void EndStepBackwards();

@@ -75,6 +75,14 @@ absl::Status WaitStep(shardd_job* job, shardd_step_result* result) {
   return absl::OkStatus();
 }
 
+absl::Status HasEdits(ClientJob& job, int32_t* has_edits) {
+  SHARDD_RETURN_IF_ERROR(CheckNotNull("has_edits", "has_edits", has_edits));
+  *has_edits = 0;
+  SHARDD_ASSIGN_OR_RETURN(const bool has, job.passes().HasEdits());
+  *has_edits = has ? 1 : 0;
+  return absl::OkStatus();
+}
+
 const void* StoredParameterData(ClientJob& job, int32_t param) {
   return StoredParameterAt(job.attachment(), param, job.rank_plan().copy_of(job.plan().shard_copies));
 }
@@ -187,14 +195,17 @@ shardd_status* shardd_enter_pass(shardd_job* job, int stepped, const void* state
 shardd_status* shardd_leave_pass(shardd_job* job) {
   SHARDD_CHECKED(api::CheckJob("leave_pass", job), job->impl->passes().Leave());
 }
-shardd_status* shardd_pause_pass(shardd_job* job) {
-  SHARDD_CHECKED(api::CheckJob("pause_pass", job), job->impl->passes().Pause());
+shardd_status* shardd_stop_reading(shardd_job* job) {
+  SHARDD_CHECKED(api::CheckJob("stop_reading", job), job->impl->passes().StopReading());
 }
-shardd_status* shardd_resume_pass(shardd_job* job) {
-  SHARDD_CHECKED(api::CheckJob("resume_pass", job), job->impl->passes().Resume());
+shardd_status* shardd_resume_reading(shardd_job* job) {
+  SHARDD_CHECKED(api::CheckJob("resume_reading", job), job->impl->passes().ResumeReading());
 }
 int32_t shardd_inside_pass(const shardd_job* job) {
   return api::CheckJob("inside_pass", job).ok() && job->impl->passes().inside() ? 1 : 0;
+}
+shardd_status* shardd_has_edits(shardd_job* job, int32_t* has_edits) {
+  SHARDD_CHECKED(api::CheckJob("has_edits", job), api::HasEdits(*job->impl, has_edits));
 }
 shardd_status* shardd_hand_in_edits(shardd_job* job) {
   SHARDD_CHECKED(api::CheckJob("hand_in_edits", job), job->impl->passes().HandIn());

@@ -149,7 +149,7 @@ absl::Status ClientJob::DetachOnce(bool finished, bool* has_all) {
   absl::Status status = attachment_.Live();
   status = status.ok() ? attachment_.WaitPassBegun("detach", nullptr) : status;
   if (finished) {
-    status = status.ok() && passes_.paused() ? passes_.HandInEdits("detach") : status;
+    status = status.ok() && passes_.stopped_reading() ? passes_.HandInEdits("detach") : status;
     const absl::StatusOr<std::string> stored = passes_.inside() ? std::string() : edits_.FindOwn();
     const bool wrote = hand_ins_.granted() || !stored.ok() || !stored->empty();
     status = status.ok() ? stored.status() : status;

@@ -9,7 +9,7 @@
 namespace shardd {
 
 void Passes::Reset() {
-  inside_ = paused_ = false;
+  inside_ = reads_ = false;
   written_.clear();
 }
 
@@ -35,7 +35,7 @@ absl::Status Passes::NotInside(const char* call) const {
 
 absl::Status Passes::SendEnter(bool stepped, absl::string_view state, const WaitFor& reason) {
   const auto object = [this] { return absl::StrCat("enter_pass job \"", attachment_.plan().job(), "\": "); };
-  if (inside()) {
+  if (inside_) {
     return absl::FailedPreconditionError(
         absl::StrCat(object(), "the rank is inside one (rank=", attachment_.rank(), "); call shardd_leave_pass first"));
   }
@@ -56,11 +56,9 @@ absl::Status Passes::SendEnter(bool stepped, absl::string_view state, const Wait
   SHARDD_ASSIGN_OR_RETURN(record.done, attachment_.GiveBack(reason));
   hand_ins_.End();
   staging_.PutMessage(state);
-  attachment_.memory().view().page().pass.store(static_cast<uint32_t>(PassWord::kReading), std::memory_order_release);
   record.opcode = Opcode::kEnterPass;
   record.flags = stepped ? kStepped : 0;
   record.arg0 = static_cast<int64_t>(state.size());
-  inside_ = false;  // of one that another rank's edits have ended
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
   staging_.MessageSent();
   attachment_.ledger().PassSent(stepped, std::string(state));
@@ -89,7 +87,7 @@ absl::Status Passes::Enter(bool stepped, absl::string_view state) {
     SHARDD_RETURN_IF_ERROR(attachment_.Wait(page.passes, ledger.passes(), reason));
   }
   Reset();
-  inside_ = true;
+  inside_ = reads_ = true;
   ledger.PassEntered();
   if (ledger.entering_stepped()) {
     gradients_.BeginStep();
@@ -102,14 +100,10 @@ absl::Status Passes::Leave() {
   CallSpan span(attachment_, v1::TRACE_CALL_LEAVE_PASS);
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   SHARDD_RETURN_IF_ERROR(CheckWrites("leave_pass"));
-  const bool reads = !paused_;
-  if (paused_ && !EndPause()) {
-    return span.Of(absl::OkStatus());  // another rank's edits have ended it
-  }
   if (!inside_) {
     return NotInside("leave_pass");
   }
-  SHARDD_RETURN_IF_ERROR(reads ? CheckNotStored() : absl::OkStatus());
+  SHARDD_RETURN_IF_ERROR(reads_ ? CheckNotStored() : absl::OkStatus());
   return span.Of(SendLeave());
 }
 
@@ -123,57 +117,31 @@ absl::Status Passes::SendLeave() {
   return absl::OkStatus();
 }
 
-absl::Status Passes::Pause() {
+absl::Status Passes::StopReading() {
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
-  SHARDD_RETURN_IF_ERROR(CheckWrites("pause_pass"));
+  SHARDD_RETURN_IF_ERROR(CheckWrites("stop_reading"));
   if (!inside_) {
-    return NotInside("pause_pass");
+    return NotInside("stop_reading");
   }
-  SHARDD_RETURN_IF_ERROR(paused_ ? absl::OkStatus() : CheckNotStored());
-  paused_ = true;
-  attachment_.memory().view().page().pass.store(static_cast<uint32_t>(PassWord::kPaused), std::memory_order_release);
+  SHARDD_RETURN_IF_ERROR(reads_ ? CheckNotStored() : absl::OkStatus());
+  reads_ = false;
   return absl::OkStatus();
 }
 
-bool Passes::EndPause() {
-  paused_ = false;
-  uint32_t paused = static_cast<uint32_t>(PassWord::kPaused);
-  if (attachment_.memory().view().page().pass.compare_exchange_strong(paused,
-                                                                      static_cast<uint32_t>(PassWord::kReading))) {
-    return true;
-  }
-  inside_ = false;
-  if (written_.empty()) {
-    written_ = "a parameter (by another rank)";
-  }
-  return false;
-}
-
-bool Passes::inside() const {
-  return inside_ && !(paused_ && attachment_.memory().view().page().pass.load(std::memory_order_acquire) ==
-                                     static_cast<uint32_t>(PassWord::kOvertaken));
-}
-
-absl::Status Passes::Resume() {
+absl::Status Passes::ResumeReading() {
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
-  SHARDD_RETURN_IF_ERROR(CheckWrites("resume_pass"));
-  return CheckReading(absl::StrCat("resume_pass job \"", attachment_.plan().job(), "\""));
+  SHARDD_RETURN_IF_ERROR(CheckWrites("resume_reading"));
+  return CheckReading(absl::StrCat("resume_reading job \"", attachment_.plan().job(), "\""));
 }
 
 absl::Status Passes::CheckReading(absl::string_view what) {
-  if (inside_ && !paused_) {
-    return absl::OkStatus();
+  if (inside_ && !reads_) {
+    SHARDD_ASSIGN_OR_RETURN(written_, edits_.FindAny());
+    SHARDD_RETURN_IF_ERROR(written_.empty() ? absl::OkStatus() : SendLeave());
+    reads_ = inside_;
   }
   if (inside_) {
-    const bool reads = EndPause();
-    SHARDD_ASSIGN_OR_RETURN(std::string stored, reads ? edits_.FindAny() : edits_.FindOwn());
-    if (reads && stored.empty()) {
-      return absl::OkStatus();
-    }
-    if (!stored.empty()) {
-      written_ = std::move(stored);
-    }
-    SHARDD_RETURN_IF_ERROR(reads ? SendLeave() : absl::OkStatus());
+    return absl::OkStatus();
   }
   if (!written_.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -218,14 +186,15 @@ absl::Status Passes::HandInEdits(const char* call) {
   }
   const WaitFor reason{call, nullptr, "all ranks outside of the pass, to hand in what was stored into shards"};
   if (!hand_ins_.requested() && !hand_ins_.granted()) {
-    SHARDD_RETURN_IF_ERROR(inside_ && !paused_ ? CheckNotStored() : absl::OkStatus());
+    SHARDD_RETURN_IF_ERROR(inside_ && reads_ ? CheckNotStored() : absl::OkStatus());
     SHARDD_RETURN_IF_ERROR(StepEnded());  // whoever has not waited for it
     SHARDD_ASSIGN_OR_RETURN(const std::string stored, edits_.FindOwn());
     if (stored.empty()) {
       return absl::OkStatus();
     }
-    if (inside_) {
-      SHARDD_RETURN_IF_ERROR(LeaveFor(stored));
+    if (inside_) {  // a backward, should one come, is told why
+      SHARDD_RETURN_IF_ERROR(SendLeave());
+      written_ = stored;
     }
     SHARDD_RETURN_IF_ERROR(hand_ins_.Request(reason));
   }
@@ -233,6 +202,28 @@ absl::Status Passes::HandInEdits(const char* call) {
     SHARDD_RETURN_IF_ERROR(hand_ins_.Await(reason));
   }
   return edits_.HandIn();
+}
+
+absl::Status Passes::CheckMayHandIn(const char* call) const {
+  const bool inside = attachment_.ledger().entering_pass() || (inside_ && reads_);
+  if (!inside && !handles_.in_full_params()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      call, " job \"", attachment_.plan().job(), "\": the rank is inside ", inside ? "a pass" : "of full parameters",
+      " (rank=", attachment_.rank(), "); call ", inside ? "shardd_leave_pass" : "shardd_leave_full_params", " first"));
+}
+
+absl::StatusOr<bool> Passes::HasEdits() {
+  SHARDD_RETURN_IF_ERROR(attachment_.Live());
+  SHARDD_RETURN_IF_ERROR(CheckWrites("has_edits"));
+  if (!edits_.on()) {
+    return false;
+  }
+  SHARDD_RETURN_IF_ERROR(CheckMayHandIn("has_edits"));
+  SHARDD_RETURN_IF_ERROR(StepEnded());  // whoever has not waited for it
+  SHARDD_ASSIGN_OR_RETURN(const std::string stored, edits_.FindOwn());
+  return !stored.empty();
 }
 
 absl::Status Passes::HandIn() {
@@ -247,22 +238,8 @@ absl::Status Passes::HandIn() {
   if (copies && !entering && !handles_.in_full_params()) {
     return span.Of(absl::OkStatus());
   }
-  const auto refuse = [this](const char* fact, const char* remedy) {
-    return absl::FailedPreconditionError(absl::StrCat("hand_in_edits job \"", attachment_.plan().job(), "\": ", fact,
-                                                      " (rank=", attachment_.rank(), "); call ", remedy, " first"));
-  };
-  if (entering || (inside_ && !paused_)) {
-    return refuse("the rank is inside a pass", "shardd_leave_pass");
-  }
-  if (handles_.in_full_params()) {
-    return refuse("the rank is inside of full parameters", "shardd_leave_full_params");
-  }
+  SHARDD_RETURN_IF_ERROR(CheckMayHandIn("hand_in_edits"));
   return span.Of(HandInEdits("hand_in_edits"));
-}
-
-absl::Status Passes::LeaveFor(std::string written) {
-  written_ = std::move(written);
-  return Leave();
 }
 
 }  // namespace shardd

@@ -30,15 +30,16 @@ class Passes {
   // These are calls of the C ABI.
   absl::Status Enter(bool stepped, absl::string_view state);
   absl::Status Leave();
-  absl::Status Pause();
-  absl::Status Resume();
-  bool inside() const;
+  absl::Status StopReading();
+  absl::Status ResumeReading();
+  bool inside() const { return inside_; }
+  absl::StatusOr<bool> HasEdits();
   absl::Status HandIn();
 
   // Puts the rank outside of any pass, for a new session or after a step.
   void Reset();
-  // Ends a pause and returns OK inside of a pass, else FAILED_PRECONDITION. `what` names the call, which reads
-  // parameters.
+  // Returns OK inside of a pass, if nothing was stored since the rank stopped reading, else FAILED_PRECONDITION. `what`
+  // names the call, which reads parameters.
   absl::Status CheckReading(absl::string_view what);
 
   // Hands in what this rank has stored into its view of the shards, when no rank reads them; nothing if it has stored
@@ -50,17 +51,16 @@ class Passes {
   // shards since it was sent.
   absl::Status StepEnded();
 
-  bool paused() const { return inside_ && paused_; }
+  // Inside, between a forward and what may be its backward.
+  bool stopped_reading() const { return inside_ && !reads_; }
 
  private:
   absl::Status CheckWrites(const char* call) const;
   absl::Status SendEnter(bool stepped, absl::string_view state, const WaitFor& reason);
   absl::Status NotInside(const char* call) const;
   absl::Status SendLeave();
-  // Returns false if another rank's edits were handed in meanwhile, which has ended the pass.
-  bool EndPause();
-  // Leaves the paused pass because of a store into `written`.
-  absl::Status LeaveFor(std::string written);
+  // FAILED_PRECONDITION where this rank reads in a pass, enters one, or is inside of full parameters.
+  absl::Status CheckMayHandIn(const char* call) const;
   // Returns FAILED_PRECONDITION, and makes it the job's failure, if the rank has stored into shards inside the pass.
   absl::Status CheckNotStored();
   absl::Status Fail(absl::string_view stored, absl::string_view why);
@@ -72,8 +72,8 @@ class Passes {
   HandIns& hand_ins_;
   Edits& edits_;
   bool inside_ = false;
-  bool paused_ = false;  // inside, and a store may leave it
-  std::string written_;  // what such a store wrote; until the next pass
+  bool reads_ = false;   // inside, and a store is an error
+  std::string written_;  // what a store wrote that has ended the pass; until the next one
 };
 
 }  // namespace shardd

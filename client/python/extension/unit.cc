@@ -170,7 +170,7 @@ void Unit::AskDaemon(bool backward) {
 
 void Unit::RequestUnshard() {
   if (shown_.unsharded()) {
-    Unshard();  // of a pass that is paused, or with the shards shown
+    Unshard();  // since a forward that may have a backward, or with the shards shown
   } else if (!life_.groups().empty()) {
     AskDaemon(life_.training() == fsdp::Training::kPreBackward || InBackward());
     requested_ = true;
@@ -190,7 +190,7 @@ void Unit::Unshard() {
   requested_ = false;
   const bool pre_backward = life_.training() == fsdp::Training::kPreBackward;
   const bool backward = pre_backward || InBackward();
-  if (shown_.unsharded() && engine_->passes().paused() && !backward) {
+  if (shown_.unsharded() && engine_->passes().stopped_reading() && !backward) {
     engine_->EnterPassByHand(/*backward=*/false);
   }
   if (shown_.unsharded()) {

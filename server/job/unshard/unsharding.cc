@@ -14,11 +14,9 @@ Unsharding::Unsharding(std::shared_ptr<const ShardPlan> plan, Facts facts, Servi
 absl::Status Unsharding::CheckMayUnshard(int rank, int group, int64_t phase, bool begins) const {
   std::string fact;
   absl::StatusCode code = absl::StatusCode::kFailedPrecondition;
-  // Overtaken: sent before the rank paused once more.
   if (see_.committed->version() == 0) {
     fact = "the job has no parameters yet; write them and CommitParameters first";
-  } else if (see_.writes->trainers_write() && !see_.writes->passes().inside(rank) &&
-             !see_.writes->hand_ins().overtaken(rank) && !begins) {
+  } else if (see_.writes->trainers_write() && !see_.writes->passes().inside(rank) && !begins) {
     fact = "the rank is outside of a pass; EnterPass first";
   } else if (phase != v1::PHASE_FORWARD && phase != v1::PHASE_BACKWARD) {
     code = absl::StatusCode::kInvalidArgument;

@@ -4,15 +4,8 @@
 #include <utility>
 
 #include "common/status/status_macros.h"
-#include "server/loop/core_loop.h"
 
 namespace shardd {
-namespace {
-
-// How soon a rank that pauses is noticed by one that waits to hand in.
-constexpr absl::Duration kPausePoll = absl::Microseconds(500);
-
-}  // namespace
 
 absl::Status PassCommits::Enter(int rank, RankCommand command) {
   const bool stepped = (command.flags & kStepped) != 0;
@@ -111,13 +104,6 @@ void PassCommits::LetHandIn() {
   // Shards are torn from here on, until what is handed in becomes a version.
   use_.committed->CountSnapshot(use_.snapshots->snapshot().step(), use_.snapshots->snapshot().trainer_states());
   use_.writes->LetHandIn();
-}
-
-void PassCommits::PollPauses() {
-  use_.writes->PollPauses(true);
-  auto poll = use_.work->AndAdvance([this](const absl::Status&) { use_.writes->PollPauses(false); });
-  use_.work->loop()->AddTimer(MonotonicNow() + kPausePoll,
-                              [job = use_.work->Keep(), poll = std::move(poll)] { poll(absl::OkStatus()); });
 }
 
 absl::Status PassCommits::LetStore() {

@@ -55,8 +55,6 @@ class PassCommits {
   absl::Status CommitBehindDevices();
   // Ranks that ask hand in, behind a snapshot that is due.
   void LetHandIn();
-  // Looks soon again whether ranks that read have paused, which they tell by a word alone.
-  void PollPauses();
   // With pass_copies. Who has left full parameters, or asks, may store when no other rank's device reads them any more.
   absl::Status LetStore();
 

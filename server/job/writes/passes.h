@@ -56,7 +56,7 @@ class Passes {
   void LetInAll();
   // The rank goes on in the others' pass.
   void Readmit(int rank) { ranks_[rank].pass = Pass::kInside; }
-  // By itself, with its step, or because another rank's hand-in ended its pass.
+  // By itself, or with its step.
   void Leave(int rank) { ranks_[rank].pass = Pass::kOutside; }
   // The rank takes no part in this step any more.
   void Forget(int rank) { ranks_[rank] = OfRank(); }

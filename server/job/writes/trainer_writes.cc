@@ -56,9 +56,6 @@ absl::Status TrainerWrites::EnterPass(int rank, bool stepped, uint64_t signal, s
 
 absl::Status TrainerWrites::LeavePass(int rank) {
   SHARDD_RETURN_IF_ERROR(CheckTrainersWrite(rank, "LeavePass"));
-  if (hand_ins_.TakeOvertaken(rank) && passes_.outside(rank)) {
-    return absl::OkStatus();  // it did not know yet
-  }
   if (!passes_.inside(rank)) {
     return Error(absl::StatusCode::kFailedPrecondition, rank, "LeavePass", "the rank is not inside a pass");
   }
@@ -191,52 +188,17 @@ bool TrainerWrites::MayHandIn() const {
   if (see_.snapshot->taking() || see_.full_params->AnyAsked()) {
     return false;
   }
+  bool some_want = false;
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (hand_ins_.wants(rank) && !see_.steps->stepped(rank)) {
-      return true;
-    }
-  }
-  return false;
-}
-
-bool TrainerWrites::ReadersPause() const {
-  int written_after = 0;  // backwards that who wants to write has done: those of readers come first
-  for (int rank = 0; rank < world_size(); ++rank) {
-    if (hand_ins_.wants(rank) && !see_.steps->stepped(rank)) {
-      written_after = std::max(written_after, see_.pairing->closed(rank));
-    }
-  }
-  for (int rank = 0; rank < world_size(); ++rank) {
-    if (!passes_.inside(rank)) {
-      continue;
-    }
-    // What it sent before it paused comes first, too.
-    const Session& session = *(*see_.sessions)[rank];
-    if (!session.words().pass_paused() || session.HasCommands() || see_.pairing->closed(rank) < written_after) {
+    if (passes_.inside(rank)) {
       return false;
     }
+    some_want = some_want || (hand_ins_.wants(rank) && !see_.steps->stepped(rank));
   }
-  return true;
-}
-
-bool TrainerWrites::EndPausedPasses() {
-  for (int rank = 0; rank < world_size(); ++rank) {
-    if (!passes_.inside(rank)) {
-      continue;
-    }
-    if (!(*see_.sessions)[rank]->words().Overtake()) {
-      return false;  // it has begun its backward just now; the others before it know that their pass is over
-    }
-    passes_.Leave(rank);
-    hand_ins_.Overtake(rank);
-  }
-  return true;
+  return some_want;
 }
 
 void TrainerWrites::LetHandIn() {
-  if (!EndPausedPasses()) {
-    return;
-  }
   for (int rank = 0; rank < world_size(); ++rank) {
     if (hand_ins_.wants(rank) && !see_.steps->stepped(rank)) {
       hand_ins_.Open(rank);

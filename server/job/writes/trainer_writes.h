@@ -5,9 +5,8 @@
 //
 //   rank:  kOutside --HandIn--> (hands in) --EnterPass--> kEntering --all have--> kInside --LeavePass--> kOutside
 //
-// What a reader sees never changes under it: ranks hand in when no rank is inside, passes begin when nobody hands in. A
-// rank that has paused (PassWord) reads nothing: another rank that wants to hand in ends its pass. With pass_copies
-// there is nothing to wait for but the copies.
+// What a reader sees never changes under it: ranks hand in when no rank is inside, passes begin when nobody hands in.
+// With pass_copies there is nothing to wait for but the copies.
 
 #include <cstdint>
 #include <string>
@@ -91,14 +90,10 @@ class TrainerWrites final : public JobPart {
   Wait WaitingToEnter(int rank) const;
 
   // Handing in ---------------------------------------------------------------------------------------
-  // Some rank wants to hand in that has not stepped: another may still write before its own step, but a rank that has
-  // reads no more and writes only after the commit.
+  // No rank is inside a pass or asks for full parameters, and some rank wants to hand in that has not stepped: another
+  // may still write before its own step, but a rank that has reads no more and writes only after the commit.
   bool MayHandIn() const;
-  // No rank reads in its pass.
-  bool ReadersPause() const;
-  // Ends the passes of ranks that pause and lets those hand in that want to, unless a rank has begun to read just now.
   void LetHandIn();
-  void PollPauses(bool polls) { hand_ins_.PollPauses(polls); }
   // FAILED_PRECONDITION: a rank writes between a forward and its backward, for which others wait. Each rank is looked
   // at once, however many wait.
   absl::Status CheckStuck(absl::Time now, WaitsFor waits_for) const;
@@ -115,7 +110,6 @@ class TrainerWrites final : public JobPart {
  private:
   void CommitHandIns();
   int world_size() const { return see_.plan->world_size; }
-  bool EndPausedPasses();
   absl::Status CheckTrainersWrite(int rank, absl::string_view what) const;
   absl::Status Error(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {
     return see_.committed->RankError(code, rank, what, fact);

@@ -21,13 +21,13 @@ class FakePasses final : public PassShell {
     return Asked("enter" + std::string(stepped ? " stepped" : "") + (state.empty() ? "" : " " + state), true);
   }
   Status LeavePass() override { return Asked("leave", false); }
-  Status PausePass() override { return Asked("pause", true); }
-  Status ResumePass() override { return Asked("resume", true); }
+  Status StopReading() override { return Asked("stop reading", true); }
+  Status ResumeReading() override { return Asked("resume reading", true); }
   Status ReshardAll() override { return Asked("reshard", inside_); }
   void StepCommitted() override { asked_.push_back("committed"); }
   std::vector<std::string> Take() { return std::exchange(asked_, {}); }
   void FailAt(const std::string& what) { fails_ = what; }
-  // Another rank's edits have ended the pass of a rank that was paused.
+  // An edit between a forward and its backward has ended the pass.
   void EndPass() { inside_ = false; }
 
  private:
@@ -48,10 +48,10 @@ class PassesTest : public ::testing::Test {
  protected:
   void Use(bool copies = false) { passes_.Use(copies); }
   void Ok(const Status& status) { EXPECT_TRUE(status.ok()) << status.message(); }
-  // Entered, paused, and what was asked for it forgotten.
-  void PausedPass() {
+  // Entered, its forward over, and what was asked for it forgotten.
+  void PassAfterForward() {
     Ok(passes_.EnterForward());
-    Ok(passes_.Pause());
+    Ok(passes_.StopReading());
     shell_.Take();
   }
 
@@ -62,7 +62,7 @@ class PassesTest : public ::testing::Test {
 TEST_F(PassesTest, UnusedPassesAskForNothing) {
   Ok(passes_.EnterForward());
   Ok(passes_.EnterByHand(/*backward=*/false));
-  Ok(passes_.Pause());
+  Ok(passes_.StopReading());
   Ok(passes_.Commit());
   Ok(passes_.End(/*reads_shards=*/true));
   EXPECT_THAT(shell_.Take(), IsEmpty());
@@ -72,18 +72,18 @@ TEST_F(PassesTest, UnusedPassesAskForNothing) {
 TEST_F(PassesTest, BackwardResumesThePassOfItsForward) {
   Use();
   Ok(passes_.EnterForward());
-  Ok(passes_.Pause());
-  EXPECT_TRUE(passes_.paused());
-  Ok(passes_.Resume());
-  Ok(passes_.Resume());
+  Ok(passes_.StopReading());
+  EXPECT_TRUE(passes_.stopped_reading());
+  Ok(passes_.ResumeReading());
+  Ok(passes_.ResumeReading());
   Ok(passes_.End(/*reads_shards=*/false));
   EXPECT_FALSE(passes_.inside());
-  EXPECT_THAT(shell_.Take(), ElementsAre("enter", "pause", "resume", "reshard", "leave"));
+  EXPECT_THAT(shell_.Take(), ElementsAre("enter", "stop reading", "resume reading", "reshard", "leave"));
 }
 
-TEST_F(PassesTest, OnlyTheWholeModelsForwardLeavesAPausedPass) {
+TEST_F(PassesTest, AModelsNextForwardLeavesThePassAPartsDoesNot) {
   Use();
-  PausedPass();
+  PassAfterForward();
   Ok(passes_.LeaveBefore(/*whole=*/false));
   EXPECT_THAT(shell_.Take(), IsEmpty());
   Ok(passes_.LeaveBefore(/*whole=*/true));
@@ -92,20 +92,20 @@ TEST_F(PassesTest, OnlyTheWholeModelsForwardLeavesAPausedPass) {
 
 TEST_F(PassesTest, APassThatEditsHaveEndedIsEnteredAnew) {
   Use();
-  PausedPass();
+  PassAfterForward();
   shell_.EndPass();
   Ok(passes_.EnterForward());
   EXPECT_THAT(shell_.Take(), ElementsAre("reshard", "enter"));
-  EXPECT_FALSE(passes_.paused());
+  EXPECT_FALSE(passes_.stopped_reading());
 }
 
-TEST_F(PassesTest, APassThatCannotBeResumedStaysPaused) {
+TEST_F(PassesTest, ARefusedBackwardLeavesThePassAsItWas) {
   Use();
-  PausedPass();
-  shell_.FailAt("resume");
+  PassAfterForward();
+  shell_.FailAt("resume reading");
   EXPECT_TRUE(passes_.EnterForward().aborted());
-  EXPECT_TRUE(passes_.Resume().aborted());
-  EXPECT_TRUE(passes_.paused());
+  EXPECT_TRUE(passes_.ResumeReading().aborted());
+  EXPECT_TRUE(passes_.stopped_reading());
 }
 
 TEST_F(PassesTest, AMarkedStepIsCommittedOnceByTheNextPass) {
@@ -150,7 +150,7 @@ TEST_F(PassesTest, AManualUnshardInsideAPassDoesNotEndIt) {
 
 TEST_F(PassesTest, AManualUnshardAfterEditsHasItsOwnPass) {
   Use();
-  PausedPass();
+  PassAfterForward();
   shell_.EndPass();
   Ok(passes_.EnterByHand(/*backward=*/false));
   EXPECT_TRUE(passes_.by_hand());
@@ -159,8 +159,8 @@ TEST_F(PassesTest, AManualUnshardAfterEditsHasItsOwnPass) {
 TEST_F(PassesTest, ParametersThatStayUnshardedKeepThePassByHand) {
   Use();
   Ok(passes_.EnterForward());
-  Ok(passes_.PauseByHand());
-  EXPECT_TRUE(passes_.paused());
+  Ok(passes_.StopReadingByHand());
+  EXPECT_TRUE(passes_.stopped_reading());
   Ok(passes_.LeaveByHand());
   EXPECT_FALSE(passes_.inside());
 }
@@ -180,10 +180,10 @@ TEST_F(PassesTest, OneThatReadShardsIsLeftByAllBeforeStores) {
   EXPECT_THAT(shell_.Take(), ElementsAre("enter", "reshard", "leave", "enter", "reshard", "leave"));
 }
 
-TEST_F(PassesTest, StoresDuringAPauseCountInAPartsNextForward) {
+TEST_F(PassesTest, WithCopiesAStoreCountsInAPartsNextForward) {
   Use(/*copies=*/true);
   Ok(passes_.BeginWriting());
-  PausedPass();
+  PassAfterForward();
   Ok(passes_.BeginWriting());
   Ok(passes_.LeaveBefore(/*whole=*/false));
   EXPECT_THAT(shell_.Take(), ElementsAre("reshard", "leave"));
@@ -198,7 +198,7 @@ TEST_F(PassesTest, WithCopiesAStoreEndsWhatIsUnshardedByHand) {
 
 TEST_F(PassesTest, TheDaemonsStepEndsThePass) {
   Use();
-  PausedPass();
+  PassAfterForward();
   passes_.Stepped();
   Ok(passes_.Leave());
   EXPECT_THAT(shell_.Take(), IsEmpty());
@@ -206,7 +206,7 @@ TEST_F(PassesTest, TheDaemonsStepEndsThePass) {
 
 TEST_F(PassesTest, NothingOutlivesAnAttachment) {
   Use();
-  PausedPass();
+  PassAfterForward();
   passes_.MarkStepped("a");
   passes_.Forget();
   shell_.EndPass();

@@ -50,6 +50,7 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
   };
   const shardd_hyperparameters sgd = Sgd(0.5);
   const float value = 1;
+  int32_t has_edits = 0;
   char* text = nullptr;
   size_t size = 1;
   auto job_info = Sized<shardd_job_info>();
@@ -123,13 +124,14 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
       {"shardd_launch_graph", [&] { return refused(shardd_launch_graph(job, 0, &graph)); }},
       {"shardd_free_graph", [&] { return refused(shardd_free_graph(job, 0)); }},
       {"shardd_set_gradient_presence", [&] { return refused(shardd_set_gradient_presence(job, 0, 1)); }},
-      {"shardd_pause_pass", [&] { return refused(shardd_pause_pass(job)); }},
-      {"shardd_resume_pass", [&] { return refused(shardd_resume_pass(job)); }},
+      {"shardd_stop_reading", [&] { return refused(shardd_stop_reading(job)); }},
+      {"shardd_resume_reading", [&] { return refused(shardd_resume_reading(job)); }},
       {"shardd_inside_pass", [&] { return shardd_inside_pass(job) == 0; }},
       {"shardd_write_optimizer_state",
        [&] { return refused(shardd_write_optimizer_state(job, param, 0, &value, 0, 1)); }},
       {"shardd_write_update_count", [&] { return refused(shardd_write_update_count(job, param, 1)); }},
       {"shardd_leave_pass", [&] { return refused(shardd_leave_pass(job)); }},
+      {"shardd_has_edits", [&] { return refused(shardd_has_edits(job, &has_edits)); }},
       {"shardd_hand_in_edits", [&] { return refused(shardd_hand_in_edits(job)); }},
       {"shardd_watch_writes", [&] { return refused(shardd_watch_writes(job, 1)); }},
       {"shardd_optimizer_state_data", [&] { return shardd_optimizer_state_data(job, param, 0) == nullptr; }},

@@ -190,13 +190,13 @@ TEST(Edits, InsideAPassReachNobodyAndNameTheParameter) {
   });
 }
 
-TEST(Edits, AnEditWhilePausedEndsThePassAndIsNamed) {
-  World world(EditsSpec("paused"));
+TEST(Edits, AfterAForwardAreNamedByItsBackward) {
+  World world(EditsSpec("forward"));
   world.Each([](int, Rank& rank) {
     const int param = rank.Param("a.weight");
     Enter(rank);
     ExpectAll(rank, param, 1);
-    ASSERT_C_OK(shardd_pause_pass(rank.job()));
+    ASSERT_C_OK(shardd_stop_reading(rank.job()));
     Fill(rank, param, 5);
     EXPECT_C_ERROR(shardd_unshard(rank.job(), 0, SHARDD_BACKWARD), kFailedPrecondition,
                    "parameter \"a.weight\" was written after the forward");
@@ -221,6 +221,31 @@ TEST(Edits, WhileAStepIsUnderWayNameTheParameter) {
                      kFailedPrecondition, "written while the daemon's optimizer updates it");
     });
   }
+}
+
+TEST(Edits, AreToldOfUntilTheyAreHandedIn) {
+  World world(EditsSpec("told"));
+  world.Each([](int index, Rank& rank) {
+    const auto has_edits = [&rank] {
+      int32_t has = -1;
+      EXPECT_C_OK(shardd_has_edits(rank.job(), &has));
+      return has;
+    };
+    int32_t has = -1;
+    Enter(rank);
+    EXPECT_C_ERROR(shardd_has_edits(rank.job(), &has), kFailedPrecondition,
+                   "has_edits job \"told\": the rank is inside");
+    EXPECT_C_ERROR(shardd_has_edits(rank.job(), nullptr), kInvalidArgument, "has_edits");
+    ASSERT_C_OK(shardd_stop_reading(rank.job()));
+    EXPECT_EQ(has_edits(), 0);
+    EXPECT_EQ(shardd_inside_pass(rank.job()), 1);
+    if (index == 0) Fill(rank, rank.Param("a.weight"), 5);
+    EXPECT_EQ(has_edits(), index == 0 ? 1 : 0);
+    if (index == 1) Leave(rank);
+    ASSERT_C_OK(shardd_hand_in_edits(rank.job()));
+    EXPECT_EQ(shardd_inside_pass(rank.job()), 0);
+    EXPECT_EQ(has_edits(), 0);
+  });
 }
 
 TEST(Edits, OfOtherRanksElementsAreDropped) {

@@ -62,13 +62,13 @@ TEST(PassCopies, StoresNeedNoPermissionAndCountFromTheNextPass) {
     if (index == 0) *Shard(rank, param) = 2;  // before the first pass
     ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
     EXPECT_EQ(Read(rank), 2);
-    ASSERT_C_OK(shardd_pause_pass(rank.job()));
+    ASSERT_C_OK(shardd_stop_reading(rank.job()));
     ASSERT_C_OK(shardd_hand_in_edits(rank.job()));
     if (index == 0) {
       *Shard(rank, param) = 3;
       *static_cast<float*>(shardd_optimizer_state_data(rank.job(), param, 0)) = 5;
     }
-    ASSERT_C_OK(shardd_resume_pass(rank.job()));
+    ASSERT_C_OK(shardd_resume_reading(rank.job()));
     EXPECT_EQ(Read(rank), 2) << "in the same pass";
     EXPECT_EQ(shardd_inside_pass(rank.job()), 1);
     ASSERT_C_OK(shardd_leave_pass(rank.job()));

@@ -101,11 +101,17 @@ void BindEngine(py::module_& m) {
       .def("set_replaced",
            [](Engine& engine, py::object replaced) { engine.program().SetReplaced(std::move(replaced)); })
       .def("set_root", [](Engine& engine, py::object root) { engine.program().SetRoot(std::move(root)); })
-      .def("hand_in",
-           [](Engine& engine) {
+      .def("has_edits", Keeping(+[](Engine& engine) {
+             bool has_edits = false;
+             const NoGil no_gil;
+             Check(engine.job().HasEdits(&has_edits));
+             return has_edits;
+           }))
+      .def("hand_in", Keeping(+[](Engine& engine) {
+             engine.BeginWriting();
              const NoGil no_gil;
              Check(engine.job().HandInEdits());
-           })
+           }))
       .def("commit_writing", Keeping(&Engine::CommitWriting))
       .def("adopt_state", Keeping(&AdoptState))
       .def("set_update_counts", &Engine::SetUpdateCounts)

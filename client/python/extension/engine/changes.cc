@@ -24,7 +24,7 @@ void Engine::TakeChanges() {
                      "\": it was given other values, and the job's trainers never write (in_place_edits=False); use "
                      "load_state_dict"));
   }
-  WaitToWrite();
+  LeaveToWrite();
   for (const ShownParams::Change& change : changes) {
     HeldShard& shard = *change.shard;
     if (!change.given) {

@@ -110,8 +110,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool alive() const { return attached_->open() && !released_; }
   bool has_memory() const { return attached_->open() && !lost_; }
 
-  // What the program stores (passes.cc). Hands in what was stored, when no rank is in a pass. With copies for passes it
-  // waits for nobody, and stores are in the order of the current stream with what the job does.
+  // What the program stores (passes.cc). Leaves the pass of a forward that had no backward. With copies for passes
+  // stores are in the order of the current stream with what the job does. Waits for no rank.
   void BeginWriting();
   // What was written becomes the next version now, with all ranks, and a marked step is committed.
   void CommitWriting();
@@ -146,7 +146,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void FinalCallback(uint64_t generation);
   void EndUnits(bool partial);
   bool AnyUnsharded() const;
-  void WaitToWrite();
+  void LeaveToWrite();
   void CheckBetweenPasses(const char* what);
   void ReleaseUnits();
 

@@ -46,7 +46,7 @@ py::object Engine::EndForward(const Unit* unit, py::object output, bool has_back
   // With gradients enabled there may be a backward all the same, of tensors that the output hides in an object of its
   // own.
   if (!reads_shards_alone && (has_backward || (c10::GradMode::is_enabled() && AnyUnsharded()))) {
-    Check(passes_.Pause());
+    Check(passes_.StopReading());
   } else {
     Check(passes_.End(reads_shards));
   }
@@ -59,7 +59,7 @@ bool Engine::AnyUnsharded() const {
 
 void Engine::QueueFinal(bool whole) {
   if (!iteration_.in_backward()) {
-    Check(passes_.Resume());
+    Check(passes_.ResumeReading());
   }
   if (!iteration_.BeginBackward(whole)) {
     return;
@@ -122,14 +122,14 @@ void Engine::FinalCallback(uint64_t generation) {
     attached_->AwaitHostState();
   }
   if (partial) {
-    Check(passes_.Pause());
+    Check(passes_.StopReading());
   } else if (AnyUnsharded()) {  // set_reshard_after_backward(False)
     for (Unit* unit : units_) {
       if (unit->shows_shards) {
         unit->shown().ShowShards();
       }
     }
-    Check(passes_.PauseByHand());
+    Check(passes_.StopReadingByHand());
   } else {
     Check(passes_.End(
         std::any_of(units_.begin(), units_.end(), [](const Unit* u) { return u->shown().reads_stored(); })));
@@ -162,7 +162,7 @@ void Engine::ResetIteration() {
   // The pass stays entered: other ranks may be in it, and wait for this one to do its backward again.
   // Where all ranks have failed they begin again together, so that nothing of the first try is left. Else the others
   // wait for this rank's backward, and its next forward is part of their pass.
-  Check(passes_.Pause());
+  Check(passes_.StopReading());
 }
 
 void Engine::ForwardFailed(const Unit* unit) {

@@ -38,20 +38,18 @@ void Engine::CheckBetweenPasses(const char* what) {
 }
 
 void Engine::BeginWriting() {
-  WaitToWrite();
+  LeaveToWrite();
   TakeChanges();
   Check(passes_.BeginWriting());
 }
 
-void Engine::WaitToWrite() {
+void Engine::LeaveToWrite() {
   CheckBetweenPasses("write parameters");
   if (passes_.copies()) {
     (void)job();  // what is stored on this thread's stream is behind what another one has read or written
     return;
   }
   Check(passes_.Leave());
-  const NoGil no_gil;
-  Check(job().HandInEdits());
 }
 
 void Engine::CommitWriting() {

@@ -98,9 +98,9 @@ Status EngineShell::LeavePass() {
   return engine_.job().LeavePass();
 }
 
-Status EngineShell::PausePass() { return engine_.job().PausePass(); }
+Status EngineShell::StopReading() { return engine_.job().StopReading(); }
 
-Status EngineShell::ResumePass() { return engine_.job().ResumePass(); }
+Status EngineShell::ResumeReading() { return engine_.job().ResumeReading(); }
 
 Status EngineShell::ReshardAll() {
   engine_.ReshardAll();

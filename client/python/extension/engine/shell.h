@@ -30,8 +30,8 @@ class EngineShell final : public fsdp::Shell, public fsdp::PassShell {
   bool InsidePass() override;
   Status EnterPass(bool stepped, const std::string& state) override;
   Status LeavePass() override;
-  Status PausePass() override;
-  Status ResumePass() override;
+  Status StopReading() override;
+  Status ResumeReading() override;
   Status ReshardAll() override;
   void StepCommitted() override;
 

@@ -136,5 +136,34 @@ TEST_F(FinishTest, EndsTheWaitOfWhoWritesFullParameters) {
   EXPECT_NE(streams_[1]->Aborted().message().find("finished while others were in a step (rank=0"), std::string::npos);
 }
 
+// A rank that has finished and is kept for its gradients.
+class HeldTest : public JobCoreTest {};
+
+TEST_F(HeldTest, IsDroppedForItsSuccessorWithWhatItGave) {
+  Backward(0);
+  OnLoop([&] { job_->Detach(0, /*finished=*/true); });
+  OnLoop([&] { ASSERT_NE(job_->sessions()[0].get(), nullptr) << "rank 1 still needs its gradients"; });
+  OnLoop([&] { job_->SessionLost(0, "its process ended"); });
+  EXPECT_EQ(epoch(), 1u);
+  OnLoop([&] { job_->SessionLost(0, "its process ended", /*replaced=*/true); });
+  EXPECT_EQ(epoch(), 2u);
+  EXPECT_NE(streams_[1]->Aborted().message().find("rank 0 was replaced"), std::string::npos);
+  Attach(0);
+  Attach(1);
+  Train(0);
+  Train(1);
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
+  EXPECT_EQ(value(), -0.5f) << "one gradient of each rank";
+}
+
+TEST_F(HeldTest, WhoHasSteppedIsNotDropped) {
+  Train(0);
+  OnLoop([&] { job_->Detach(0, /*finished=*/true); });
+  OnLoop([&] { job_->SessionLost(0, "it was replaced", /*replaced=*/true); });
+  Train(1);
+  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
+  EXPECT_EQ(epoch(), 1u);
+}
+
 }  // namespace
 }  // namespace shardd

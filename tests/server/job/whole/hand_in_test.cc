@@ -78,6 +78,14 @@ class HandInTest : public JobCoreTest {
                          UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, process.pid(), 0))));
     });
   }
+  // As a library of this process asks, which stores no more of what it stored before.
+  absl::Status TryToAttach(int rank) {
+    auto session = Session::Create(plan_, ++tries_, rank, epoch());
+    if (session.ok()) (*session)->peer.pid = getpid();
+    absl::Status status = session.status();
+    OnLoop([&] { status = job_->AddSession(*std::move(session)); });
+    return status;
+  }
   void Die(int rank) {
     const uint64_t before = epoch();
     const testing::Child process([] { return 0; });
@@ -129,6 +137,22 @@ TEST_F(HandInTest, HandingInAwaitsTheLastReaderAndMakesAVersion) {
   EXPECT_EQ(committed(), 0) << "an edit, no step";
 }
 
+// Libraries of before say in a word that their rank is between a forward and its backward.
+TEST_F(HandInTest, WordsInAClientsPageEndNoPass) {
+  Enter(0);
+  Enter(1);
+  Leave(0);
+  Ask(0);
+  for (const uint32_t word : {1u, 2u, 99u, 0xffffffffu}) {
+    OnLoop([&] { job_->sessions()[1].get()->memory()->memory->At<ClientPage>(0)->reserved_word = word; });
+    UnshardForward(1);
+    EXPECT_EQ(HandIns(0), 0u) << word;
+  }
+  Leave(1);
+  EXPECT_TRUE(Until([&] { return HandIns(0) == 1; }));
+  EXPECT_EQ(streams_[1]->Count(v1::SessionEvent::kAborted), 0);
+}
+
 TEST_F(HandInTest, UnshardingOutsideAPassFailsSayingWhatToDo) {
   UnshardForward(0);
   ASSERT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 1);
@@ -155,6 +179,17 @@ TEST_F(HandInTest, ADeathWhileHandingInGoesBackToTheSnapshot) {
   EXPECT_EQ(value(), 2.0f);
   EXPECT_EQ(streams_[1]->Aborted().committed_step(), 2);
   EXPECT_EQ(streams_[1]->Aborted().trainer_state(), "state 1 of step 2");
+}
+
+TEST_F(HandInTest, AnIdleRanksDeathTakesBackWhatAnotherHandsIn) {
+  Ask(0);
+  ASSERT_TRUE(Until([&] { return HandIns(0) == 1; }));
+  Write(5);
+  OnLoop([&] { job_->SessionLost(1, "its process ended"); });
+  ASSERT_TRUE(testing::PollUntil([&] { return TryToAttach(0).ok(); }, kPatience)) << "which stores no more";
+  EXPECT_EQ(value(), 0) << "what was kept";
+  EXPECT_EQ(epoch(), 2u);
+  EXPECT_EQ(committed(), 0);
 }
 
 TEST_F(HandInTest, DeathAtOtherTimesLosesNothing) {
@@ -197,14 +232,7 @@ TEST_F(HandInTest, NothingGoesBackWhileAnotherThatHandsInLives) {
   testing::Child survivor([] { return pause(); });
   HoldBy(0, survivor);
   Die(1);
-  const auto attach = [&] {
-    auto session = Session::Create(plan_, ++tries_, 1, epoch());
-    if (session.ok()) (*session)->peer.pid = getpid();
-    absl::Status status = session.status();
-    OnLoop([&] { status = job_->AddSession(*std::move(session)); });
-    return status;
-  };
-  const absl::Status refused = attach();
+  const absl::Status refused = TryToAttach(1);
   EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);
   EXPECT_NE(refused.message().find(absl::StrCat("the process of rank 0 (pid ", survivor.pid(), ") lives")),
             std::string::npos)
@@ -212,7 +240,7 @@ TEST_F(HandInTest, NothingGoesBackWhileAnotherThatHandsInLives) {
   EXPECT_EQ(version(), 2u);
   Write(99);  // it stores on
   survivor.Kill();
-  ASSERT_TRUE(testing::PollUntil([&] { return attach().ok(); }, kPatience));
+  ASSERT_TRUE(testing::PollUntil([&] { return TryToAttach(1).ok(); }, kPatience));
   EXPECT_EQ(version(), 3u);
   EXPECT_EQ(committed(), 1);
   EXPECT_EQ(value(), 1.0f);

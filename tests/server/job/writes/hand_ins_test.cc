@@ -26,14 +26,6 @@ TEST(HandInsTest, AStepTakesARequestBack) {
   EXPECT_FALSE(hand_ins.wants(0));
 }
 
-TEST(HandInsTest, AnEndedPassIsHeardOfOnce) {
-  HandIns hand_ins(1);
-  hand_ins.Overtake(0);
-  EXPECT_TRUE(hand_ins.overtaken(0));
-  EXPECT_TRUE(hand_ins.TakeOvertaken(0));
-  EXPECT_FALSE(hand_ins.TakeOvertaken(0));
-}
-
 TEST(HandInsTest, WithPassCopiesNobodyHandsIn) {
   HandIns hand_ins(1);
   EXPECT_FALSE(hand_ins.LetStore(0));
@@ -42,14 +34,12 @@ TEST(HandInsTest, WithPassCopiesNobodyHandsIn) {
   EXPECT_FALSE(hand_ins.wants(0) || hand_ins.open(0) || hand_ins.any_since_version());
 }
 
-TEST(HandInsTest, APollOutlivesTheEpoch) {
+TEST(HandInsTest, TheEndOfAnEpochForgetsAll) {
   HandIns hand_ins(1);
   hand_ins.Open(0);
-  hand_ins.PollPauses(true);
   hand_ins.AwaitDevices(true);
   hand_ins.EndEpoch();
   EXPECT_FALSE(hand_ins.open(0) || hand_ins.any_since_version() || hand_ins.awaits_devices());
-  EXPECT_TRUE(hand_ins.polls_pauses()) << "its timer still runs";
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ TEST_F(TrainerWritesTest, ARankOutsideOfPassesHandsInBeforeItsStep) {
   EXPECT_FALSE(writes_.MayHandIn()) << "nobody asks";
   ASSERT_TRUE(writes_.AskToHandIn(0).ok());
   ExpectRefused(writes_.AskToHandIn(0), "the rank has asked for it already");
-  EXPECT_TRUE(writes_.MayHandIn() && writes_.ReadersPause());
+  EXPECT_TRUE(writes_.MayHandIn());
   writes_.LetHandIn();
   EXPECT_TRUE(writes_.hand_ins().open(0));
   writes_.Step(0);
@@ -85,6 +85,9 @@ TEST_F(TrainerWritesTest, WhoWantsToHandInWaitsForReaders) {
   EXPECT_EQ(writes_.WaitingToHandIn(0).rank, 1);
   EXPECT_EQ(writes_.WaitingToHandIn(0).call, "LeavePass");
   EXPECT_EQ(writes_.WaitingToStore(0).rank, -1);
+  EXPECT_FALSE(writes_.MayHandIn());
+  ASSERT_TRUE(writes_.LeavePass(1).ok());
+  EXPECT_TRUE(writes_.MayHandIn());
 }
 
 TEST_F(TrainerWritesTest, ARankThatMissedABackwardIsReadmitted) {

@@ -211,8 +211,8 @@ class TorchJob:
 
     def hand_in_written(self, who: object) -> None:
         """Between the two: lets go of the memory that what was written so far takes in this process."""
-        if id(who) in self._writing and self.passes and self.engine is not None:
-            self.engine.begin_writing()
+        if id(who) in self._writing and self.hands_in and self.engine is not None:
+            self.engine.hand_in()
 
     def commit_write(self, who: object) -> None:
         """Makes what was written the next version. All ranks call it, and it waits for them."""

@@ -85,7 +85,11 @@ def gather(
         return theirs(state_dict, pg=pg, ranks_only=ranks_only, **options)
     rest = {key: value for key, value in state_dict.items() if key not in found}
     others = theirs(rest, pg=pg, ranks_only=ranks_only, **options)
-    groups = {id(g): g for key in found for g in (state_dict[key].device_mesh.get_group(),)}
+
+    def mesh_group(key: str) -> dist.ProcessGroup:
+        return state_dict[key].device_mesh.get_group()
+
+    groups = {id(g): g for g in map(mesh_group, found)}
     engines = {id(job): job.engine for job, _, _ in found.values()}
 
     def meet() -> None:
@@ -94,9 +98,12 @@ def gather(
         for group in groups.values():
             dist.barrier(group)
 
-    for job in {id(job): job for job, _, _ in found.values()}.values():
-        if job.hands_in and job.engine is not None:
-            job.engine.hand_in()
+    for number, (job, group) in {id(job): (job, mesh_group(key)) for key, (job, _, _) in found.items()}.items():
+        # All ranks hand in if one has stored: a rank that has not may be between a forward and a backward that does not
+        # come, inside of a pass, and the others wait until it has left. If no rank has stored, that backward may come.
+        engine = engines[number]
+        if job.hands_in and engine is not None and _any_rank(engine.has_edits(), group):
+            engine.hand_in()
     meet()  # what any rank wrote before it came is there
     try:
         if ranks_only and dist.get_rank(pg) not in ranks_only:
@@ -105,6 +112,12 @@ def gather(
         return {key: _whole(*found[key], on_host) if key in found else others[key] for key in state_dict}
     finally:
         meet()  # nobody writes while another reads
+
+
+def _any_rank(said: bool, group: dist.ProcessGroup) -> bool:
+    flag = torch.tensor(int(said))  # who hands in is on CPUs
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
+    return bool(flag)
 
 
 def _whole(job: TorchJob, index: int, param: Any, on_host: bool) -> torch.Tensor:

@@ -93,8 +93,9 @@ def commit(module: nn.Module | None = None) -> None:
 def hand_in_edits(module: nn.Module | None = None) -> None:
     """Hands in now what this rank has stored into parameters; returns when no rank is inside a pass, and it is the job's.
 
-    The next pass or step does so by itself. Called between a backward (or a forward without gradients) and the next
-    forward. Nothing where passes read copies (with torch's optimizers, on GPUs, and with ``SHARDD_PASS_COPIES=1``): what is
+    The next pass or step does so by itself. Called between a backward (or a forward that gets none) and the next
+    forward, on all ranks: a rank whose forward gets no backward is inside its pass until its next forward, its step, or
+    this call. Nothing where passes read copies (with torch's optimizers, on GPUs, and with ``SHARDD_PASS_COPIES=1``): what is
     written there at any time is in the next pass.
     """
     job = registered_job(module)
@@ -106,7 +107,7 @@ def hand_in_edits(module: nn.Module | None = None) -> None:
         )
     assert job.engine is not None
     if not job.copies:
-        job.engine.begin_writing()
+        job.engine.hand_in()
 
 
 def finish(module: nn.Module | None = None) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from models import Case, loss_of
-from optimizers.optim_cases import counts, model_of, optimizer_of, parameters_of
+from optimizers.optim_cases import counts, full, model_of, optimizer_of, parameters_of
 
 
 def _optimizer(impl: str, kind: str, model: nn.Module) -> Any:
@@ -65,6 +65,50 @@ def skipped_backward(impl: str, kind: str, meet: bool) -> dict[str, Any]:
 
 def both_skip(kind: str, meet: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     return skipped_backward("torch", kind, meet), skipped_backward("shardd", kind, meet)
+
+
+def state_dict_after_edits() -> dict[str, Any]:
+    """Rank 0 alone edits after a forward that gets no backward, and all take a whole state dict."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    model = model_of("shardd")
+    optimizer = _optimizer("shardd", "daemon", model)
+    _train(model, optimizer, 0)
+    loss_of(model, 1, 0, dist.get_rank())
+    if dist.get_rank() == 0:
+        with torch.no_grad():
+            model.layers[1].up.weight.to_local().fill_(0.25)
+    want = full(model.layers[1].up.weight)
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    seen = []
+    model.layers[1].register_forward_pre_hook(lambda module, args: seen.append(module.up.weight.detach().clone()))
+    _train(model, optimizer, 2)
+    return {
+        "whole": torch.equal(state["layers.1.up.weight"], want) and bool((want == 0.25).any()),
+        "next": torch.equal(seen[0], want),
+        "aborts": counts("shardd", model)["aborts"],
+    }
+
+
+def load_of_one_rank() -> dict[str, Any]:
+    """Rank 0 edits and loads after a forward that gets no backward, while the other rank waits for it elsewhere."""
+    rank = dist.get_rank()
+    model = model_of("shardd")
+    optimizer = _optimizer("shardd", "daemon", model)
+    _train(model, optimizer, 0)
+    name = "layers.0.down.weight"
+    state = {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()}
+    loss_of(model, 1, 0, rank)
+    if rank == 0:
+        state[name] = state[name] * 0.5
+        with torch.no_grad():
+            model.layers[1].up.weight.to_local().fill_(0.25)
+        model.load_state_dict({**state, "layers.1.up.weight": model.state_dict()["layers.1.up.weight"]})
+    dist.barrier()
+    seen = []
+    model.layers[0].register_forward_pre_hook(lambda module, args: seen.append(module.down.weight.detach().clone()))
+    _train(model, optimizer, 2)
+    return {"loaded": torch.equal(seen[0], full(state[name])), "aborts": counts("shardd", model)["aborts"]}
 
 
 class Broken(Exception):
