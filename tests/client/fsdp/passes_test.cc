@@ -81,7 +81,7 @@ TEST_F(PassesTest, BackwardResumesThePassOfItsForward) {
   EXPECT_THAT(shell_.Take(), ElementsAre("enter", "stop reading", "resume reading", "reshard", "leave"));
 }
 
-TEST_F(PassesTest, AModelsNextForwardLeavesThePassAPartsDoesNot) {
+TEST_F(PassesTest, OnlyTheModelsNextForwardLeavesThePass) {
   Use();
   PassAfterForward();
   Ok(passes_.LeaveBefore(/*whole=*/false));
