@@ -330,7 +330,9 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   serving.channelz = absl::GetFlag(FLAGS_channelz);
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server, GrpcServer::Create(std::move(services), serving));
   ListenerOptions listening;
-  SHARDD_ASSIGN_OR_RETURN(listening.view_gid, FindViewGroup("--view_group", absl::GetFlag(FLAGS_view_group)));
+  SHARDD_ASSIGN_OR_RETURN(
+      listening.view_gid,
+      FindViewGroup("--view_group", absl::GetFlag(FLAGS_embedded) ? "" : absl::GetFlag(FLAGS_view_group)));
   if (rlimit files{}; getrlimit(RLIMIT_NOFILE, &files) == 0) {
     // One uid's connections (four descriptors each) leave room for sessions (ten each) and for everybody else.
     listening.max_connections_per_uid = std::min<size_t>(listening.max_connections_per_uid, files.rlim_cur / 8);

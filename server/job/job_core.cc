@@ -278,8 +278,7 @@ void JobCore::CheckSilence(absl::Time now) {
   }
   const uint64_t epoch = committed_.epoch();
   nodes_.CheckSilence(now);
-  if (epoch != committed_.epoch() || commits_.decision().committing() || nodes_.promised() ||
-      sessions_.attached() < world_size()) {
+  if (epoch != committed_.epoch() || commits_.decision().committing() || nodes_.promised() || absent_.Some()) {
     return;
   }
   const auto waiting_for = [this](int rank) { return WaitingFor(rank); };

@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -25,8 +26,11 @@
 namespace shardd {
 namespace {
 
-// Silence of both sides, and a client that takes or gives nothing for so long.
+// Silence of both sides.
 constexpr int kSilenceMs = 6'000;
+// TLS's greeting, and a client as a whole: who gives or takes a byte now and then does not keep a thread.
+constexpr absl::Duration kGreeting = absl::Seconds(2);
+constexpr absl::Duration kVisit = absl::Seconds(30);
 constexpr int kBacklog = 64;
 
 sockaddr_in Ipv4(const std::string& host, int port) {
@@ -61,9 +65,9 @@ absl::StatusOr<UniqueFd> ListenOnPath(const std::string& path) {
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   const auto* const at = reinterpret_cast<const sockaddr*>(&address);
-  const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   struct stat info = {};
-  if (connect(probe.get(), at, sizeof(address)) == 0) {
+  if (connect(probe.get(), at, sizeof(address)) == 0 || errno == EAGAIN) {  // EAGAIN: its backlog is full
     errno = EADDRINUSE;
     return Unavailable(path);
   }
@@ -90,11 +94,10 @@ absl::StatusOr<UniqueFd> ListenOnPort(const MetricsAddress& where) {
 
 }  // namespace
 
-// A client's socket, with TLS or without. Reads and writes block for kSilenceMs at most.
+// A client's socket, with TLS or without. Nothing blocks for longer than what is left of its visit.
 class Front::Client {
  public:
   Client(UniqueFd socket, std::shared_ptr<SSL_CTX> context) : socket_(std::move(socket)), context_(std::move(context)) {
-    LimitSilence(socket_.get());
     if (context_ == nullptr) return;
     tls_ = SSL_new(context_.get());
     SSL_set_fd(tls_, socket_.get());
@@ -106,46 +109,59 @@ class Front::Client {
     }
     ERR_clear_error();
   }
-  // The whole of TLS's greeting within kSilenceMs: who has no certificate yet cannot stay by sending a byte now and
-  // then.
+  // The whole of TLS's greeting.
   bool Greet() {
-    if (tls_ == nullptr) return true;
-    const absl::Time deadline = absl::Now() + absl::Milliseconds(kSilenceMs);
-    const int flags = fcntl(socket_.get(), F_GETFL);
-    fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK);
-    for (int result = 0; (result = SSL_accept(tls_)) != 1;) {
-      const int error = SSL_get_error(tls_, result);
-      const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
-      pollfd ready{socket_.get(), static_cast<short>(error == SSL_ERROR_WANT_WRITE ? POLLOUT : POLLIN), 0};
-      if ((error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE) || left_ms <= 0 ||
-          poll(&ready, 1, static_cast<int>(left_ms)) <= 0) {
-        return false;
-      }
+    const absl::Time deadline = absl::Now() + kGreeting;
+    for (int result = 0; tls_ != nullptr && (result = SSL_accept(tls_)) != 1;) {
+      if (!Await(SSL_get_error(tls_, result), deadline)) return false;
     }
-    fcntl(socket_.get(), F_SETFL, flags);
     return greeted_ = true;
   }
   int fd() const { return socket_.get(); }
+  int left_ms() const { return static_cast<int>(std::max<int64_t>(absl::ToInt64Milliseconds(end_ - absl::Now()), 0)); }
   // Some bytes have come that poll does not know of.
   bool pending() const { return tls_ != nullptr && SSL_pending(tls_) > 0; }
+  // 0: nothing is there yet; -1: nothing comes any more.
   ssize_t Read(char* bytes, size_t size) {
-    if (tls_ != nullptr) return SSL_read(tls_, bytes, static_cast<int>(size));
-    return recv(socket_.get(), bytes, size, 0);
+    if (tls_ == nullptr) {
+      const ssize_t read = recv(socket_.get(), bytes, size, 0);
+      return read > 0 ? read : read < 0 && errno == EAGAIN ? 0 : -1;
+    }
+    ERR_clear_error();
+    const int read = SSL_read(tls_, bytes, static_cast<int>(size));
+    const int error = SSL_get_error(tls_, read);
+    return read > 0 ? read : error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE ? 0 : -1;
   }
   bool Write(const char* bytes, size_t size) {
     while (size > 0) {
+      ERR_clear_error();
       const ssize_t written = tls_ != nullptr ? SSL_write(tls_, bytes, static_cast<int>(size))
                                               : send(socket_.get(), bytes, size, MSG_NOSIGNAL);
-      if (written <= 0) return false;
-      bytes += written;
-      size -= static_cast<size_t>(written);
+      if (written > 0) {
+        bytes += written;
+        size -= static_cast<size_t>(written);
+        continue;
+      }
+      const int error = tls_ != nullptr                  ? SSL_get_error(tls_, static_cast<int>(written))
+                        : written < 0 && errno == EAGAIN ? SSL_ERROR_WANT_WRITE
+                                                         : SSL_ERROR_SYSCALL;
+      if (!Await(error, std::min(end_, absl::Now() + absl::Milliseconds(kSilenceMs)))) return false;
     }
     return true;
   }
 
  private:
+  // Until the socket is ready for what TLS wants; false: it wants nothing, or that does not come in time.
+  bool Await(int error, absl::Time deadline) const {
+    const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
+    pollfd ready{socket_.get(), static_cast<short>(error == SSL_ERROR_WANT_WRITE ? POLLOUT : POLLIN), 0};
+    return (error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE) && left_ms > 0 &&
+           poll(&ready, 1, static_cast<int>(left_ms)) > 0;
+  }
+
   const UniqueFd socket_;
   const std::shared_ptr<SSL_CTX> context_;
+  const absl::Time end_ = absl::Now() + kVisit;
   SSL* tls_ = nullptr;
   bool greeted_ = false;
 };
@@ -188,7 +204,7 @@ void Front::Work() {
     pollfd ready[] = {{socket_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
     if (poll(ready, 2, -1) < 0 && errno != EINTR) return;
     if (ready[1].revents != 0) return;
-    UniqueFd accepted(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    UniqueFd accepted(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!accepted.valid()) {
       if (errno == EMFILE || errno == ENFILE) poll(&ready[1], 1, 100);  // until another client has gone
       continue;
@@ -219,10 +235,11 @@ void Front::Pass(Client& client) {
   std::array<char, 16 << 10> bytes;
   while (server.valid()) {
     pollfd ready[] = {{client.fd(), POLLIN, 0}, {server.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
-    if (!client.pending() && (poll(ready, 3, kSilenceMs) <= 0 || ready[2].revents != 0)) break;
+    const int limit_ms = std::min(kSilenceMs, client.left_ms());
+    if (limit_ms == 0 || (!client.pending() && (poll(ready, 3, limit_ms) <= 0 || ready[2].revents != 0))) break;
     if (client.pending() || ready[0].revents != 0) {
       const ssize_t size = client.Read(bytes.data(), bytes.size());
-      if (size <= 0 || send(server.get(), bytes.data(), static_cast<size_t>(size), MSG_NOSIGNAL) != size) break;
+      if (size < 0 || send(server.get(), bytes.data(), static_cast<size_t>(size), MSG_NOSIGNAL) != size) break;
     }
     if (ready[1].revents != 0) {
       const ssize_t size = recv(server.get(), bytes.data(), bytes.size(), 0);

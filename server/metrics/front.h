@@ -20,10 +20,10 @@ namespace shardd {
 
 // What civetweb, as Debian has it, cannot listen on: a Unix socket, and TLS. Passes bytes between clients and the HTTP
 // server behind, which listens on the loopback and takes connections from this alone (Owns). So many clients at a time
-// as there are threads; others wait, and one that is silent is let go after a few seconds. Thread-safe.
+// as there are threads; others wait, one that is silent is let go after six seconds, and any after thirty. Thread-safe.
 class Front {
  public:
-  static constexpr int kThreads = 8;
+  static constexpr int kThreads = 16;
 
   // Listens on `address`, a Unix socket (mode 0660; one that nobody listens on is replaced) or, with `tls`, host and
   // port. UNAVAILABLE: it cannot be listened on. INVALID_ARGUMENT: certificate or key cannot be used.

@@ -20,8 +20,8 @@ constexpr std::pair<const char*, const char*> kSecurity[] = {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const MetricsAddress& address, Handlers handlers,
-                                                              std::function<bool(int port)> admit) {
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
+    const MetricsAddress& address, Handlers handlers, std::function<bool(const std::string& address, int port)> admit) {
   mg_init_library(MG_FEATURES_DEFAULT);
   std::unique_ptr<HttpServer> server(new HttpServer(std::move(handlers), std::move(admit)));
   const std::string at = absl::StrCat(address.host, ":", address.port);
@@ -85,7 +85,7 @@ int HttpServer::Serve(mg_connection* connection, void* server) {
   const auto handler = handlers.find(request.path);
   HttpResponse response;
   const auto& admit = static_cast<HttpServer*>(server)->admit_;
-  if (admit != nullptr && !admit(info.remote_port)) {
+  if (admit != nullptr && !admit(info.remote_addr, info.remote_port)) {
     response = {403, "text/plain; charset=utf-8", "this port is for shardd-metrics itself\n"};
   } else if (method != "GET" && method != "HEAD") {
     response = {405, "text/plain; charset=utf-8", "only GET and HEAD\n"};

@@ -39,22 +39,23 @@ class HttpServer {
  public:
   // By path. Called by several threads at a time; may block.
   using Handlers = std::map<std::string, std::function<HttpResponse(const HttpRequest&)>, std::less<>>;
-  // Serves when it returns: who comes from a port that `admit` takes, where it is given (others: 403). UNAVAILABLE: the
-  // address cannot be listened on.
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const MetricsAddress& address, Handlers handlers,
-                                                           std::function<bool(int port)> admit = nullptr);
+  // Serves when it returns: who comes from an address and port that `admit` takes, where it is given (others: 403).
+  // UNAVAILABLE: the address cannot be listened on.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(
+      const MetricsAddress& address, Handlers handlers,
+      std::function<bool(const std::string& address, int port)> admit = nullptr);
   // Blocks until handlers have returned.
   ~HttpServer();
 
   int port() const { return port_; }
 
  private:
-  HttpServer(Handlers handlers, std::function<bool(int port)> admit)
+  HttpServer(Handlers handlers, std::function<bool(const std::string& address, int port)> admit)
       : handlers_(std::move(handlers)), admit_(std::move(admit)) {}
   static int Serve(mg_connection* connection, void* server);
 
   const Handlers handlers_;
-  const std::function<bool(int port)> admit_;
+  const std::function<bool(const std::string& address, int port)> admit_;
   mg_context* context_ = nullptr;
   int port_ = 0;
 };

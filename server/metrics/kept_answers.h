@@ -31,6 +31,7 @@ class KeptAnswers {
 
   static constexpr absl::Duration kFresh = absl::Seconds(1);
   static constexpr absl::Duration kForgotten = absl::Seconds(30);
+  static constexpr absl::Duration kErrorKept = absl::Seconds(5);
   static constexpr int kTimesItsCost = 20;
   static constexpr size_t kMostQuestions = 256;
 
@@ -65,7 +66,9 @@ class KeptAnswers {
     const absl::Duration took = clock_() - began;
     kept->answer = answer.ok() ? absl::StatusOr<Shared>(std::make_shared<const Answer>(*std::move(answer)))
                                : absl::StatusOr<Shared>(answer.status());
-    kept->stale_from = began + std::max(kFresh, kTimesItsCost * took);
+    // An error is soon over, and somebody looks just then.
+    kept->stale_from =
+        began + std::max(kFresh, std::min(kTimesItsCost * took, kept->answer.ok() ? kForgotten : kErrorKept));
     kept->has_answer = true;
     kept->is_asking = false;
     changed_.SignalAll();

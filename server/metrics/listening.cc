@@ -20,7 +20,9 @@ absl::StatusOr<std::unique_ptr<Listening>> Listening::Start(const MetricsAddress
   inner.host = "127.0.0.1";
   SHARDD_ASSIGN_OR_RETURN(listening->server_,
                           HttpServer::Start(inner, std::move(handlers),
-                                            [front = listening->front_.get()](int port) { return front->Owns(port); }));
+                                            [front = listening->front_.get()](const std::string& address, int port) {
+                                              return address == "127.0.0.1" && front->Owns(port);
+                                            }));
   listening->front_->Serve(listening->server_->port());
   listening->url_ = address.path.empty() ? absl::StrCat("https://", address.host, ":", listening->port(), "/metrics")
                                          : absl::StrCat("unix:", address.path, ":/metrics");

@@ -30,6 +30,7 @@
 #include "server/metrics/metrics_source.h"
 #include "server/metrics/page_policy.h"
 #include "server/metrics/status_page.h"
+#include "server/metrics/viewer.h"
 #include "server/observe/log.h"
 
 ABSL_FLAG(
@@ -104,8 +105,16 @@ absl::Status Run() {
   const MetricsSource source(socket);
   const Collector collector([&source](absl::Duration limit) { return source.Get(limit); });
   HttpServer::Handlers handlers;
-  handlers["/metrics"] = [&collector](const HttpRequest&) { return Serialized(collector); };
-  StatusPage page(&source, policy, PageReachOf(address, tls), SteadyNow);
+  const PageReach reach = PageReachOf(address, tls);
+  handlers["/metrics"] = [&collector, reach](const HttpRequest& request) {
+    if (reach == PageReach::kLoopback && !IsAddress(request.host)) {
+      return HttpResponse{
+          403, "text/plain; charset=utf-8",
+          "metrics are served under an address or localhost alone: no other site's script reads them\n"};
+    }
+    return Serialized(collector);
+  };
+  StatusPage page(&source, policy, reach, SteadyNow);
   page.AddTo(&handlers);
   absl::StatusOr<std::unique_ptr<Listening>> server = Listening::Start(address, tls, handlers);
   for (absl::Duration waited; absl::IsUnavailable(server.status()) && waited < kPortLimit; waited += kPortPoll) {

@@ -22,6 +22,12 @@ absl::StatusOr<std::unique_ptr<MetricsProcess>> MetricsProcess::Create(Options o
   if (!options.status_page.empty()) {
     SHARDD_RETURN_IF_ERROR(ParsePagePolicy("--status_page", options.status_page).status());
   }
+  const bool over_tls = !address.is_local() && !options.insecure;
+  if (over_tls && (options.tls.certificate.empty() || options.tls.key.empty() || options.tls.ca.empty())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--metrics_listen=", options.listen,
+        ": others reach that address, so it needs --peer_cert, --peer_key and --peer_ca, or --metrics_insecure"));
+  }
   std::error_code error;
   if (options.program.empty()) {
     const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -36,10 +42,11 @@ absl::StatusOr<std::unique_ptr<MetricsProcess>> MetricsProcess::Create(Options o
                                    absl::StrCat("--listen=", options.listen), absl::StrCat("--ends_with=", getpid())};
   if (options.insecure) {
     argv.push_back("--metrics_insecure");
-  } else if (!address.is_local()) {
-    argv.push_back(absl::StrCat("--tls_cert=", options.tls.certificate));
-    argv.push_back(absl::StrCat("--tls_key=", options.tls.key));
-    argv.push_back(absl::StrCat("--tls_ca=", options.tls.ca));
+  } else if (over_tls) {  // it runs in another folder
+    const auto absolute = [&error](const std::string& path) { return std::filesystem::absolute(path, error).string(); };
+    argv.push_back(absl::StrCat("--tls_cert=", absolute(options.tls.certificate)));
+    argv.push_back(absl::StrCat("--tls_key=", absolute(options.tls.key)));
+    argv.push_back(absl::StrCat("--tls_ca=", absolute(options.tls.ca)));
   }
   if (!options.status_page.empty()) argv.push_back(absl::StrCat("--status_page=", options.status_page));
   return std::unique_ptr<MetricsProcess>(new MetricsProcess(std::move(argv)));

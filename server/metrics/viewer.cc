@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <sstream>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -19,10 +19,14 @@ constexpr char kEstablished[] = "01";
 // What a uid is shown as that this user namespace does not have; it is somebody else each time.
 constexpr uint32_t kOverflowUid = 65534;
 
-std::string ContentOf(const char* path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
+// The lines of `path` that name this port: a machine may have a hundred thousand other connections.
+std::string LinesOf(const char* path, int port) {
+  const std::string name = absl::StrFormat(":%04X ", port);
+  std::string lines, line;
+  for (std::ifstream text(path); std::getline(text, line);) {
+    if (absl::StrContains(line, name)) absl::StrAppend(&lines, line, "\n");
+  }
+  return lines;
 }
 
 // "0100007F:24F8": as the kernel writes it, the address as a number of this machine.
@@ -47,14 +51,13 @@ bool AddOwners(absl::string_view table, const std::string& client, int server_po
   return true;
 }
 
-// "127.0.0.1:9464", "localhost": what no other site's name leads to.
+}  // namespace
+
 bool IsAddress(absl::string_view host) {
   in_addr parsed{};
   const std::string name(host.substr(0, host.find(':')));
   return name == "localhost" || inet_pton(AF_INET, name.c_str(), &parsed) == 1;
 }
-
-}  // namespace
 
 std::optional<uint32_t> OwnerOfSocket(absl::string_view tcp, absl::string_view tcp6, absl::string_view client_address,
                                       int client_port, int server_port) {
@@ -86,7 +89,8 @@ Viewer ViewerOf(const HttpRequest& request, PagePolicy policy, PageReach reach) 
         "may connect there";
     return viewer;
   }
-  const std::optional<uint32_t> uid = OwnerOfSocket(ContentOf("/proc/self/net/tcp"), ContentOf("/proc/self/net/tcp6"),
+  const std::optional<uint32_t> uid = OwnerOfSocket(LinesOf("/proc/self/net/tcp", request.client_port),
+                                                    LinesOf("/proc/self/net/tcp6", request.client_port),
                                                     request.client_address, request.client_port, request.server_port);
   if (!uid.has_value() || *uid == kOverflowUid) {
     viewer.why = absl::StrCat("this machine does not know which user connects from ", request.client_address,

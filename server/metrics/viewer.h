@@ -27,6 +27,9 @@ struct Viewer {
 // reach: a site whose name leads to this machine could otherwise have the user's browser ask in its place.
 Viewer ViewerOf(const HttpRequest& request, PagePolicy policy, PageReach reach);
 
+// "127.0.0.1:9464", "localhost": a Host header that no other site's name leads to. Pure.
+bool IsAddress(absl::string_view host);
+
 // The owner of the socket at `client_address`:`client_port` (IPv4) that is connected to `server_port`, out of the text
 // of /proc/self/net/tcp and tcp6. Nothing: there is no such socket, it is closed already, or there are several of
 // different users. Pure.

@@ -25,10 +25,10 @@ absl::Status Attachment::Reattach() {
   return Establish(absl::Now() + options_.timeout);
 }
 
-absl::Status Attachment::ReattachIfThere() {
-  if_there_ = true;
+absl::Status Attachment::ReattachIfThere(int64_t committed) {
+  if_there_ = committed;
   const absl::Status status = Reattach();
-  if_there_ = false;
+  if_there_ = -1;
   return status;
 }
 
@@ -71,6 +71,7 @@ const std::string& Attachment::trainer_state() {
 
 absl::Status Attachment::Live() {
   if (!failure_.ok()) {
+    told_ = true;
     return failure_;
   }
   return Note(session_->life().Live());
@@ -83,6 +84,7 @@ absl::Status Attachment::Note(absl::Status status) {
   }
   Retire();
   failure_ = status;
+  told_ = true;
   if (outlives_daemon_) {
     // The next daemon may complete what this one was doing with the shards, while the program goes on.
     (void)memory().GiveUpStores();

@@ -49,8 +49,9 @@ class Attachment {
   // Returns FAILED_PRECONDITION while the session is alive. The old memory stays mapped until the new one is: pointers
   // into it must not fault while this fails and is called again.
   absl::Status Reattach();
-  // The same, but makes no job: NOT_FOUND if the daemon has that one no more.
-  absl::Status ReattachIfThere();
+  // The same, but makes no job: NOT_FOUND if the daemon has that one no more, OUT_OF_RANGE if it has not committed the
+  // step `committed`.
+  absl::Status ReattachIfThere(int64_t committed);
   // Waits until the daemon has taken all records sent so far. An rpc could overtake them: it does not go through the
   // ring.
   absl::Status Flush(const char* call);
@@ -90,7 +91,9 @@ class Attachment {
   void Fail(absl::Status status) {
     if (failure_.ok()) failure_ = std::move(status);
   }
-  bool has_failed() const { return !failure_.ok(); }
+  // Whether a call has returned the sticky failure. A call that has what it wanted all the same takes that back.
+  bool told() const { return told_; }
+  void SetTold(bool told) { told_ = told; }
   // True if the session is over and nothing of this rank is lost, because its daemon has stopped right behind the
   // commit of the step that this rank sent last.
   bool lost_nothing() const { return lost_nothing_; }
@@ -137,7 +140,7 @@ class Attachment {
   absl::optional<void*> stream_;
   bool attached_before_ = false;
   bool reached_ = false;          // a daemon listened there: where it dies, another one will
-  bool if_there_ = false;         // ReattachIfThere
+  int64_t if_there_ = -1;         // ReattachIfThere: its step; -1: this is not one
   int tries_there_ = 0;           // of a first attach that a daemon which listens there had not answered
   bool outlives_daemon_ = false;  // the job, of the last session
   // These belong to the current session.
@@ -148,6 +151,7 @@ class Attachment {
   uint64_t epoch_ = 0;
   StepLedger ledger_;
   absl::Status failure_;
+  bool told_ = false;
   bool lost_nothing_ = false;
   std::unique_ptr<ClientSession> session_;
 };

@@ -90,13 +90,19 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
   }
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_, interrupt_));
   reached_ = true;
-  if (if_there_) {
-    SHARDD_RETURN_IF_ERROR(
-        DescribeJobJson(target_, plan_.job(), job_id_, options_.job_secret, deadline - absl::Now(), interrupt_)
-            .status());
+  if (if_there_ >= 0) {
+    SHARDD_ASSIGN_OR_RETURN(const v1::Job job, DescribeJob(target_, plan_.job(), job_id_, options_.job_secret,
+                                                           deadline - absl::Now(), interrupt_));
+    if (job.committed_step() < if_there_) {
+      return absl::OutOfRangeError(absl::StrCat("reattach job \"", plan_.job(), "\": it has committed step ",
+                                                job.committed_step(), " (want ", if_there_, ")"));
+    }
   }
   SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened,
                           OpenJob(channel, OpenRequest(), options_.job_secret, deadline, interrupt_));
+  if (if_there_ >= 0 && (opened.created() || opened.job_id() != job_id_)) {  // it has gone in between
+    return absl::NotFoundError(absl::StrCat("reattach job \"", plan_.job(), "\": the daemon does not have it"));
+  }
   if (opened.has_spec()) {
     if (session_ != nullptr) {  // pointers and indices of the old plan are in use
       return absl::FailedPreconditionError(
@@ -151,7 +157,7 @@ v1::OpenJobRequest Attachment::OpenRequest() const {
 void Attachment::Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session) {
   session_ = std::move(session);
   failure_ = absl::OkStatus();
-  lost_nothing_ = false;
+  told_ = lost_nothing_ = false;
   outlives_daemon_ = attach.outlives_daemon();
   device_ = attach.device();
   epoch_ = attach.epoch();

@@ -36,20 +36,26 @@ absl::StatusOr<std::string> DescribeDaemonJson(absl::string_view address, absl::
   return ToJson("daemon", daemon);
 }
 
-absl::StatusOr<std::string> DescribeJobJson(const Target& target, const std::string& name, uint64_t job_id,
-                                            const std::string& job_secret, absl::Duration timeout,
-                                            const Interrupt& interrupt) {
+absl::StatusOr<v1::Job> DescribeJob(const Target& target, const std::string& name, uint64_t job_id,
+                                    const std::string& job_secret, absl::Duration timeout, const Interrupt& interrupt) {
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target, interrupt));
   auto stub = v1::JobsService::NewStub(channel);
   v1::ListJobsResponse response;
   SHARDD_RETURN_IF_ERROR(UnaryCall("describe_job", stub.get(), &v1::JobsService::Stub::AsyncListJobs,
                                    v1::ListJobsRequest(), absl::Now() + timeout, interrupt, &response, job_secret));
   for (const v1::Job& job : response.jobs()) {
-    if (job.job_id() == job_id) {
-      return ToJson(absl::StrCat("job \"", name, "\""), job);
+    if (job.job_id() == job_id && job.name() == name) {
+      return job;
     }
   }
   return absl::NotFoundError(absl::StrCat("describe job \"", name, "\": the daemon does not have it"));
+}
+
+absl::StatusOr<std::string> DescribeJobJson(const Target& target, const std::string& name, uint64_t job_id,
+                                            const std::string& job_secret, absl::Duration timeout,
+                                            const Interrupt& interrupt) {
+  SHARDD_ASSIGN_OR_RETURN(const v1::Job job, DescribeJob(target, name, job_id, job_secret, timeout, interrupt));
+  return ToJson(absl::StrCat("job \"", name, "\""), job);
 }
 
 }  // namespace shardd

@@ -11,14 +11,18 @@
 #include "absl/time/time.h"
 #include "client/c/daemon/connect.h"
 #include "client/c/host/interrupt.h"
+#include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
 
 // Asks the daemon of a GivenTarget. Starts none.
 absl::StatusOr<std::string> DescribeDaemonJson(absl::string_view address, absl::Duration timeout);
 
-// Asks `target` for the v1::Job with this id, whose name is `name`: that of another user may have it, too. One unary
-// call.
+// Asks `target` for the job with this id and name: that of another user may have the name, too. NOT_FOUND: it has none.
+// One unary call.
+absl::StatusOr<v1::Job> DescribeJob(const Target& target, const std::string& name, uint64_t job_id,
+                                    const std::string& job_secret, absl::Duration timeout, const Interrupt& interrupt);
+// The same as JSON.
 absl::StatusOr<std::string> DescribeJobJson(const Target& target, const std::string& name, uint64_t job_id,
                                             const std::string& job_secret, absl::Duration timeout,
                                             const Interrupt& interrupt);

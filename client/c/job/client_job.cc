@@ -121,24 +121,21 @@ absl::StatusOr<bool> ClientJob::Extend(v1::JobSpec spec) {
 
 absl::Status ClientJob::Detach(bool finished) {
   // A program that has been told of an abort says with this call that it does not go on.
-  bool may_try_again = finished && (!attachment_.has_failed() || LostNothing());
+  const bool may_try_again = finished && (!attachment_.told() || LostNothing());
   const int64_t sent = attachment_.ledger().sent_step();
   const absl::Time until = absl::Now() + attachment_.timeout();
   bool has_all = true;
   absl::Status status = DetachOnce(finished, &has_all);
   // Where the epoch has ended in between, because a daemon or another rank was lost, the program could not attach
   // again: it has no job any more. So this call does, to say that nobody comes again.
-  while (may_try_again && absl::IsAborted(status) && !attachment_.Live().ok() &&
-         (attachment_.lost_nothing() || has_all) && absl::Now() < until) {
+  while (may_try_again && absl::IsAborted(status) && (LostNothing() || has_all) && absl::Now() < until) {
     const bool saw_all = attachment_.committed_step() >= sent;
-    const absl::Status attached = attachment_.ReattachIfThere();
+    const absl::Status attached = attachment_.ReattachIfThere(sent);
     // All ranks had finished, and the daemon died before it could answer; or somebody has closed what nobody needs.
     if (absl::IsNotFound(attached) && saw_all) return absl::OkStatus();
     if (!attached.ok()) break;
     BeginSession();
-    may_try_again = attachment_.committed_step() >= sent;
-    const absl::Status detached = DetachOnce(/*finished=*/may_try_again, &has_all);
-    status = may_try_again ? detached : status;
+    status = DetachOnce(finished, &has_all);
   }
   return status;
 }
@@ -150,11 +147,13 @@ absl::Status ClientJob::DetachOnce(bool finished, bool* has_all) {
   status = status.ok() ? attachment_.WaitPassBegun("detach", nullptr) : status;
   if (finished) {
     status = status.ok() && passes_.stopped_reading() ? passes_.HandInEdits("detach") : status;
-    const absl::StatusOr<std::string> stored = passes_.inside() ? std::string() : edits_.FindOwn();
-    const bool wrote = hand_ins_.granted() || !stored.ok() || !stored->empty();
+    const bool reads = passes_.inside() && !passes_.stopped_reading();
+    const absl::StatusOr<std::string> stored = reads ? std::string() : edits_.FindOwn();
+    // Also what was handed in for a pass whose beginning nobody has waited for.
+    const bool wrote = hand_ins_.granted() || attachment_.ledger().entering_pass() || !stored.ok() || !stored->empty();
     status = status.ok() ? stored.status() : status;
     // Stores that nobody can search for go back to the snapshot with the epoch.
-    *has_all = !rank_plan().trainers_write() || (edits_.on() && !wrote);
+    *has_all = (!rank_plan().trainers_write() || (edits_.on() && !wrote)) && !values_.commit_sent();
     if (status.ok() && wrote) {  // what was written last becomes a version too
       status = passes_.Enter(/*stepped=*/false, "");
       status = status.ok() ? passes_.Leave() : status;

@@ -155,6 +155,7 @@ absl::Status Steps::CheckSent(const char* call) const {
 
 absl::StatusOr<StepResult> Steps::Wait() {
   CallSpan span(attachment_, v1::TRACE_CALL_WAIT_STEP, /*group=*/-1, /*steps_ago=*/1);
+  const bool told = attachment_.told();
   absl::Status came = attachment_.Live();
   if (last_step_ < 0) {
     SHARDD_RETURN_IF_ERROR(came);
@@ -187,6 +188,7 @@ absl::StatusOr<StepResult> Steps::Wait() {
   result.grad_norm = committed->grad_norm();
   result.clip_factor = committed->clip_factor();
   result.skipped = committed->skipped();
+  attachment_.SetTold(told);
   return span.Of(absl::StatusOr<StepResult>(result));
 }
 

@@ -19,6 +19,8 @@ class Values {
       : attachment_(attachment), staging_(staging), full_params_(full_params) {}
   // Begins a new session.
   void Reset() { commit_sent_ = false; }
+  // CommitParameters was sent, and nobody has waited for the version.
+  bool commit_sent() const { return commit_sent_; }
 
   // These are calls of the C ABI.
   absl::Status WriteParameter(int param, const void* data, int64_t first, int64_t numel);

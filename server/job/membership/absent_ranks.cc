@@ -89,4 +89,11 @@ void AbsentRanks::Came(int rank) {
   processes_.erase(rank);
 }
 
+bool AbsentRanks::Some() const {
+  for (size_t rank = 0; rank < see_.sessions->by_rank().size(); ++rank) {
+    if (see_.sessions->by_rank()[rank] == nullptr && !see_.leavers->finished(static_cast<int>(rank))) return true;
+  }
+  return false;
+}
+
 }  // namespace shardd

@@ -55,6 +55,8 @@ class AbsentRanks {
   // Tells operators which of these processes have ended since; each once.
   void TellEnded();
 
+  // Some rank has no session, and has not finished.
+  bool Some() const;
   // It has a session now.
   void Came(int rank);
 

@@ -19,6 +19,7 @@ absl::Status CheckSilentRanks(const Sessions& sessions, const Committed& committ
   const int ranks = static_cast<int>(sessions.by_rank().size());
   std::vector<Wait> waits;  // by rank, once some rank is silent
   for (int rank = 0; rank < ranks; ++rank) {
+    if (sessions[rank] == nullptr) continue;  // it has finished
     const Session& session = *sessions[rank];
     const absl::Duration silence = now - std::max(session.last_command_time, session.words().last_progress_time());
     const absl::Duration allowed =
@@ -26,7 +27,9 @@ absl::Status CheckSilentRanks(const Sessions& sessions, const Committed& committ
     if (silence < allowed || session.held) {  // held: it is not the rank that takes so long
       continue;
     }
-    for (int other = static_cast<int>(waits.size()); other < ranks; ++other) waits.push_back(waiting_for(other));
+    for (int other = static_cast<int>(waits.size()); other < ranks; ++other) {
+      waits.push_back(sessions[other] == nullptr ? Wait() : waiting_for(other));
+    }
     // Silent is only a fault when somebody else waits for this very rank.
     for (int other = 0; other < ranks; ++other) {
       if (other == rank || waits[other].rank != rank) {

@@ -310,5 +310,20 @@ TEST(Edits, AreRefusedInFullParametersAndBeforeThem) {
   });
 }
 
+// One that does not know yet that its epoch has ended: where its edits have gone with it, it has not finished.
+TEST(Edits, OfARankThatFinishesAreNotLostInSilence) {
+  for (const bool after_a_forward : {false, true}) {
+    SCOPED_TRACE(after_a_forward);
+    World world(EditsSpec("edits"));
+    if (after_a_forward) {
+      world.Each([](int, Rank& rank) { Enter(rank); });
+      EXPECT_C_OK(shardd_stop_reading(world.ranks[0].job()));
+    }
+    Fill(world.ranks[0], 0, 7.0f);
+    EXPECT_C_OK(shardd_detach(world.ranks[1].Release(), 0));  // as a death does
+    EXPECT_C_ERROR(shardd_detach(world.ranks[0].Release(), 1), kAborted, "detached");
+  }
+}
+
 }  // namespace
 }  // namespace shardd::testing_client

@@ -15,12 +15,14 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "tests/testing/files.h"
 #include "tests/testing/http_get.h"
@@ -86,6 +88,43 @@ TEST(ListeningTest, AUnixSocketServesAndItsPortServesNobodyElse) {
   auto next = Listening::Start(address, {}, Answering("next"));
   ASSERT_TRUE(next.ok()) << next.status();
   EXPECT_THAT(GetFromPath(address.path), HasSubstr("next"));
+}
+
+// The number of a port is nobody's secret, and other addresses of the loopback have it free.
+TEST(ListeningTest, AFrontsPortAtAnotherAddressIsAStrangers) {
+  const testing::TempDir dir;
+  MetricsAddress address;
+  address.path = dir.File("metrics.sock");
+  auto listening = Listening::Start(address, {}, Answering("answer"));
+  ASSERT_TRUE(listening.ok()) << listening.status();
+  sockaddr_un at = {};
+  at.sun_family = AF_UNIX;
+  std::memcpy(at.sun_path, address.path.data(), address.path.size());
+  const UniqueFd client(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(connect(client.get(), reinterpret_cast<const sockaddr*>(&at), sizeof(at)), 0);
+  unsigned port = 0;
+  ASSERT_TRUE(testing::PollUntil([&] {
+    const std::string inner = absl::StrFormat(" 0100007F:%04X 01 ", (*listening)->inner_port());
+    std::ifstream table("/proc/self/net/tcp");
+    for (std::string line; std::getline(table, line);) {
+      const size_t found = line.find(inner);
+      if (found != std::string::npos) port = static_cast<unsigned>(std::stoul(line.substr(found - 4, 4), nullptr, 16));
+    }
+    return port != 0;
+  }));
+  const UniqueFd stranger(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in own = {}, inner = {};
+  own.sin_family = inner.sin_family = AF_INET;
+  own.sin_port = htons(static_cast<uint16_t>(port));
+  inner.sin_port = htons(static_cast<uint16_t>((*listening)->inner_port()));
+  inet_pton(AF_INET, "127.0.0.2", &own.sin_addr);
+  inet_pton(AF_INET, "127.0.0.1", &inner.sin_addr);
+  ASSERT_EQ(bind(stranger.get(), reinterpret_cast<const sockaddr*>(&own), sizeof(own)), 0);
+  ASSERT_EQ(connect(stranger.get(), reinterpret_cast<const sockaddr*>(&inner), sizeof(inner)), 0);
+  send(stranger.get(), kRequest, sizeof(kRequest) - 1, MSG_NOSIGNAL);
+  char bytes[64] = {};
+  recv(stranger.get(), bytes, sizeof(bytes) - 1, 0);
+  EXPECT_THAT(std::string(bytes), HasSubstr("403"));
 }
 
 TEST(ListeningTest, SilentClientsHoldNobodyUp) {

@@ -60,6 +60,11 @@ TEST_F(MetricsProcessTest, OthersReachItByTheDaemonsCertificate) {
   ASSERT_TRUE(HasStarted(1));
   EXPECT_THAT(Line(1), ::testing::Not(HasSubstr("--tls_cert")));
   (*near)->Terminate();
+  EXPECT_EQ(MetricsProcess::Create({"/run/s.sock", "0.0.0.0:9464", false, "", program(), {"/c.pem", "/k.pem", ""}})
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument)
+      << "everybody would have a certificate for it";
   EXPECT_EQ(MetricsProcess::Create({"/run/s.sock", "0.0.0.0:9464", false, "", program()}).status().code(),
             absl::StatusCode::kPermissionDenied);
 }
