@@ -358,9 +358,8 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   // A second signal must be able to end a shutdown that hangs.
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   if (metrics != nullptr) metrics->Terminate();
-  listener->Stop();
   // It ends all sessions, so that their streams can finish.
-  core->Shutdown([&handover](bool is_quiet) { handover.Complete(is_quiet); });
+  core->Shutdown([&listener] { listener->Stop(); }, [&handover](bool is_quiet) { handover.Complete(is_quiet); });
   (void)AwaitSessionStreams(kLastWords);
   server->Shutdown(kShutdownGrace);
   if (history != nullptr) history->Flush(kLastWords);

@@ -46,19 +46,17 @@ Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
   loop_.Post([this] { Tick(); });
 }
 
-Core::~Core() { Shutdown(nullptr); }
+Core::~Core() { Shutdown(nullptr, nullptr); }
 
-void Core::Shutdown(const MemoryWritten& written) {
-  if (shut_down_) {
-    return;
-  }
-  shut_down_ = true;
+void Core::Shutdown(const std::function<void()>& stop_listening, const MemoryWritten& written) {
+  if (!last_epochs_.Begin()) return;
   // Their ranks come again, to the next daemon. Where all have sent the step that runs within this time, nobody does
   // anything anew; all else is served meanwhile.
   const absl::Status goes_on = absl::AbortedError("the daemon is shutting down, and the next one goes on with the job");
   EndKeptEpochs(
       options_.finish_step, [&](JobCore& job) { return job.EndBehindStep(goes_on); },
       [&](JobCore& job) { job.EndIfIdle(goes_on, kQuiet); });
+  if (stop_listening != nullptr) stop_listening();
   stopping_ = true;
   status_.Stop();
   node_values_.Stop();
@@ -72,7 +70,7 @@ void Core::Shutdown(const MemoryWritten& written) {
   EndKeptEpochs(kCommits, abort, [](JobCore&) {});
   loop_.RunAndWait([this] {
     ReviewJobs();  // what has come to its end by itself is nothing for the next daemon
-    leaves_jobs_ = true;
+    last_epochs_.LeaveJobs();
     for (auto& [name, entry] : jobs_) {
       entry.job->Close("the daemon is shutting down", entry.job->committed().next_daemon_goes_on()
                                                           ? JobCore::CloseOn::kThisDaemon
@@ -148,7 +146,7 @@ void Core::ReviewJobs() {
       if (!entry.freed && job.committed().version() > 1) {
         freed_.Forget(job.name(), job.identity().owner.uid);  // a later job of the name has come to its end
       }
-      if (!leaves_jobs_) job.EndCustody();
+      if (!last_epochs_.leaves_jobs()) job.EndCustody();
       it = jobs_.erase(it);  // the memory goes when the last device work has ended
     } else {
       ++it;

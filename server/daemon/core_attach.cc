@@ -141,6 +141,9 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
         Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
           JobCore* job = FindJob(request.job_id());
           SHARDD_RETURN_IF_ERROR(attaching.Check(job));
+          if (!last_epochs_.MayCome(*job)) {
+            return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
+          }
           if (rank < 0 || rank >= job->plan()->world_size) {
             return absl::InvalidArgumentError(
                 absl::StrCat(what, ": no such rank (got ", rank, ", want 0 to ", job->plan()->world_size - 1, ")"));
