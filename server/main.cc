@@ -384,7 +384,7 @@ int main(int argc, char** argv) {
     shardd::LogError(absl::StrCat("--log_level: unknown level (got \"", level, "\")"));
     return 2;
   }
-  signal(SIGPIPE, SIG_IGN);
+  for (const int number : {SIGPIPE, SIGXFSZ}) signal(number, SIG_IGN);  // writes fail instead
   // Each trainer takes about ten descriptors; the usual soft limit of 1024 is for programs that use select.
   if (rlimit files{}; getrlimit(RLIMIT_NOFILE, &files) == 0) {
     files.rlim_cur = files.rlim_max;

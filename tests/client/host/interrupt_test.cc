@@ -18,6 +18,7 @@
 #include "client/c/shardd.h"
 #include "common/process/daemon_address.h"
 #include "tests/client/client_fixture.h"
+#include "tests/testing/programs.h"
 
 namespace shardd::testing_client {
 namespace {
@@ -120,6 +121,23 @@ TEST(Interrupt, ASignalEndsCallsToAnUnresponsiveDaemon) {
 TEST(Interrupt, ASignalEndsTheWaitForADaemonsSuccessor) {
   Daemon daemon;
   Waiter waiter("reattach", daemon.address(), 2);
+  waiter.AwaitAttached();
+  daemon.process().Kill();
+  waiter.Go();
+  ExpectCancelled(waiter.Interrupt(), "reattach");
+}
+
+// What was lost in between is said to the next daemon, and there may be none. A host that was asked takes its answer as
+// said, so that no other status may hide it.
+TEST(Interrupt, ASignalEndsAFinishThatAwaitsADaemonsSuccessor) {
+  TempDir dir;
+  const std::string custody = dir.File("custody.sock");
+  Child custodian = testing::Spawn({testing::ProgramPath("shardd-custodian"), "--listen=unix:" + custody},
+                                   {.log = dir.File("custodian.log")});
+  ASSERT_TRUE(Eventually([&] { return access(custody.c_str(), F_OK) == 0; }));
+  testing::DaemonProcess daemon(dir.path(), "cpu:2", {"--custodian=unix:" + custody});
+  ASSERT_TRUE(daemon.listened()) << ReadWholeFile(daemon.log());
+  Waiter waiter("detach", daemon.address(), 1);
   waiter.AwaitAttached();
   daemon.process().Kill();
   waiter.Go();
