@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,6 +34,13 @@ bool StopWithin(Thread& thread, absl::string_view name) {
   return ended;
 }
 
+// Each daemon gives numbers of its own: a rank that has opened its job at the one before, and attaches here, finds
+// none, and no other job of that number. Doubles, which scripts read JSON into, have them whole.
+uint64_t FirstJobId() {
+  std::random_device device;  // the kernel's
+  return 1 + (uint64_t{device()} << 20);
+}
+
 }  // namespace
 
 Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
@@ -41,6 +49,7 @@ Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
       start_time_(absl::Now()),
       started_(MonotonicNow()),
       custody_(options_.custody),
+      next_job_id_(FirstJobId()),
       loop_([this] { return BeforeSleep(); }) {
   events_.KeepBy(options_.history);
   loop_.Post([this] { Tick(); });
@@ -72,9 +81,12 @@ void Core::Shutdown(const std::function<void()>& stop_listening, const MemoryWri
     ReviewJobs();  // what has come to its end by itself is nothing for the next daemon
     last_epochs_.LeaveJobs();
     for (auto& [name, entry] : jobs_) {
-      entry.job->Close("the daemon is shutting down", entry.job->committed().next_daemon_goes_on()
-                                                          ? JobCore::CloseOn::kThisDaemon
-                                                          : JobCore::CloseOn::kThisNode);
+      const Committed& committed = entry.job->committed();
+      // Ranks of a job that has nothing yet open it anew, as where this daemon dies.
+      const bool comes = committed.next_daemon_goes_on() ||
+                         (committed.outlives_daemon() && committed.version() == 0 && !entry.job->nodes().over_nodes());
+      entry.job->Close("the daemon is shutting down",
+                       comes ? JobCore::CloseOn::kThisDaemon : JobCore::CloseOn::kThisNode);
     }
   });
   // Devices first: their completions are posted to the loop while it still runs, and they hold the jobs.

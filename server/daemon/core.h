@@ -239,7 +239,7 @@ class Core final : public JobsSource {
   absl::btree_map<JobName, Entry> jobs_;
   FreedJobs freed_;
   EarlyRefusals early_refusals_;
-  uint64_t next_job_id_ = 1;
+  uint64_t next_job_id_;
   uint64_t next_session_id_ = 1;
   int opening_ = 0;  // OpenJob calls under way
   bool had_job_ = false;

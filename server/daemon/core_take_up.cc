@@ -13,6 +13,7 @@
 namespace shardd {
 namespace {
 
+constexpr uint64_t kJobsOfADaemon = 1 << 20;  // at most
 // For whoever looks into what another daemon has left damaged.
 constexpr absl::Duration kKeepRefused = absl::Minutes(15);
 
@@ -60,7 +61,8 @@ void Core::TakeUp() {
         loop_.AddTimer(MonotonicNow() + kKeepRefused, [this, id] { reaper_.Post([this, id] { custody_.Drop(id); }); });
       });
     }
-    loop_.RunAndWait([this, next = id + 1] { next_job_id_ = std::max(next_job_id_, next); });
+    // Above all that the daemon before has given: of two jobs of a name the later one counts.
+    loop_.RunAndWait([this, next = id + kJobsOfADaemon] { next_job_id_ = std::max(next_job_id_, next); });
   }
 }
 
