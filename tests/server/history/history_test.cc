@@ -228,7 +228,7 @@ class FullDisk {
   sighandler_t before_;
 };
 
-TEST_F(HistoryTest, AFullDiskCostsTheLinesThatHadNoRoomAlone) {
+TEST_F(HistoryTest, AFullDiskCostsLinesWithoutRoomAlone) {
   HistoryFiles files = *HistoryFiles::Open(Folder(), kMostBytes);
   ASSERT_TRUE(files.Append("before\n").ok());
   {

@@ -173,7 +173,7 @@ TEST_F(HeldTest, IsDroppedForItsSuccessorWithWhatItGave) {
 }
 
 // Its last step is not committed before the other has stepped, and its program waits for that.
-TEST_F(HeldTest, WhoHasSteppedWaitsForASilentRankWithinTheLimit) {
+TEST_F(HeldTest, WhoHasSteppedWaitsForASilentRankWithinLimits) {
   Train(0);
   OnLoop([&] { job_->Detach(0, /*finished=*/true); });
   const absl::Duration limit = absl::Milliseconds(plan_->config.silence_timeout_ms());
