@@ -355,8 +355,9 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   const int signal = AwaitStop(signals, &successor, &handover, metrics.get());
   LogInfo(absl::StrCat("signal ", signal, ": shutting down"));
   if (!handover.asked()) Notify("STOPPING=1");
-  // A second signal must be able to end a shutdown that hangs.
-  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  handover.BeginStop();
+  ::signal(SIGUSR2, SIG_IGN);
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second signal must be able to end a shutdown that hangs
   if (metrics != nullptr) metrics->Terminate();
   // It ends all sessions, so that their streams can finish.
   core->Shutdown([&listener] { listener->Stop(); }, [&handover](bool is_quiet) { handover.Complete(is_quiet); });

@@ -75,6 +75,7 @@ void Handover::Ask(const Caller& caller, const v1::HandOverRequest& request,
   }
   jobs_->ListJobs(caller, [this, request, done = std::move(done)](absl::StatusOr<v1::ListJobsResponse> listed) {
     absl::Status status = listed.ok() ? CheckGoOn(*listed, request) : listed.status();
+    bool stops = false;
     if (status.ok()) {
       absl::MutexLock lock(&mutex_);
       if (asked_) {
@@ -82,6 +83,7 @@ void Handover::Ask(const Caller& caller, const v1::HandOverRequest& request,
       } else {
         asked_ = true;
         done_ = done;
+        stops = stops_;
       }
     }
     if (!status.ok()) {
@@ -90,8 +92,14 @@ void Handover::Ask(const Caller& caller, const v1::HandOverRequest& request,
       return;
     }
     LogInfo(absl::StrCat("hands over to shardd ", request.version(), " (this is ", kVersion, ")"));
-    stop_();
+    if (!stops) stop_();
   });
+}
+
+void Handover::BeginStop() {
+  absl::MutexLock lock(&mutex_);
+  stops_ = true;
+  state_ = "impossible: the daemon is shutting down";
 }
 
 void Handover::Complete(bool memory_is_quiet) {

@@ -32,6 +32,8 @@ class Handover {
   // For people, and shardctl: Daemon.handover.
   std::string state() const ABSL_LOCKS_EXCLUDED(mutex_);
   void SetState(std::string state) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The daemon ends anyway: who asks from here on waits for Complete.
+  void BeginStop() ABSL_LOCKS_EXCLUDED(mutex_);
   // Lets go of what the custodian keeps, and answers the next daemon, if one has asked. `memory_is_quiet`: nothing
   // writes into jobs' memory any more. Where something may, this process ends at once, and the next daemon begins then.
   // REQUIRES: the socket is free.
@@ -45,6 +47,7 @@ class Handover {
   mutable absl::Mutex mutex_;
   std::string state_ ABSL_GUARDED_BY(mutex_);
   bool asked_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stops_ ABSL_GUARDED_BY(mutex_) = false;
   JobsSource::Done<v1::HandOverResponse> done_ ABSL_GUARDED_BY(mutex_);  // null: nobody waits for an answer
 };
 

@@ -15,6 +15,7 @@ namespace shardd {
 namespace {
 
 constexpr char kCurrent[] = "history.jsonl";
+constexpr std::chrono::seconds kRotateAgain(1);
 
 // False: `see` has had enough. What follows the last newline is no line.
 bool SeeBackwards(absl::string_view text, absl::FunctionRef<bool(absl::string_view)> see) {
@@ -69,7 +70,12 @@ absl::Status HistoryFiles::OpenCurrent() {
 
 absl::Status HistoryFiles::Append(absl::string_view lines) {
   if (!current_.valid()) SHARDD_RETURN_IF_ERROR(OpenCurrent());
-  if (size_bytes_ >= kFullBytes) SHARDD_RETURN_IF_ERROR(Rotate());  // which was not possible yet
+  if (size_bytes_ >= kFullBytes) {  // it was not possible yet, and reads and compresses the whole file
+    const auto now = std::chrono::steady_clock::now();
+    if (now < rotate_at_) return absl::UnavailableError(absl::StrCat("history: ", folder_, " is full"));
+    rotate_at_ = now + kRotateAgain;
+    SHARDD_RETURN_IF_ERROR(Rotate());
+  }
   const std::string path = absl::StrCat("history: ", folder_, "/", kCurrent);
   absl::Status status = half_line_ ? WriteAll(current_.get(), "\n", path) : absl::OkStatus();
   half_line_ = half_line_ && !status.ok();

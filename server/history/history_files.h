@@ -1,6 +1,7 @@
 #ifndef SHARDD_SERVER_HISTORY_HISTORY_FILES_H_
 #define SHARDD_SERVER_HISTORY_HISTORY_FILES_H_
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -49,6 +50,7 @@ class HistoryFiles {
   HistoryRoom room_;
   bool half_line_ = false;  // what failed may have left one
   int64_t last_number_ = 0;
+  std::chrono::steady_clock::time_point rotate_at_;  // no sooner, where it could not be done
 };
 
 }  // namespace shardd

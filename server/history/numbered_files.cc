@@ -108,66 +108,70 @@ absl::Status WriteHistory(const std::string& folder, int64_t number, absl::strin
 }
 
 void HistoryRoom::Make(const std::string& folder, int64_t most_bytes, int64_t most_text_bytes) {
-  for (;;) {
+  for (bool made = true; made;) {
     int64_t bytes = 0;
-    const std::vector<int64_t> numbers = HistoryNumbers(folder);
-    for (const int64_t number : numbers) bytes += SizeOf(HistoryPath(folder, number));
-    if (bytes <= most_bytes || numbers.empty()) return;
+    std::vector<int64_t> readable;
     std::map<uint32_t, double> of_user;  // of these bytes
-    for (const int64_t number : numbers) {
-      const Bytes& lines = BytesOf(folder, number);
+    for (const int64_t number : HistoryNumbers(folder)) {
+      const int64_t size = SizeOf(HistoryPath(folder, number));
+      bytes += size;
+      const Bytes* const lines = BytesOf(folder, number);
+      if (lines == nullptr) continue;
+      readable.push_back(number);
       double text = 0;
-      for (const auto& [uid, count] : lines) text += static_cast<double>(count);
-      const auto size = static_cast<double>(SizeOf(HistoryPath(folder, number)));
-      for (const auto& [uid, count] : lines) of_user[uid] += size * static_cast<double>(count) / text;
+      for (const auto& [uid, count] : *lines) text += static_cast<double>(count);
+      for (const auto& [uid, count] : *lines) {
+        of_user[uid] += static_cast<double>(size) * static_cast<double>(count) / text;
+      }
     }
+    if (bytes <= most_bytes) return;
     const auto most = std::max_element(of_user.begin(), of_user.end(),
                                        [](const auto& a, const auto& b) { return a.second < b.second; });
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      const Bytes& lines = BytesOf(folder, numbers[i]);
+    made = false;
+    for (size_t i = 0; i < readable.size() && !made; ++i) {
+      const Bytes& lines = known_.at(readable[i]);
       if (lines.empty() || (lines.size() == 1 && lines.begin()->first == most->first)) {
-        Remove(folder, numbers[i]);
-        break;
-      }
-      if (lines.find(most->first) != lines.end()) {
-        Thin(folder, i > 0 ? numbers[i - 1] : 0, numbers[i], most->first, most_text_bytes);
-        break;
+        made = Remove(folder, readable[i]);
+      } else if (lines.find(most->first) != lines.end()) {
+        made = Thin(folder, i > 0 ? readable[i - 1] : 0, readable[i], most->first, most_text_bytes);
+        // The disk is full, perhaps.
+        if (!made) made = Remove(folder, readable.front());
       }
     }
   }
 }
 
-const HistoryRoom::Bytes& HistoryRoom::BytesOf(const std::string& folder, int64_t number) {
-  const auto [it, is_new] = known_.try_emplace(number);
-  if (is_new) {
-    for (const absl::string_view line : absl::StrSplit(ReadHistory(folder, number), '\n', absl::SkipEmpty())) {
-      it->second[UidOf(line)] += static_cast<int64_t>(line.size()) + 1;
-    }
+const HistoryRoom::Bytes* HistoryRoom::BytesOf(const std::string& folder, int64_t number) {
+  if (const auto known = known_.find(number); known != known_.end()) return &known->second;
+  const std::string path = HistoryPath(folder, number);
+  if (SizeOf(path) > 0 && ReadHistoryFile(path).empty()) return nullptr;  // not now, for want of descriptors perhaps
+  Bytes& bytes = known_[number];
+  for (const absl::string_view line : absl::StrSplit(ReadHistory(folder, number), '\n', absl::SkipEmpty())) {
+    bytes[UidOf(line)] += static_cast<int64_t>(line.size()) + 1;
   }
-  return it->second;
+  return &bytes;
 }
 
-void HistoryRoom::Thin(const std::string& folder, int64_t before, int64_t number, uint32_t uid,
+bool HistoryRoom::Thin(const std::string& folder, int64_t before, int64_t number, uint32_t uid,
                        int64_t most_text_bytes) {
   const std::string all = ReadHistory(folder, number);
   std::string text;
   for (const absl::string_view line : absl::StrSplit(all, '\n', absl::SkipEmpty())) {
     if (UidOf(line) != uid) absl::StrAppend(&text, line, "\n");
   }
+  if (all.empty()) return false;  // it had lines before
   std::string joined = before == 0 ? "" : ReadHistory(folder, before);
   const bool joins = !joined.empty() && static_cast<int64_t>(joined.size() + text.size()) <= most_text_bytes;
   if (joins) text.insert(0, joined);
-  if (!WriteHistory(folder, number, text).ok()) {
-    Remove(folder, before != 0 ? before : number);
-    return;
-  }
+  if (!WriteHistory(folder, number, text).ok()) return false;
   known_.erase(number);
-  if (joins) Remove(folder, before);  // whoever is killed before this has these lines twice
+  return !joins || Remove(folder, before);  // whoever is killed before this has these lines twice
 }
 
-void HistoryRoom::Remove(const std::string& folder, int64_t number) {
-  unlink(HistoryPath(folder, number).c_str());
+bool HistoryRoom::Remove(const std::string& folder, int64_t number) {
+  if (unlink(HistoryPath(folder, number).c_str()) != 0 && errno != ENOENT) return false;
   known_.erase(number);
+  return true;
 }
 
 }  // namespace shardd

@@ -29,16 +29,16 @@ std::string ReadHistoryFile(const std::string& path);
 // jobs cost another no line before that one has more of it. Files that have become small are joined. Thread-compatible.
 class HistoryRoom {
  public:
-  // Until the files have `most_bytes` together, as far as they can be read; those that cannot, and where nothing can be
-  // written, whole files go, the oldest first. `most_text_bytes`: of files that are joined.
+  // Until the files have `most_bytes` together, or until a file can be neither read nor removed now. Where nothing can
+  // be written, whole files go, the oldest first; so do damaged ones. `most_text_bytes`: of files that are joined.
   void Make(const std::string& folder, int64_t most_bytes, int64_t most_text_bytes);
 
  private:
-  using Bytes = std::map<uint32_t, int64_t>;  // of text, by uid
-  const Bytes& BytesOf(const std::string& folder, int64_t number);
-  // Without lines of `uid`, and joined with the file before, if both are small.
-  void Thin(const std::string& folder, int64_t before, int64_t number, uint32_t uid, int64_t most_text_bytes);
-  void Remove(const std::string& folder, int64_t number);
+  using Bytes = std::map<uint32_t, int64_t>;                        // of text, by uid
+  const Bytes* BytesOf(const std::string& folder, int64_t number);  // null: it cannot be read now
+  // Without lines of `uid`, and joined with the file before, if both are small. Both return false where that failed.
+  bool Thin(const std::string& folder, int64_t before, int64_t number, uint32_t uid, int64_t most_text_bytes);
+  bool Remove(const std::string& folder, int64_t number);
 
   std::map<int64_t, Bytes> known_;  // by number
 };

@@ -153,7 +153,7 @@ std::vector<TrainerReport> Cluster::RunRanks(const Args& given, const std::map<i
   }
   std::vector<TrainerReport> reports;
   for (int rank = 0; rank < world; ++rank) {
-    EXPECT_EQ(ranks[rank].Wait(2 * testing::kLimit), 0)
+    EXPECT_EQ(ranks[rank].Wait(10 * testing::kLimit), 0)
         << "rank " << rank << ": " << testing::ReadWholeFile(absl::StrCat(Folder(args), "/log.", rank));
     reports.push_back(Report(args, rank));
   }

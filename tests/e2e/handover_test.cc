@@ -181,6 +181,8 @@ TEST_F(Handover, AStopWaitsForARankThatAttachesAgain) {
   StartKept();
   AwaitThatRank0WaitsForRank1();
   AskToStop();
+  EXPECT_EQ(HandOver(), 1) << "it ends anyway";
+  ASSERT_EQ(kill(daemon_pid(), SIGUSR2), 0) << "of who has asked for its state before";
   ranks[1].Kill(SIGCONT);
   WaitForDaemon();
   StartKept();

@@ -6,10 +6,10 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/c/attachment/attachment.h"
 #include "client/c/daemon/describe.h"
+#include "client/c/daemon/unary_call.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -42,13 +42,14 @@ absl::Status Attachment::Establish(absl::Time deadline) {
   bool said = false;
   while (true) {
     absl::Status status = TryEstablish(deadline);
-    if (reached_ && !said && absl::IsUnavailable(status) && absl::Now() - start > kSayAfter) {
+    if (reached_ && !said && (absl::IsUnavailable(status) || IsShuttingDown(status)) &&
+        absl::Now() - start > kSayAfter) {
       said = true;
       std::fprintf(stderr, "shardd: job \"%s\": rank %d waits up to %s for a daemon (%s)\n", plan_.job().c_str(),
                    rank(), absl::FormatDuration(options_.daemon_wait).c_str(), std::string(status.message()).c_str());
     }
     if (status.ok() || !MayRetry(status, again, absl::Now() - start) || absl::Now() + pause >= deadline) {
-      return status;
+      return AsUnavailable(std::move(status));
     }
     SHARDD_RETURN_IF_ERROR(interrupt_.Sleep(pause, again ? "reattach" : "attach"));
     pause = std::min(2 * pause, again ? kLongestRetryOfAgain : kLongestRetry);
@@ -65,8 +66,8 @@ bool Attachment::MayRetry(const absl::Status& status, bool again, absl::Duration
       return reached_ && waited < options_.daemon_wait;
     case absl::StatusCode::kCancelled:
       // A daemon that was started for others is just ending, with its last job; another one takes its place. What an
-      // interrupt has ended has the same code and stays ended: by its text, because a signal can be asked for once.
-      return absl::StrContains(status.message(), "the daemon is shutting down") &&
+      // interrupt has ended has the same code and stays ended.
+      return IsShuttingDown(status) &&
              (reached_ ? waited < options_.daemon_wait : target_.found_here && waited < kAutostartGrace);
     case absl::StatusCode::kAborted:
       // Somebody else was lost between two of our calls. Nothing was given out yet, so nothing has to be rewound.
@@ -121,8 +122,9 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
   request.set_protocol_version(opened.protocol_version());
   const absl::StatusOr<v1::AttachRankResponse> attached =
       AttachRank(channel, request, options_.job_secret, deadline, interrupt_);
-  if (absl::IsNotFound(attached.status()) && !opened.initialized()) {
-    // It has ended in between, with its daemon perhaps. It had nothing yet, so another one is as good.
+  if (absl::IsNotFound(attached.status()) && !opened.initialized() && ledger_.expected_version() == 0) {
+    // It has ended in between, with its daemon perhaps. It had nothing yet, and the rank has had nothing of it, so
+    // another one is as good.
     return absl::AbortedError(attached.status().message());
   }
   SHARDD_RETURN_IF_ERROR(attached.status());

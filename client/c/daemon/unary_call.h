@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -17,6 +18,15 @@
 #include "grpcpp/grpcpp.h"
 
 namespace shardd {
+
+// Whether the daemon has ended the call because it ends itself: nobody here has cancelled it.
+inline bool IsShuttingDown(const absl::Status& status) {
+  return absl::IsCancelled(status) && !Interrupt::Ended(status);
+}
+// As what it is for a caller that does not try again: CANCELLED is the host's.
+inline absl::Status AsUnavailable(absl::Status status) {
+  return IsShuttingDown(status) ? absl::UnavailableError(status.message()) : std::move(status);
+}
 
 // One unary call that the host can interrupt: gRPC's synchronous calls return at the deadline only. `method` is the
 // stub's Async one. Blocks until the answer, the deadline or CANCELLED, "<name>: interrupted"; what the daemon makes of

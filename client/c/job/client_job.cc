@@ -98,8 +98,8 @@ absl::StatusOr<bool> ClientJob::Extend(v1::JobSpec spec) {
   absl::Status status = channel.status();
   if (status.ok()) {
     auto stub = v1::TrainerService::NewStub(*channel);
-    status = UnaryCall("extend_job", stub.get(), &v1::TrainerService::Stub::AsyncExtendJob, request,
-                       absl::Now() + timeout, attachment_.interrupt(), &response);
+    status = AsUnavailable(UnaryCall("extend_job", stub.get(), &v1::TrainerService::Stub::AsyncExtendJob, request,
+                                     absl::Now() + timeout, attachment_.interrupt(), &response));
   }
   if (status.ok()) {
     return response.extended();

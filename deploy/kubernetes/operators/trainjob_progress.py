@@ -11,6 +11,7 @@ It never disturbs training: what fails is said once and tried again. It ends wit
 
 import argparse
 import datetime
+import http.client
 import json
 import os
 import ssl
@@ -69,7 +70,7 @@ def send(status):
             return ""
     except urllib.error.HTTPError as error:
         return f"{error} {error.read(500).decode(errors='replace')}".strip()
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, ValueError, http.client.HTTPException) as error:
         return f"{error!r}"
 
 
