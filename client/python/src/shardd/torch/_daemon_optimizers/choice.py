@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from shardd.torch._daemon_optimizers.daemon_steps import DaemonSteps, Plain, say_stays
+from shardd.torch._daemon_optimizers.daemon_state import Plain
+from shardd.torch._daemon_optimizers.daemon_steps import DaemonSteps, say_stays
 from shardd.torch._daemon_optimizers.kinds import kind_of, refusal
 from shardd.torch._daemon_optimizers.sharded_params import name_of, sharded_ids
 from shardd.torch._job.job import TorchJob, job_of

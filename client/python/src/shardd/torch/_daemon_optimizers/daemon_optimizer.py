@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from shardd.torch._daemon_optimizers.daemon_steps import DaemonSteps, Plain
+from shardd.torch._daemon_optimizers.daemon_state import Plain
+from shardd.torch._daemon_optimizers.daemon_steps import DaemonSteps
 from shardd.torch._daemon_optimizers.kinds import Kind, refusal
 from shardd.torch._daemon_optimizers.sharded_params import name_of, roots_with, sharded_ids
 from shardd.torch._job.job import job_of

@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from shardd.torch._daemon_optimizers import choice
-from shardd.torch._daemon_optimizers.daemon_steps import Plain
+from shardd.torch._daemon_optimizers.daemon_state import Plain
 from shardd.torch._job.job_optimizer import steps_in_daemon
 from shardd.torch._process.dynamo import no_dynamo
 
