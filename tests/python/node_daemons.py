@@ -93,9 +93,18 @@ class NodesCluster(Cluster):
 
 
 def torchrun_on_nodes(
-    over: Nodes, function: Callable[..., Any], *arguments: Any, local: int = 2, restarts: int = 0, limit_s: float = 200
+    over: Nodes,
+    function: Callable[..., Any],
+    *arguments: Any,
+    local: int = 2,
+    restarts: int = 0,
+    limit_s: float = 200,
+    through: tuple[str, ...] = (),
 ) -> dict[int, Any]:
-    """``function(*arguments)`` on every rank, under a torchrun for each node; its results by rank."""
+    """``function(*arguments)`` on every rank, under a torchrun for each node; its results by rank.
+
+    ``through``: what torchrun runs the ranks' program with, as ``-m shardd.torch``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(over.count * local):
             packed = pickle.dumps((function.__module__, function.__qualname__, arguments))
@@ -116,7 +125,7 @@ def torchrun_on_nodes(
                 env.pop(name, None)
             command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={over.count}", f"--nproc-per-node={local}",
                        f"--max-restarts={restarts}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
-                       f"--rdzv-id=nodes-{port}", str(Path(__file__).with_name("rank_main.py")), folder]  # fmt: skip
+                       f"--rdzv-id=nodes-{port}", *through, str(Path(__file__).with_name("rank_main.py")), folder]  # fmt: skip
             with open(f"{folder}/agent-{node}.log", "wb") as log:
                 agents.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT,
                                                stdin=subprocess.DEVNULL, start_new_session=True))  # fmt: skip

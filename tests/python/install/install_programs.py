@@ -40,6 +40,7 @@ def train(rank: int, out: Path) -> None:
         "shardd": "shardd.torch._sharding.fully_shard" in kinds,
         "is_fsdp": isinstance(model, FSDPModule),
         "optimizer": type(optimizer).__module__,
+        "methods": type(optimizer).__init__.__code__.co_filename,
         "argv": sys.argv[1:],
         "main": sys.modules["__main__"].__file__ if rank == 0 else "",
     }

@@ -9,6 +9,7 @@ import types
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.fsdp
 from torch import nn
 
@@ -88,36 +89,54 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def optimizers() -> dict[str, Any]:
-    """Which optimizer a call of torch.optim's names makes."""
+    """Who steps what the program builds, and what it is to the program; references taken before are the same classes."""
+    kept = {"adamw": torch.optim.AdamW}
     import shardd.torch
 
-    shardd.torch.install(optimizers=True)
+    before = {kind: dict(vars(kind)) for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)}
+    shardd.torch.install()
     from torch.optim import SGD, AdamW
 
     class Own(AdamW):
         pass
 
+    def updated(make: Any, **more: Any) -> bool:
+        model = _model()
+        optimizer = make(model, **more)
+        _step(model, optimizer)
+        shardd.torch.commit(model)
+        dist.barrier()
+        return shardd.torch.counters(model)["bytes_updated"] > 0
+
     model = _model()
     adamw = AdamW([{"params": list(model.parameters()), "weight_decay": 0.1}], lr=0.5)
     _step(model, adamw)
-    listed = AdamW([{"params": _model().parameters()}], lr=0.5)
-    named = SGD(_model().named_parameters(), lr=0.1)
+    beside = nn.Linear(2, 2)
+    plain = AdamW(beside.parameters(), lr=0.1)
+    beside(torch.ones(1, 2)).sum().backward()
+    plain.step()
     result = {
-        "sharded": type(adamw).__module__,
+        "class": type(adamw) is torch.optim.AdamW is kept["adamw"] and type(AdamW) is type,
         "group": adamw.param_groups[0]["weight_decay"],
-        "named": type(named).__module__,
         "bias": model.bias.full_tensor().tolist(),
         "steps": shardd.torch.counters(model)["commits"],
-        "unsharded": type(AdamW(nn.Linear(2, 2).parameters())).__module__,
-        "refused": type(AdamW(_model().parameters(), amsgrad=True)).__module__,
-        "listed": (type(listed).__module__, [len(group["params"]) for group in listed.param_groups]),
-        "beside": type(SGD([*_model().parameters(), *nn.Linear(2, 2).parameters()], lr=0.1)).__module__,
-        "derived": Own(_model().parameters()).__class__ is Own,
-        "instances": isinstance(adamw, AdamW) and isinstance(adamw, torch.optim.Optimizer) and issubclass(Own, AdamW),
-        "others": isinstance(named, AdamW),
+        "plain": len(plain.state),
+        "daemon": {
+            "generator in a group": updated(lambda m: AdamW([{"params": m.parameters()}], lr=0.5)),
+            "names": updated(lambda m: SGD(m.named_parameters(), lr=0.1)),
+            "kept": updated(lambda m: kept["adamw"](m.parameters())),
+        },
+        "trainers": {
+            "refused": updated(lambda m: AdamW(m.parameters(), amsgrad=True)),
+            "beside": updated(lambda m: SGD([*m.parameters(), *nn.Linear(2, 2).parameters()], lr=0.1)),
+            "derived": updated(lambda m: Own(m.parameters())),
+        },
     }
     shardd.torch.uninstall()
-    result["back"] = AdamW is not torch.optim.AdamW and type(torch.optim.AdamW) is type
+    result["back"] = all(dict(vars(kind)) == was for kind, was in before.items())
+    shardd.torch.install(optimizers=False)
+    result["trainers"]["stock"] = updated(lambda m: AdamW(m.parameters()))
+    shardd.torch.uninstall()
     return result
 
 
@@ -162,7 +181,7 @@ def shells() -> dict[str, Any]:
         for _ in range(2):
             _step(model, shell)
         shardd.torch.commit(model)
-        found = optimizers_of(model.parameters(), but_not=type(None))
+        found = optimizers_of(model.parameters(), but_not=lambda _: False)
         outcome[kind.__name__] = {
             "found": [optimizer is inner for optimizer in found],
             "commits": shardd.torch.counters(model)["commits"],

@@ -115,7 +115,7 @@ def failing_loads(registered: bool) -> dict[str, Any]:
         "step": broken(set_state("step", float("nan"))),
         "type": broken(set_state("exp_avg", "moment")),
         "amsgrad": broken(set_group("amsgrad", True)),
-        "maximize": broken(set_group("maximize", True)),
+        "differentiable": broken(set_group("differentiable", True)),
         "kind": broken(set_group("decoupled_weight_decay", False)),
         "groups": broken(lambda state: state["param_groups"].append(copy.deepcopy(state["param_groups"][0]))),
     }
@@ -195,7 +195,7 @@ def refused_flags() -> dict[str, str]:
             errors[name] = str(error)
 
     attempt("constructor", lambda: optim.Adam(params, amsgrad=True))
-    attempt("constructor's group", lambda: optim.AdamW([{"params": params, "maximize": True}]))
+    attempt("constructor's group", lambda: optim.AdamW([{"params": params, "differentiable": True}]))
     attempt("kind", lambda: optim.Adam([{"params": params, "decoupled_weight_decay": True}]))
     beside = torch.nn.Linear(3, 2)
     attempt("not sharded", lambda: optim.Adam([*params, beside.weight]))
@@ -206,7 +206,7 @@ def refused_flags() -> dict[str, str]:
     attempt("added group", lambda: optimizer.add_param_group({"params": params[-1:], "differentiable": True}))
     errors["groups"] = str(len(optimizer.param_groups))
     loss_of(model, 0, 0, dist.get_rank()).backward()
-    optimizer.param_groups[0]["maximize"] = True
+    optimizer.param_groups[0]["differentiable"] = True
     attempt("changed group", optimizer.step)
     errors["commits"] = str(counts("shardd", model)["commits"])
     return errors

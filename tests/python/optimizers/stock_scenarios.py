@@ -234,18 +234,18 @@ def found_without_a_look_at_every_object() -> dict[str, Any]:
     every_object = gc.get_objects
     gc.get_objects = lambda *args, **kwargs: looks.append(1) or every_object(*args, **kwargs)  # type: ignore[func-returns-value]
     try:
-        found = [optimizers_of(early.parameters(), but_not=type(None)) == [before]]
+        found = [optimizers_of(early.parameters(), but_not=lambda _: False) == [before]]
         looked_first = len(looks)
         late = model_of("torch")
         made = torch.optim.SGD(late.parameters(), lr=0.1)
-        found.append(optimizers_of(late.parameters(), but_not=type(None)) == [made])
+        found.append(optimizers_of(late.parameters(), but_not=lambda _: False) == [made])
         copied = copy.copy(made)
-        found.append(optimizers_of(late.parameters(), but_not=type(None)) == [made, copied])
+        found.append(optimizers_of(late.parameters(), but_not=lambda _: False) == [made, copied])
         read = pickle.loads(pickle.dumps(torch.optim.SGD([torch.zeros(2)], lr=0.1)))
-        found.append(optimizers_of(read.param_groups[0]["params"], but_not=type(None)) == [read])
+        found.append(optimizers_of(read.param_groups[0]["params"], but_not=lambda _: False) == [read])
         del made, copied
         gc.collect()
-        found.append(optimizers_of(late.parameters(), but_not=type(None)) == [])
+        found.append(optimizers_of(late.parameters(), but_not=lambda _: False) == [])
         model = model_of("shardd")
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         loss_of(model, 0, 0, dist.get_rank()).backward()

@@ -33,6 +33,25 @@ def _trainer(case: Case = MESH) -> tuple[Model, Any]:
     return model, AdamW(model.parameters(), lr=1e-2)
 
 
+def unchanged(steps: int) -> dict[str, Any]:
+    """A program that knows PyTorch alone: a mesh with a row for each node, and ``torch.optim``."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = build(MESH)
+    shard(model, MESH, fully_shard)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(steps):
+        loss = loss_of(model, step, 0, dist.get_rank())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    parameters = {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}
+    kinds = [type(optimizer) is torch.optim.AdamW, *(kind.__module__ for kind in type(model).__mro__)]
+    return {"losses": losses, "parameters": parameters, "kinds": kinds}
+
+
 def _job_of(model: nn.Module) -> dict[str, Any]:
     from shardd.torch._units.state import state_of
 

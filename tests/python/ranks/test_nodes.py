@@ -58,6 +58,17 @@ def test_two_nodes_train_as_torchs_hybrid_shard_does(two: Nodes, case: Case) -> 
             assert torch.equal(result["shardd"]["parameters"][name], value), name
 
 
+def test_an_unchanged_program_trains_over_two_nodes(two: Nodes) -> None:
+    results = torchrun_on_nodes(two, nodes_scenarios.unchanged, _STEPS, through=("-m", "shardd.torch"))
+    alone = train_alone(Case(steps=_STEPS), 4)
+    for rank in range(4):
+        kinds = results[rank]["kinds"]
+        assert kinds[0] and "shardd.torch._sharding.fully_shard" in kinds
+        _close(results[rank]["losses"], alone["losses"][rank], 2e-6)
+        for name, value in alone["parameters"].items():
+            _close(results[rank]["parameters"][name], value, 2e-6)
+
+
 def test_bf16_over_two_nodes(two: Nodes) -> None:
     case = Case(mesh=(2, 2), steps=_STEPS, param_dtype="bf16", reduce_dtype="fp32")
     results = run_on_nodes(two, compare, case)

@@ -46,7 +46,7 @@ from shardd.torch import optim, wrap
 from shardd.torch._full_params.summon import summon_full_params
 from shardd.torch._install.install import install, swapped, uninstall
 from shardd.torch._job.job import jobs as _jobs
-from shardd.torch._job.job_optimizer import JobOptimizer as _JobOptimizer
+from shardd.torch._job.job_optimizer import steps_in_daemon as _steps_in_daemon
 from shardd.torch._sharding.fully_shard import FSDPModule, fully_shard
 from shardd.torch._sharding.wrapper import FullyShardedDataParallel
 from shardd.torch._state_dicts.safetensors import load_safetensors, save_safetensors
@@ -56,7 +56,7 @@ from shardd.torch._training.clip import clip_grad_norm_
 from shardd.torch._training.memory_plan import MemoryPlan, memory_plan
 from shardd.torch._training.steps import Step, steps
 
-_hooks.install(_jobs, but_not=_JobOptimizer)
+_hooks.install(_jobs, but_not=lambda optimizer: _steps_in_daemon(optimizer) is not None)
 
 __all__ = [
     "BackwardPrefetch",

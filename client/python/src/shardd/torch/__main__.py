@@ -32,7 +32,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         description="Runs a program with PyTorch's fully sharded data parallel replaced by shardd's.",
     )
     parser.add_argument(
-        "--optimizers", action="store_true", help="torch.optim's Adam, AdamW and SGD step in the daemon"
+        "--stock-optimizers", action="store_true", help="torch.optim's Adam, AdamW and SGD step in the trainers"
     )
     parser.add_argument(
         "--counts", metavar="FILE", help="append what the daemon did, a line of JSON for each model's job"
@@ -97,7 +97,7 @@ def _say_what_was_not_sharded() -> None:
 
 def main() -> None:
     arguments = _arguments(sys.argv[1:])
-    names = shardd.torch.install(optimizers=arguments.optimizers)
+    names = shardd.torch.install(optimizers=not arguments.stock_optimizers)
     if arguments.list:
         print("\n".join(names))
         return

@@ -7,21 +7,19 @@ They are ``torch.optim.Optimizer``: param groups, learning rate schedulers, ``ze
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from shardd.torch._daemon_optimizers.daemon_optimizer import DaemonOptimizer
+from shardd.torch._daemon_optimizers.kinds import ADAM, ADAMW
+from shardd.torch._daemon_optimizers.kinds import SGD as SGD_KIND
 
 __all__ = ["SGD", "Adam", "AdamW", "DaemonOptimizer"]
 
 
 class Adam(DaemonOptimizer):
     """``torch.optim.Adam`` in the daemon; see DaemonOptimizer for ``in_place_edits``."""
-
-    _kind = "OPTIMIZER_KIND_ADAM"
-    _state_names = ("exp_avg", "exp_avg_sq")
 
     def __init__(
         self,
@@ -40,34 +38,10 @@ class Adam(DaemonOptimizer):
         decoupled_weight_decay: bool = False,
         in_place_edits: bool | None = None,
     ) -> None:
-        self._refuse({"amsgrad": amsgrad, "maximize": maximize, "differentiable": differentiable})
-        if decoupled_weight_decay:
-            self._kind = "OPTIMIZER_KIND_ADAMW"
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": False,
-                    "maximize": False, "foreach": foreach, "capturable": capturable, "differentiable": False,
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
+                    "maximize": maximize, "foreach": foreach, "capturable": capturable, "differentiable": differentiable,
                     "fused": fused, "decoupled_weight_decay": decoupled_weight_decay}  # fmt: skip
-        super().__init__(params, defaults, in_place_edits)
-
-    def _refuse(self, group: Mapping[str, Any]) -> None:
-        super()._refuse(group)
-        decoupled = self._kind == "OPTIMIZER_KIND_ADAMW"
-        if bool(group.get("decoupled_weight_decay", decoupled)) != decoupled:
-            raise NotImplementedError(
-                f"{type(self).__name__}: decoupled_weight_decay of a param group differs from the optimizer's (got "
-                f"{not decoupled}, want {decoupled}); the daemon has one for all groups, use torch.optim's"
-            )
-
-    def _hyperparameters(self) -> list[dict[str, float]]:
-        return [
-            {
-                "lr": float(group["lr"]),
-                "weight_decay": float(group["weight_decay"]),
-                "beta1": float(group["betas"][0]),
-                "beta2": float(group["betas"][1]),
-                "eps": float(group["eps"]),
-            }
-            for group in self.param_groups
-        ]
+        super().__init__(params, defaults, ADAMW if decoupled_weight_decay else ADAM, in_place_edits)
 
 
 class AdamW(Adam):
@@ -98,10 +72,6 @@ class AdamW(Adam):
 class SGD(DaemonOptimizer):
     """``torch.optim.SGD`` in the daemon; see DaemonOptimizer for ``in_place_edits``."""
 
-    _kind = "OPTIMIZER_KIND_SGD"
-    _state_names = ("momentum_buffer",)
-    _counts_updates = False
-
     def __init__(
         self,
         params: Any,
@@ -117,26 +87,7 @@ class SGD(DaemonOptimizer):
         fused: bool | None = None,
         in_place_edits: bool | None = None,
     ) -> None:
-        self._refuse({"maximize": maximize, "differentiable": differentiable})
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-                    "nesterov": nesterov, "maximize": False, "foreach": foreach, "differentiable": False,
+                    "nesterov": nesterov, "maximize": maximize, "foreach": foreach, "differentiable": differentiable,
                     "fused": fused}  # fmt: skip
-        super().__init__(params, defaults, in_place_edits)
-
-    def _needs_momentum(self) -> bool:
-        return any(group["momentum"] > 0 for group in self.param_groups)
-
-    def _has_states(self) -> bool:
-        return self._needs_momentum()
-
-    def _hyperparameters(self) -> list[dict[str, float]]:
-        return [
-            {
-                "lr": float(group["lr"]),
-                "weight_decay": float(group["weight_decay"]),
-                "momentum": float(group["momentum"]),
-                "dampening": float(group["dampening"]),
-                "nesterov": float(group["nesterov"]),
-            }
-            for group in self.param_groups
-        ]
+        super().__init__(params, defaults, SGD_KIND, in_place_edits)

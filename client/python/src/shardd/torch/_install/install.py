@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed.fsdp
 
-from shardd.torch._install import optimizers as daemon_optimizers
+from shardd.torch._install import optimizers as torch_optimizers
 from shardd.torch._sharding.fully_shard import FSDPModule, fully_shard
 from shardd.torch._sharding.wrapper import FullyShardedDataParallel
 
@@ -84,7 +84,7 @@ def _prepare_child(name: str) -> dict[str, Any]:
     global _starts_others
     _starts_others = True
     data = _prepare(name)
-    data["shardd"] = _InstallInChild(any(pair in _active for pair in daemon_optimizers.pairs()))
+    data["shardd"] = _InstallInChild(torch_optimizers.replaced())
     return data
 
 
@@ -93,24 +93,28 @@ def starts_others() -> bool:
     return _starts_others
 
 
-def install(*, optimizers: bool = False) -> list[str]:
+def install(*, optimizers: bool = True) -> list[str]:
     """Makes PyTorch's sharding in this process shardd's, for accelerate, transformers, Lightning and scripts without a changed line.
 
     Best called before models are made; modules that are sharded already stay what they are. Processes that this one starts
-    by ``multiprocessing`` install as well. ``optimizers``: ``torch.optim.Adam``, ``AdamW`` and ``SGD`` of sharded
-    parameters step in the daemon; of others, and with arguments that the daemon's refuse, they are PyTorch's. Returns what
-    ``swapped`` does. Calling it again changes nothing, or adds the optimizers. A reference that was taken before and is
-    kept elsewhere than in a module (a default argument, a container) is not found.
+    by ``multiprocessing`` install as well. ``optimizers``: the daemon makes the steps of ``torch.optim.Adam``, ``AdamW`` and
+    ``SGD``, whose classes stay PyTorch's; it is settled with a model's first use, and where the daemon cannot (a warning says
+    why), or with False, they step in the trainers. Returns what ``swapped`` does. Calling it again changes nothing, or adds
+    the optimizers. A reference to what shards that was taken before and is kept elsewhere than in a module (a default
+    argument, a container) is not found.
     """
     for kept in _KEEP[1:]:
         importlib.import_module(kept)  # with PyTorch's names still there
-    wanted = _SHARDING + (daemon_optimizers.pairs() if optimizers else [])
-    pairs = [pair for pair in wanted if pair not in _active]
+    pairs = [pair for pair in _SHARDING if pair not in _active]
+    replaces = optimizers and not torch_optimizers.replaced()
+    if replaces:
+        torch_optimizers.replace()
     if pairs:
         _own.update((module, name) for module, _, name, _ in _bindings([new for _, new in pairs]))
         _swap(pairs)
         _active.extend(pairs)
         multiprocessing.spawn.get_preparation_data = _prepare_child
+    if pairs or replaces:
         logger.info("%s are shardd's in this process", ", ".join(swapped()))
     return swapped()
 
@@ -123,12 +127,20 @@ def uninstall() -> None:
     for module_name, module, name, number in _bindings([new for _, new in _active]):
         if (module_name, name) not in _own:
             setattr(module, name, _active[number][0])
+    if torch_optimizers.replaced():
+        torch_optimizers.put_back()
     _active.clear()
     _own.clear()
     multiprocessing.spawn.get_preparation_data = _prepare
 
 
 def swapped() -> list[str]:
-    """Lists where shardd's stand in place of PyTorch's now: ``module.name``, sorted. The list is empty where nothing is installed."""
+    """Lists where shardd's stand in place of PyTorch's now: ``module.name``, sorted. The list is empty where nothing is installed.
+
+    Of optimizers, whose classes stay where they are, it has ``step``.
+    """
     found = _bindings([new for _, new in _active])
-    return sorted(f"{module}.{name}" for module, _, name, _ in found if (module, name) not in _own)
+    names = [f"{module}.{name}" for module, _, name, _ in found if (module, name) not in _own]
+    if torch_optimizers.replaced():
+        names += [f"{kind.__module__}.{kind.__qualname__}.step" for kind in torch_optimizers.CLASSES]
+    return sorted(names)

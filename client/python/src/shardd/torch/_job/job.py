@@ -16,7 +16,7 @@ from shardd.errors import StepAborted, Unavailable
 from shardd.torch._job import committed_jobs, trainer_state
 from shardd.torch._job.description import Description
 from shardd.torch._job.initial_values import initial_values, write_values
-from shardd.torch._job.job_optimizer import stock_optimizers_of
+from shardd.torch._job.job_optimizer import JobOptimizer, stock_optimizers_of
 from shardd.torch._job.leaving import leave_beside
 from shardd.torch._process import environment
 from shardd.torch._process.extension import _C
@@ -64,7 +64,8 @@ class TorchJob:
         self._root = weakref.ref(root)
         engine.set_root(self._root)  # its calls keep the model while they last
         self._rank_thread = rank_thread()
-        self.optimizer: weakref.ref[Optimizer] | None = None  # the daemon's
+        self.optimizer: weakref.ref[JobOptimizer] | None = None  # the daemon's part of one
+        self.chosen = True  # the program asked for the daemon's optimizer
         unit = root._unit
         assert unit is not None
         self.device: torch.device = unit.device  # what the model computes on
@@ -163,6 +164,28 @@ class TorchJob:
         """Returns what this rank gave to ``ride`` before its last committed step."""
         assert self.engine is not None
         return trainer_state.unpack(self.engine.trainer_state())[0]
+
+    def give_to_trainers(self, why: str) -> bool:
+        """Lets the trainers update what the daemon has updated for an optimizer of torch's; False where it does not, or was asked to."""
+        if self.optimizer is None or self.chosen:
+            return False
+        optimizer = self.optimizer()
+        if optimizer is not None:
+            optimizer.fall_back(why)
+        self.leave_to_trainers()
+        return True
+
+    def leave_to_trainers(self) -> None:
+        """Gives the job up, with values and gradients in this process. The next forward makes one for the trainers' optimizer."""
+        root = self.root()
+        if root is None or self.engine is None:
+            return
+        if self.engine.in_forward_backward:
+            raise NotImplementedError(
+                f'give job "{self.name}" to an optimizer in the trainers: its model is between forward and backward; run the '
+                "program with --stock-optimizers (install(optimizers=False))"
+            )
+        root._register_again(state_is_lost=False)
 
     def read_update_counts(self) -> None:
         """Reads into ``counts`` how many updates the daemon's optimizer has made of each parameter. It is one call to the daemon."""

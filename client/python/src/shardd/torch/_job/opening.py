@@ -112,17 +112,22 @@ def unfreeze(root: ShardState) -> TorchJob:
     job = job_of(root)
     assert job is not None
     job.refuse_on_nodes("unfreeze parameters", "freeze and unfreeze them before the first forward")
+    gradients = GradientMoves(job.fsdp_params())
+    optimizers = _optimizers_of(root, anew=True)
+    if _has_other_optimizer(job, optimizers):
+        root._register_again(state_is_lost=False)  # nothing where the choice has given the job up
+        successor = register(root)
+        gradients.place()
+        return successor
     engine, memory = job.engine, job.memory
     assert engine is not None and memory is not None
-    optimizers = _optimizers_of(root)
-    gradients = GradientMoves(job.fsdp_params())
     description = spec.describe(root, job.name, job.ranks.local_world, optimizers)
     _settle_grace(description, job.ranks)  # the job's own, which must not change
     with Progress(f'job "{job.name}"', shown=job.ranks.rank == 0) as progress:
         progress.doing("waiting for the other ranks to unfreeze parameters")
         if not engine.extend(json.dumps(description.spec)):
             for optimizer in optimizers:  # its groups have changed
-                optimizer._adopt_job(job, False)
+                optimizer.adopt_job(job, False)
             return job
         job.end(finished=False)
         identity = Identity(job.name, resumes=True)
@@ -135,9 +140,17 @@ def unfreeze(root: ShardState) -> TorchJob:
             raise
 
 
-def _optimizers_of(root: ShardState) -> list[JobOptimizer]:
+def _has_other_optimizer(job: TorchJob, optimizers: list[JobOptimizer]) -> bool:
+    """Whether the job was made for another one of torch's optimizers than the one whose steps the daemon is to make now."""
+    if job.optimizer is None:
+        return bool(optimizers)
+    return not job.chosen and [job.optimizer()] != optimizers
+
+
+def _optimizers_of(root: ShardState, anew: bool = False) -> list[JobOptimizer]:
     """Returns the daemon's optimizers that have parameters of the model."""
-    return job_optimizers_of({id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params})
+    params = {id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params}
+    return job_optimizers_of(params, anew)
 
 
 def _settle_grace(description: Description, ranks: JobRanks) -> bool:
@@ -210,7 +223,7 @@ class _Opening:
             )
         self._bind(job)
         if self.optimizers:
-            job.optimizer = weakref.ref(self.optimizers[0])
+            job.optimizer, job.chosen = weakref.ref(self.optimizers[0]), self.optimizers[0].chosen
         self._size_optimizer(job, exists)
         if exists:
             drop_initial_values(self.description)
@@ -252,7 +265,7 @@ class _Opening:
         if self.identity.resumes:
             _tell_lost(job, self.identity.restarts)
         if self.optimizers:
-            self.optimizers[0]._write_loaded(job)
+            self.optimizers[0].write_loaded(job)
         write_values(job.engine, initial_values(job.fsdp_params(), job.ranks), self.progress)
         if self.memory is None and have_store():  # all ranks have come
             check_alike(job.name, job.meeting("attributes"))
@@ -269,7 +282,7 @@ class _Opening:
     def _give_optimizers(self, job: TorchJob, exists: bool) -> None:
         """Gives optimizers the job's state, or the job theirs."""
         if self.optimizers:
-            self.optimizers[0]._adopt_job(job, exists and self.memory is None)
+            self.optimizers[0].adopt_job(job, exists and self.memory is None)
             return
         # What the job never had is still in this process, and goes into the new one as what is loaded does.
         is_given = not exists or (self.memory is not None and self.memory.loses())

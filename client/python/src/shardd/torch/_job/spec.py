@@ -151,7 +151,8 @@ def describe(
     states: list[ShardState] = list(root._state_ctx.all_states)
     sharded = [p.sharded_param for state in states if state._unit is not None for p in state._unit.fsdp_params]
     stock = [] if optimizers else stock_optimizers_of(sharded)
-    held = {id(p) for o in [*optimizers, *stock] for group in o.param_groups for p in group["params"]}
+    all_groups = [group for o in optimizers for group in o.param_groups] + [g for o in stock for g in o.param_groups]
+    held = {id(p) for group in all_groups for p in group["params"]}
     assert root._unit is not None
     precision = _precision(root._unit)
     mesh_info = root._unit.mesh_info
@@ -197,7 +198,7 @@ def describe(
         else _optimizer(params, optimizers, stock, held, root._training),
         "gradientDivideFactor": divide_factor,
         **config_of_writes(
-            never=bool(nodes) or evaluates or not all(optimizer._allows_edits(on_gpu) for optimizer in optimizers),
+            never=bool(nodes) or evaluates or not all(optimizer.allows_edits(on_gpu) for optimizer in optimizers),
             on_gpu=on_gpu,
             daemon_updates=bool(optimizers),
         ),
@@ -236,14 +237,14 @@ def _check_on_nodes(optimizers: list[JobOptimizer], stock: list[torch.optim.Opti
     if stock:
         raise NotImplementedError(
             f"register model: torch.optim.{type(stock[0]).__name__} has its parameters and it spans several nodes, where "
-            "trainers do not write them; use shardd.torch.optim (AdamW, Adam, SGD)"
+            "trainers do not write them; use shardd.torch.optim (AdamW, Adam, SGD), or install() without optimizers=False"
         )
     if not optimizers:
         raise NotImplementedError(
             "register model: it is trained on several nodes without an optimizer of shardd; build one of shardd.torch.optim "
             "(AdamW, Adam, SGD) before the first forward"
         )
-    if any(optimizer.in_place_edits and optimizer._edits_said for optimizer in optimizers):
+    if any(optimizer.in_place_edits and optimizer.edits_said for optimizer in optimizers):
         raise NotImplementedError(
             "register model: in_place_edits=True (or SHARDD_IN_PLACE_EDITS) is not served on several nodes; leave it out: "
             "optimizer steps alone change parameters there"
@@ -302,4 +303,4 @@ def _optimizer(
             fqns[group].append(place.fqn)
     # Group 0 is whatever is in no other; what the optimizer does not have never gets a gradient in a step.
     groups = [{"fqns": names} for names in fqns[1:]]
-    return {"kind": optimizer._kind, "momentum": optimizer._needs_momentum(), "groups": groups}
+    return {"kind": optimizer.kind, "momentum": optimizer.needs_momentum(), "groups": groups}

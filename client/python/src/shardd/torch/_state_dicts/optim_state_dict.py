@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed.fsdp import StateDictType
 from torch.optim import Optimizer
 
-from shardd.torch._daemon_optimizers.daemon_optimizer import DaemonOptimizer
 from shardd.torch._job.job import job_of
+from shardd.torch._job.job_optimizer import steps_in_daemon
 from shardd.torch._ranks.gather import assemble, rows_as_dtensor_of, rows_as_sharded_tensor
 from shardd.torch._state_dicts.flat_places import group_of
 from shardd.torch._state_dicts.optim_state_dict_pieces import Named, keys_of, named_params, own_entry, state_piece
@@ -142,7 +142,8 @@ def optim_state_dict(
     writer = (dist.get_process_group_ranks(group)[0] if group is not None else 0) if rank0_only else None
     saving = _Saving(model, full, config, writer)
     if optim_state_dict is None:  # read here, and not given to the program
-        state_dict = optim._shown_state_dict() if isinstance(optim, DaemonOptimizer) else optim.state_dict()
+        steps = steps_in_daemon(optim)
+        state_dict = optim.state_dict() if steps is None else steps.shown_state_dict()
     else:
         state_dict = optim_state_dict
     keys = keys_of(model, optim, state_dict)

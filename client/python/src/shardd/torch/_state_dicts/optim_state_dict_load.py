@@ -14,7 +14,7 @@ from torch.distributed.fsdp import OptimStateKeyType, StateDictType
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from shardd.torch._daemon_optimizers.daemon_optimizer import DaemonOptimizer
+from shardd.torch._job.job_optimizer import steps_in_daemon
 from shardd.torch._ranks.gather import carrier, piece_of_rows, whole_value
 from shardd.torch._state_dicts.flat_places import group_of
 from shardd.torch._state_dicts.optim_state_dict_pieces import FlatState, Named, current_names, named_params
@@ -55,7 +55,7 @@ def optim_state_dict_to_load(
     flats: dict[int, FlatState] = {}
     for item in named:
         if item.holder is not None:
-            flats.setdefault(id(item.holder), FlatState([], isinstance(optim, DaemonOptimizer))).items.append(item)
+            flats.setdefault(id(item.holder), FlatState([], steps_in_daemon(optim) is not None)).items.append(item)
     taken = set()
     values = [v for entry in optim_state_dict["state"].values() if isinstance(entry, dict) for v in entry.values()]
     in_rows = source is None and any(isinstance(value, DTensor | ShardedTensor) for value in values)
@@ -119,9 +119,14 @@ def _ranges(items: list[Named]) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
+def _counts_everywhere(optim: Any) -> bool:
+    steps = steps_in_daemon(optim)
+    return steps is not None and steps.chosen
+
+
 def _put(state: dict[str, Any], item: Named, piece: dict[str, Any], optim: Any, is_named_optimizer: bool) -> None:
-    """Where a rank has no element, torch's optimizers have no state; the daemon's count of updates is every rank's."""
-    if item.param is None or item.param.sharded_param.numel() or isinstance(optim, DaemonOptimizer):
+    """Where a rank has no element, torch's optimizers have no state; those of shardd.torch.optim have a count of updates on each."""
+    if item.param is None or item.param.sharded_param.numel() or _counts_everywhere(optim):
         state[item.fqn] = piece
     elif is_named_optimizer and item.held in optim.state:  # which want state of all
         state[item.fqn] = copy.deepcopy(optim.state[item.held])

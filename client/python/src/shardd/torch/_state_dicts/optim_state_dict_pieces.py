@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from shardd.torch._daemon_optimizers.daemon_optimizer import DaemonOptimizer
+from shardd.torch._job.job_optimizer import steps_in_daemon
 from shardd.torch._state_dicts.flat_places import flat_params_of
 from shardd.torch._units.names import clean_name
 
@@ -94,7 +94,7 @@ def state_piece(item: Named, value: Any) -> torch.Tensor | None:
 def own_entry(optim: Any, item: Named, entry: dict[str, Any]) -> dict[str, Any]:
     """``entry`` is what the optimizer has. The daemon's may have several counts for a ``FlatParameter``: the parameter's."""
     step = entry.get("step")
-    if not isinstance(optim, DaemonOptimizer) or item.holder is None or not torch.is_tensor(step) or step.dim() != 1:
+    if steps_in_daemon(optim) is None or item.holder is None or not torch.is_tensor(step) or step.dim() != 1:
         return entry
     return {**entry, "step": step[item.holder.members.index(item.param)]}
 

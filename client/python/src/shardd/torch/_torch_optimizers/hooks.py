@@ -32,7 +32,9 @@ class OptimizedJob(Protocol):
     memory: OptimizerMemory | None
     places: dict[int, Place]  # by id of the sharded parameter
     passes: bool
-    optimizer: weakref.ref[Optimizer] | None  # the daemon's
+    optimizer: weakref.ref[Any] | None  # the daemon's part of one
+
+    def give_to_trainers(self, why: str) -> bool: ...
 
     @property
     def trainers_write(self) -> bool: ...
@@ -48,11 +50,11 @@ _REFUSED = {
 
 _watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _jobs: Callable[[], Sequence[OptimizedJob]] = list
-_but_not: type[Optimizer] | tuple[()] = ()
+_but_not: Callable[[Optimizer], bool] = bool
 
 
-def install(jobs: Callable[[], Sequence[OptimizedJob]], but_not: type[Optimizer]) -> None:
-    """Hooks all optimizers of the process except those of class ``but_not``, the daemon's. Called once.
+def install(jobs: Callable[[], Sequence[OptimizedJob]], but_not: Callable[[Optimizer], bool]) -> None:
+    """Hooks all optimizers of the process except those of which ``but_not`` is true, the daemon's. Called once.
 
     ``jobs`` returns the attached jobs of the calling rank.
     """
@@ -138,10 +140,11 @@ def _makes_state_only(optimizer: Optimizer) -> bool:
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if isinstance(optimizer, _but_not):
+    if _but_not(optimizer):
         return
     _refuse_kind(optimizer)
     jobs = _jobs_of(optimizer)
+    jobs = [job for job in jobs if not job.give_to_trainers(f"{type(optimizer).__name__} steps its parameters too")]
     for job in jobs:
         _refuse(optimizer, job)
         _refuse_own_gradients(optimizer, job)
@@ -153,7 +156,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if isinstance(optimizer, _but_not):
+    if _but_not(optimizer):
         return
     jobs = _jobs_of(optimizer)
     if jobs and _makes_state_only(optimizer):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch.optim import Optimizer
@@ -66,13 +66,17 @@ def _is_shell(optimizer: Optimizer) -> bool:
     )
 
 
-def optimizers_of(params: Iterable[Any], but_not: type) -> list[Optimizer]:
-    """torch's optimizers of this process that have one of these parameters."""
-    wanted = {id(p) for p in params}
+def optimizers_of(params: Iterable[Any], but_not: Callable[[Optimizer], bool]) -> list[Optimizer]:
+    """torch's optimizers of this process that have one of these parameters; none of which ``but_not`` is true."""
+    return optimizers_with({id(p) for p in params}, but_not)
+
+
+def optimizers_with(wanted: set[int], but_not: Callable[[Optimizer], bool]) -> list[Optimizer]:
+    """As ``optimizers_of``, by the parameters' ids."""
     return [
         optimizer
         for optimizer in _all()
-        if not issubclass(type(optimizer), but_not)
-        and not _is_shell(optimizer)
+        if not _is_shell(optimizer)
+        and not but_not(optimizer)
         and any(id(p) in wanted for group in optimizer.param_groups for p in group["params"])
     ]

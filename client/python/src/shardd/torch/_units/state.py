@@ -205,12 +205,16 @@ class ShardState(FSDPState):
             assert self._register is not None
             self._register(self, unfreeze)
 
-    def _register_again(self) -> None:
-        """Gives the job up because the plan has changed; the parameters stay here, and the next use makes the job anew."""
+    def _register_again(self, state_is_lost: bool = True) -> None:
+        """Gives the job up because the plan has changed; the parameters stay here, and the next use makes the job anew.
+
+        RuntimeError once there are committed steps, as optimizer state goes with the job; ``state_is_lost`` False: it is
+        in this process, or nobody has it any more.
+        """
         job = self._job
         if job is None:
             return
-        if job.engine is not None and job.engine.info()["committed_step"] > 0:
+        if state_is_lost and job.engine is not None and job.engine.info()["committed_step"] > 0:
             raise RuntimeError(
                 "change of a registered model: the job has committed steps, whose optimizer state would be lost; build "
                 "the optimizer and change parameters before the first step"

@@ -1,0 +1,57 @@
+"""A program under ``install()`` cannot tell that the daemon makes its optimizer's steps."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from cluster import run_ranks
+from optimizers import unseen_scenarios
+from optimizers.unseen_programs import PROGRAMS
+
+
+@functools.cache
+def _results(group: str) -> list[dict[str, Any]]:
+    return run_ranks(unseen_scenarios.both, 2, group)
+
+
+def _compare(got: Any, want: Any, where: str) -> None:
+    """Numbers to 1e-6 of fp32, anything else exactly."""
+    if isinstance(want, torch.Tensor):
+        assert isinstance(got, torch.Tensor) and got.dtype == want.dtype, where
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6, msg=lambda m: f"{where}: {m}")
+    elif isinstance(want, dict):
+        assert list(map(str, got)) == list(map(str, want)), where
+        for key, value in want.items():
+            _compare(got[key], value, f"{where}[{key!r}]")
+    elif isinstance(want, list | tuple):
+        assert len(got) == len(want), where
+        for number, (a, b) in enumerate(zip(got, want)):
+            _compare(a, b, f"{where}[{number}]")
+    elif isinstance(want, float):
+        assert got == pytest.approx(want, rel=1e-6, abs=1e-6, nan_ok=True), where
+    else:
+        assert got == want, where
+
+
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group, of in PROGRAMS.items() for name in of])
+def test_a_program_cannot_tell_its_optimizer_from_pytorchs(group: str, name: str) -> None:
+    for result in _results(group):
+        stock, ours = dict(result["torch"][name]), dict(result["shardd"][name])
+        assert "error" not in stock or "losses" in stock, stock["error"]
+        assert "error" not in ours or "losses" in ours, ours["error"]
+        counters = ours.pop("counters")
+        _compare(ours, stock, name)
+        assert (counters["bytes_updated"] > 0) == PROGRAMS[group][name][1], counters
+        assert counters["commits"] > 0 and counters["aborts"] == 0, counters
+
+
+def test_a_fall_back_is_said_once_with_its_reason() -> None:
+    for result in _results("falls back"):
+        said = result["said"]
+        assert len(said) == len(set(said)) and len(said) >= 6, said
+        assert any("AdamW: the parameters of one model are updated by AdamW and SGD" in text for text in said), said
+        assert any("Adam: amsgrad=True is not served" in text for text in said), said
