@@ -87,6 +87,8 @@ class Core final : public JobsSource {
   // `done`, once, when the batch was executed or dropped: the next may be read. So a client that sends faster than it
   // is served waits, and holds one batch in memory.
   void SessionCommands(uint64_t session_id, StreamPtr stream, v1::CommandBatch batch, std::function<void()> done);
+  // The client shares no words with the daemon (Session::TellWords); an error ends the stream.
+  void SessionTellWords(uint64_t session_id, StreamPtr stream);
   void SessionDetach(uint64_t session_id, StreamPtr stream, bool finished);
   void SessionStreamClosed(uint64_t session_id, StreamPtr stream);
   // The fd channel. `done` receives borrowed descriptors, valid during the call.

@@ -66,6 +66,17 @@ void Core::SessionCommands(uint64_t session_id, StreamPtr stream, v1::CommandBat
   loop_.Post([this, pending] { AddBatch(pending); });
 }
 
+void Core::SessionTellWords(uint64_t session_id, StreamPtr stream) {
+  loop_.Post([this, session_id, stream = std::move(stream)] {
+    JobCore* job = nullptr;
+    if (Session* session = FindSessionOf(session_id, *stream, &job); session != nullptr) {
+      if (absl::Status status = session->TellWords(&loop_, job->committed().version()); !status.ok()) {
+        session->stream->Finish(std::move(status));
+      }
+    }
+  });
+}
+
 void Core::AddBatch(const std::shared_ptr<PendingBatch>& pending) {
   JobCore* job = nullptr;
   Session* const session = FindSessionOf(pending->session_id, *pending->stream, &job);

@@ -2,6 +2,7 @@
 
 #include <grpcpp/alarm.h>
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -154,6 +155,13 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
         core_->SessionCommands(session_id_, stream_, std::move(*request.mutable_commands()),
                                [stream = stream_, hold = *std::move(hold)] { stream->ReadNext(); });
         return;
+      case v1::SessionRequest::kTellWords:
+        if (session_id_ == 0) {
+          FinishWhenWritten(absl::FailedPreconditionError("session: the first message must be hello"));
+          break;
+        }
+        core_->SessionTellWords(session_id_, stream_);
+        break;
       case v1::SessionRequest::KIND_NOT_SET:
         FinishWhenWritten(absl::InvalidArgumentError("session: message of no known kind"));
         break;
@@ -187,12 +195,26 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  private:
   void Enqueue(v1::SessionEvent event) {
     absl::MutexLock lock(&mutex_);
-    // A client that does not read loses events, but never the end.
-    if (!finish_.has_value() && (queue_.size() < kMaxQueuedEvents || event.has_aborted() || event.has_detached())) {
+    if (event.has_words() && MergesWordsLocked(event.words())) {
+      return;
+    }
+    // A client that does not read loses events, but never the end, nor what its words say.
+    if (!finish_.has_value() &&
+        (queue_.size() < kMaxQueuedEvents || event.has_words() || event.has_aborted() || event.has_detached())) {
       const bool ends = event.has_aborted() || event.has_detached();  // Finish follows, and begins both
       queue_.push_back(std::move(event));
       if (!ends) AdvanceLocked();
     }
+  }
+  // Whether such an event waits to be written; it has the newer numbers then.
+  bool MergesWordsLocked(const v1::SessionEvent::Words& words) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto first = queue_.begin() + (writing_ ? 1 : 0);
+    const auto waits = std::find_if(first, queue_.end(), [](const v1::SessionEvent& e) { return e.has_words(); });
+    if (waits == queue_.end()) {
+      return false;
+    }
+    waits->mutable_words()->MergeFrom(words);
+    return true;
   }
   // After Finish the reactor may be deleted at any moment, so no operation may begin.
   void ReadUnlessFinished() {
