@@ -2,9 +2,7 @@
 
 #include <grpcpp/alarm.h>
 
-#include <algorithm>
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/status/grpc_status.h"
+#include "server/service/session_events.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {
@@ -23,7 +22,6 @@ namespace {
 // Room for a step with the most trainer state (1 MiB), or 15,000 commands. Small, because the core's loop executes and
 // frees it. The sender has shown its protocol version, so unknown fields are refused.
 constexpr MessageLimits kCommandMessage = {4 << 20, 4 << 20, UnknownFields::kRefused};
-constexpr size_t kMaxQueuedEvents = 256;
 constexpr absl::Duration kFinishPatience = absl::Seconds(10);
 // From the beginning of a session stream.
 constexpr absl::Duration kHelloPatience = absl::Seconds(5);
@@ -172,11 +170,8 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void OnWriteDone(bool ok) override {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
-    if (!queue_.empty()) {
-      queue_.pop_front();
-    }
     if (!ok) {
-      queue_.clear();
+      events_.Clear();
     }
     AdvanceLocked();
   }
@@ -195,26 +190,12 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  private:
   void Enqueue(v1::SessionEvent event) {
     absl::MutexLock lock(&mutex_);
-    if (event.has_words() && MergesWordsLocked(event.words())) {
-      return;
-    }
     // A client that does not read loses events, but never the end, nor what its words say.
-    if (!finish_.has_value() &&
-        (queue_.size() < kMaxQueuedEvents || event.has_words() || event.has_aborted() || event.has_detached())) {
+    if (!finish_.has_value()) {
       const bool ends = event.has_aborted() || event.has_detached();  // Finish follows, and begins both
-      queue_.push_back(std::move(event));
+      events_.Add(std::move(event));
       if (!ends) AdvanceLocked();
     }
-  }
-  // Whether such an event waits to be written; it has the newer numbers then.
-  bool MergesWordsLocked(const v1::SessionEvent::Words& words) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const auto first = queue_.begin() + (writing_ ? 1 : 0);
-    const auto waits = std::find_if(first, queue_.end(), [](const v1::SessionEvent& e) { return e.has_words(); });
-    if (waits == queue_.end()) {
-      return false;
-    }
-    waits->mutable_words()->MergeFrom(words);
-    return true;
   }
   // After Finish the reactor may be deleted at any moment, so no operation may begin.
   void ReadUnlessFinished() {
@@ -252,8 +233,8 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     if (writing_ || finished_) {
       return;
     }
-    if (!queue_.empty()) {
-      if (absl::StatusOr<grpc::ByteBuffer> bytes = Encode(queue_.front()); bytes.ok()) {
+    if (!events_.empty()) {
+      if (absl::StatusOr<grpc::ByteBuffer> bytes = Encode(events_.Take()); bytes.ok()) {
         writing_ = true;
         written_ = *std::move(bytes);
         StartWrite(&written_);
@@ -280,7 +261,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   grpc::Alarm hello_patience_;
   // Guarded. Lock order: Stream::mutex_ before mutex_.
   absl::Mutex mutex_;
-  std::deque<v1::SessionEvent> queue_ ABSL_GUARDED_BY(mutex_);  // the front is being written
+  SessionEvents events_ ABSL_GUARDED_BY(mutex_);
   grpc::ByteBuffer written_ ABSL_GUARDED_BY(mutex_);
   grpc::Alarm patience_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

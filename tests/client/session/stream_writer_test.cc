@@ -38,7 +38,7 @@ class StreamWriterTest : public ::testing::Test {
     written_.push_back(request.has_detach() ? "detach" : text);
     ++begun_;
     mutex_.Await(absl::Condition(
-        +[](const bool* blocked) { return !*blocked; }, &blocked_));
+        +[](bool* blocked) { return !*blocked; }, &blocked_));
     return !broken_;
   }
   void SetBlocked(bool blocked) {

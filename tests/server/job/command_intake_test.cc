@@ -107,11 +107,13 @@ TEST_F(CommandIntakeTest, AHeldSessionGoesOnWhenReleased) {
 TEST_F(CommandIntakeTest, OnlyATellingSessionsStreamIsCountedAsConsumed) {
   const auto stream = std::make_shared<KeptWords>();
   sessions_[0]->stream = stream;
-  ASSERT_TRUE(sessions_[0]->TellWords(&loop_, /*version=*/1).ok());
   Fill(0, 2);
-  EXPECT_FALSE(Poll()) << "its ring is not read";
-  EXPECT_EQ(intake_.ExecuteFromStream(sessions_[0].get(), Batch(3)), 3);
-  EXPECT_EQ(intake_.ExecuteFromStream(sessions_[1].get(), Batch(3)), 3);
+  loop_.RunAndWait([&] {  // where what is told is sent
+    EXPECT_TRUE(sessions_[0]->TellWords(&loop_, /*version=*/1).ok());
+    EXPECT_FALSE(Poll()) << "its ring is not read";
+    EXPECT_EQ(intake_.ExecuteFromStream(sessions_[0].get(), Batch(3)), 3);
+    EXPECT_EQ(intake_.ExecuteFromStream(sessions_[1].get(), Batch(3)), 3);
+  });
   loop_.RunAndWait([] {});
   EXPECT_EQ(stream->last.consumed(), 3u);
   EXPECT_EQ(sessions_[1]->memory()->daemon_page->At<DaemonPage>(0)->consumed, TimelineValue(1, 0));
@@ -120,12 +122,14 @@ TEST_F(CommandIntakeTest, OnlyATellingSessionsStreamIsCountedAsConsumed) {
 TEST_F(CommandIntakeTest, ATellingSessionsHeldCommandIsConsumedWhenReleased) {
   const auto stream = std::make_shared<KeptWords>();
   sessions_[0]->stream = stream;
-  ASSERT_TRUE(sessions_[0]->TellWords(&loop_, /*version=*/1).ok());
   execute_ = [](Session* session) {
     session->held = true;
     return absl::OkStatus();
   };
-  EXPECT_EQ(intake_.ExecuteFromStream(sessions_[0].get(), Batch(2)), 1);
+  loop_.RunAndWait([&] {
+    EXPECT_TRUE(sessions_[0]->TellWords(&loop_, /*version=*/1).ok());
+    EXPECT_EQ(intake_.ExecuteFromStream(sessions_[0].get(), Batch(2)), 1);
+  });
   EXPECT_TRUE(sessions_[0]->consumes_when_released);
   loop_.RunAndWait([] {});
   EXPECT_EQ(stream->last.consumed(), 0u);
