@@ -62,6 +62,7 @@ TEST_F(ToldWords, WhoeverReadsLateHearsTheLastNumbersInFewerEvents) {
 
 TEST_F(ToldWords, NothingIsReadFromTheRing) {
   ASSERT_NO_FATAL_FAILURE(Tell());
+  EXPECT_GT(stream_->Read().words().version(), 0u);  // from here on
   client_->Send(Record(Opcode::kUnshard, 1, v1::PHASE_FORWARD));
   ASSERT_NO_FATAL_FAILURE(UnshardAndReshard());
   ReadUntil(2);
