@@ -279,8 +279,8 @@ if(TARGET shardd_client)
   shardd_tests("e2e;e2e/gpus;e2e/nodes;e2e/ranks;e2e/versions" multiproc shardd_cpp shardd_custodian shardd_common shardd_grpc)
   shardd_tests_by_grpc(e2e RESOURCE_LOCK e2e_processes COST 900
     # Parity and faults on CPUs. Left out: parities that differ in what devices compute alone, and deaths of daemons at many
-    # moments, of which those at any moment of a step stand for the rest.
-    FILTER "Ranks/Parity.*:Placements/Parity.*:Pooled/Parity.*:Gradients/Parity.*:Training.*:Lifecycle.*:*PassesOnCpus.*:Passes.*:Order.*:*Abandon.*:AbandonedStep.*:Agreement.*:Refused.*:*DaemonDeathWith.KillsAtAnyMoment*")
+    # moments (a minute each).
+    FILTER "Ranks/Parity.*:Placements/Parity.*:Pooled/Parity.*:Gradients/Parity.*:Training.*:Lifecycle.*:*PassesOnCpus.*:Passes.*:Order.*:*Abandon.*:AbandonedStep.*:Agreement.*:Refused.*:DaemonDeath.WhereRanksLoad*:DaemonDeath.ASuccessor*:DaemonDeath.Ranks*")
   # tests/gpu/run.sh runs what is about GPUs; with the daemon and the library beside it, it can be carried.
   if(TARGET e2e_test AND NOT SHARDD_SANITIZE)
     target_link_options(e2e_test PRIVATE -static-libstdc++ -static-libgcc)

@@ -145,21 +145,15 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
         core_->SessionDetach(session_id_, stream_, request.detach().finished());
         return;  // the last message: reads no more; the core ends the stream
       case v1::SessionRequest::kCommands:
-        if (session_id_ == 0) {
-          FinishWhenWritten(absl::FailedPreconditionError("session: the first message must be hello"));
-          break;
-        }
-        // The next batch is read when this one is executed, so flow control holds back a client that floods.
-        core_->SessionCommands(session_id_, stream_, std::move(*request.mutable_commands()),
-                               [stream = stream_, hold = *std::move(hold)] { stream->ReadNext(); });
-        return;
       case v1::SessionRequest::kTellWords:
         if (session_id_ == 0) {
           FinishWhenWritten(absl::FailedPreconditionError("session: the first message must be hello"));
           break;
         }
-        core_->SessionTellWords(session_id_, stream_);
-        break;
+        // The next batch is read when this one is executed, so flow control holds back a client that floods.
+        core_->SessionCommands(session_id_, stream_, std::move(request),
+                               [stream = stream_, hold = *std::move(hold)] { stream->ReadNext(); });
+        return;
       case v1::SessionRequest::KIND_NOT_SET:
         FinishWhenWritten(absl::InvalidArgumentError("session: message of no known kind"));
         break;
