@@ -53,7 +53,8 @@ void* StreamWriter::ThreadMain(void* self) {
 }
 
 void StreamWriter::Write() {
-  const auto has_work = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ending_ || urgent_; };
+  const auto has_work = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ending_ || !messages_.empty(); };
+  const auto is_urgent = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ending_ || urgent_; };
   bool broken = false;
   while (true) {
     v1::SessionRequest request;
@@ -64,13 +65,14 @@ void StreamWriter::Write() {
         messages_.clear();
       }
       mutex_.Await(absl::Condition(&has_work));
+      (void)mutex_.AwaitWithTimeout(absl::Condition(&is_urgent), kLinger);
       if (ending_) {
         ended_ = true;
         return;
       }
       request.Swap(&messages_.front().request);
       messages_.pop_front();
-      urgent_ = !messages_.empty();
+      urgent_ = urgent_ && !messages_.empty();
     }
     broken = !stream_(request);
   }

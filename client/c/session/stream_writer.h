@@ -32,7 +32,11 @@ class StreamWriter {
   StreamWriter(const StreamWriter&) = delete;
   StreamWriter& operator=(const StreamWriter&) = delete;
 
-  // Puts a command behind what was pushed before. It may stay here until a later one is `urgent`, or Flush.
+  // How long what is not urgent waits for what is. Then the daemon hears of it all the same: that a rank has begun a
+  // forward, for one, so that it is not idle.
+  static constexpr absl::Duration kLinger = absl::Milliseconds(5);
+
+  // Puts a command behind what was pushed before. If it is not `urgent` it waits for kLinger, an urgent one or Flush.
   void Push(v1::Command command, bool urgent) ABSL_LOCKS_EXCLUDED(mutex_);
   // Another request, behind the commands. Urgent.
   void Push(v1::SessionRequest request) ABSL_LOCKS_EXCLUDED(mutex_);
