@@ -40,7 +40,7 @@ class RecordCommandTest : public ::testing::Test {
   SessionMemoryView view_;
 };
 
-TEST_F(RecordCommandTest, EveryRecordHasAMessageOfItsOwnAndEveryMessageOne) {
+TEST_F(RecordCommandTest, EveryRecordHasItsMessageAndEveryMessageItsRecord) {
   std::set<v1::Command::KindCase> kinds;
   int opcodes = 0;
   for (auto opcode = static_cast<uint32_t>(Opcode::kInvalid) + 1;

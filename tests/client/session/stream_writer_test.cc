@@ -80,7 +80,7 @@ TEST_F(StreamWriterTest, WhatIsNotUrgentWaitsForAMomentAlone) {
   }));
 }
 
-TEST_F(StreamWriterTest, NoCallerWaitsForAWriteAndTheRestIsOneMessage) {
+TEST_F(StreamWriterTest, CallersWaitForNoWriteAndTheRestIsMerged) {
   SetBlocked(true);
   writer_->Push(Reshard(1), /*urgent=*/true);
   ASSERT_TRUE(AwaitWrites(1));

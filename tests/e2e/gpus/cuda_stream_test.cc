@@ -115,7 +115,7 @@ TEST_F(ByStream, WithoutMemoryOperationsTheLibraryWaitsAndSaysSo) {
   EXPECT_TRUE(absl::StrContains(log, "no 64-bit stream memory operations")) << log;
 }
 
-TEST_F(ByStream, ControlOverGrpcIsOrderedByTheHostAndHasNoGraphs) {
+TEST_F(ByStream, GrpcControlIsOrderedByHostsAndHasNoGraphs) {
   StartOnGpus(1);
   SetRanks({"SHARDD_CONTROL=grpc"});
   const Args args = kStream.With({{"unshard_mode", "POOLED"}, {"steps", "10"}});
