@@ -207,6 +207,31 @@ def scraped():
     return findings
 
 
+def guarded():
+    """Metrics without TLS are for pods of one namespace, by a policy of the same file, which nobody can forget to apply."""
+    findings = []
+    listed = list(documents())
+    for name, document in listed:
+        template = document.get("spec", {}).get("template")
+        words = [word for each in containers(template["spec"]) for word in program(each)] if template else []
+        if "--metrics_insecure" not in words:
+            continue
+        labels, space = template["metadata"]["labels"].items(), document["metadata"].get("namespace")
+        policies = [
+            each["spec"]
+            for file, each in listed
+            if (file, each["kind"], each["metadata"].get("namespace")) == (name, "NetworkPolicy", space)
+            and each["spec"]["podSelector"]["matchLabels"].items() <= labels
+        ]
+        ports = {port["name"] for each in containers(template["spec"]) for port in each.get("ports", [])}
+        rules = [rule for policy in policies for rule in policy["ingress"]]
+        open_ports = {port["port"] for rule in rules if "from" not in rule for port in rule.get("ports", [])}
+        if not policies or any("ports" not in rule for rule in rules) or "metrics" in open_ports:
+            findings.append(f"{name}: {document['kind']}: no NetworkPolicy says who may read metrics")
+        findings += [f"{name}: no such port: {port}" for port in sorted(open_ports - ports)]
+    return findings
+
+
 def manifests():
     """Kubernetes knows every field (which the schema decides) and every name that is referred to."""
     paths = [str(path) for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))]
@@ -240,6 +265,7 @@ def chart():
 
     folder, findings = DEPLOY / "helm" / "shardd", []
     want = next(each for name, each in documents() if name == "daemonset.yaml" and each["kind"] == "DaemonSet")
+    policy = next(each for name, each in documents() if name == "daemonset.yaml" and each["kind"] == "NetworkPolicy")
     others = {
         "nodeSelector": {"a": "b", "c": "d"},
         "devices": "cuda:all",
@@ -250,8 +276,9 @@ def chart():
     for values in ({}, others):
         objects, _ = render(folder, values)
         made = next(each for each in objects if each["kind"] == "DaemonSet")
-        if not values and made != want:
-            findings.append("with its own values the DaemonSet is not that of daemonset.yaml")
+        policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
+        if not values and (made != want or policies != [policy]):
+            findings.append("with its own values DaemonSet or NetworkPolicy are not those of daemonset.yaml")
         findings += custodian_findings(made["spec"]["template"]["spec"])
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             file.write("\n---\n".join(json.dumps(each) for each in objects))
@@ -348,6 +375,11 @@ def alerts():
     findings += [
         f"deploy/docs/runbook.md: {name} is an alert or a section, not both" for name in sorted(names ^ explained)
     ]
+    queries = re.findall(r"^```promql\n(.*?)^```", (ROOT / "deploy/docs/metrics.md").read_text(), flags=re.M | re.S)
+    words = " ".join(tested.split())
+    findings += [
+        f"metrics.md: no test has this query: {each}" for each in queries if " ".join(each.split()) not in words
+    ]
     promtool = tool("promtool")
     with tempfile.NamedTemporaryFile("w", suffix=".yml") as rules:  # what the board asks is taken, too
         panels = json.loads((DEPLOY / "grafana" / "shardd.json").read_text())["panels"]
@@ -362,9 +394,43 @@ def alerts():
     return findings
 
 
+def collector():
+    """A collector of OpenTelemetry scrapes what prometheus.yml does, by a configuration that Prometheus takes."""
+    list(documents())  # or no yaml, and the check is skipped
+    import yaml
+
+    config = yaml.safe_load((DEPLOY / "prometheus" / "otel-collector.yml").read_text())
+    ours = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    scraped = config["receivers"]["prometheus"]["config"]
+    findings = []
+    if scraped["scrape_configs"][0]["static_configs"] != ours["scrape_configs"][0]["static_configs"]:
+        findings.append("otel-collector.yml: it scrapes other targets than prometheus.yml")
+    for name, pipeline in config["service"]["pipelines"].items():
+        for kind in ("receivers", "processors", "exporters"):
+            unknown = set(pipeline[kind]) - set(config[kind])
+            findings += [f"otel-collector.yml: {name}: no such {kind[:-1]}: {each}" for each in sorted(unknown)]
+    with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
+        yaml.safe_dump(scraped, file)
+        file.flush()
+        return findings + complain(tool("promtool"), "check", "config", file.name)
+
+
 def main():
     counts = {"passed": 0, "failed": 0, "skipped": 0}
-    for check in (units, dockerfile, manifests, custodians, scraped, chart, commands, metric_names, alerts, scripts):
+    for check in (
+        units,
+        dockerfile,
+        manifests,
+        custodians,
+        scraped,
+        guarded,
+        chart,
+        commands,
+        metric_names,
+        alerts,
+        collector,
+        scripts,
+    ):
         try:
             findings = check()
         except Skip as reason:

@@ -358,9 +358,8 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   // A second signal must be able to end a shutdown that hangs.
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   if (metrics != nullptr) metrics->Terminate();
-  listener->Stop();
   // It ends all sessions, so that their streams can finish.
-  core->Shutdown([&handover](bool is_quiet) { handover.Complete(is_quiet); });
+  core->Shutdown([&listener] { listener->Stop(); }, [&handover](bool is_quiet) { handover.Complete(is_quiet); });
   (void)AwaitSessionStreams(kLastWords);
   server->Shutdown(kShutdownGrace);
   if (history != nullptr) history->Flush(kLastWords);
@@ -385,7 +384,7 @@ int main(int argc, char** argv) {
     shardd::LogError(absl::StrCat("--log_level: unknown level (got \"", level, "\")"));
     return 2;
   }
-  signal(SIGPIPE, SIG_IGN);
+  for (const int number : {SIGPIPE, SIGXFSZ}) signal(number, SIG_IGN);  // writes fail instead
   // Each trainer takes about ten descriptors; the usual soft limit of 1024 is for programs that use select.
   if (rlimit files{}; getrlimit(RLIMIT_NOFILE, &files) == 0) {
     files.rlim_cur = files.rlim_max;

@@ -26,6 +26,10 @@ install(FILES deploy/systemd/shardd.tmpfiles DESTINATION lib/tmpfiles.d RENAME s
 # Drop-ins, for /etc/systemd/system/shardd.service.d.
 file(GLOB drop_ins CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/deploy/systemd/*.conf)
 install(FILES ${drop_ins} DESTINATION ${CMAKE_INSTALL_DATADIR}/shardd/systemd COMPONENT daemon)
+# What Prometheus, a collector and Grafana take.
+install(FILES deploy/prometheus/prometheus.yml deploy/prometheus/shardd.rules.yml deploy/prometheus/otel-collector.yml
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/shardd/prometheus COMPONENT daemon)
+install(FILES deploy/grafana/shardd.json DESTINATION ${CMAKE_INSTALL_DATADIR}/shardd/grafana COMPONENT daemon)
 
 if(TARGET shardctl)
   install(TARGETS shardctl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT ctl)

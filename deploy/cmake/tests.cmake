@@ -327,6 +327,10 @@ if(TARGET shardd-metrics AND TARGET gpt AND NOT SHARDD_SANITIZE)
   add_test(NAME page/browser COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/page/page_test.py ${CMAKE_BINARY_DIR}/bin)
   set_tests_properties(page/browser PROPERTIES LABELS multiproc TIMEOUT 400 ${SHARDD_BESIDE_E2E} SKIP_RETURN_CODE 77)
 endif()
+if(TARGET gpt AND TARGET shardctl AND NOT SHARDD_SANITIZE)
+  add_test(NAME deploy/trainjob_progress COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/deploy/trainjob_progress_test.py ${CMAKE_BINARY_DIR}/bin)
+  set_tests_properties(deploy/trainjob_progress PROPERTIES LABELS multiproc TIMEOUT 200 ${SHARDD_BESIDE_E2E} SKIP_RETURN_CODE 77)
+endif()
 if(TARGET shardd_torch AND TARGET shardd AND NOT SHARDD_SANITIZE)
   add_test(NAME install/torch_consumer COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/torch_consumer_test.sh
     ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR} ${CMAKE_CXX_COMPILER})
@@ -391,6 +395,10 @@ if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND SHARDD_HAVE_TO
   add_test(NAME bench/daemon_death COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/.venv/bin/python
     ${CMAKE_CURRENT_SOURCE_DIR}/tests/bench/daemon_death.py --bin ${CMAKE_BINARY_DIR}/bin --kills 1 -- --layers 1 --width 32 --heads 2)
   set_tests_properties(bench/daemon_death PROPERTIES LABELS bench_smoke TIMEOUT ${SHARDD_TEST_TIMEOUT_S} ${SHARDD_BESIDE_E2E})
+  add_test(NAME bench/operators_cost COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/.venv/bin/python
+    ${CMAKE_CURRENT_SOURCE_DIR}/tests/bench/operators_cost.py --bin ${CMAKE_BINARY_DIR}/bin --rounds 1 --steps 8 -- --layers 1 --width 32 --heads 2)
+  set_tests_properties(bench/operators_cost PROPERTIES LABELS bench_smoke TIMEOUT ${SHARDD_TEST_TIMEOUT_S} ${SHARDD_BESIDE_E2E}
+    SKIP_RETURN_CODE 77)
   # pip install ./client/python, and a program that has nothing else.
   add_test(NAME install/python COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/python_test.sh
     ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR})

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,6 +34,13 @@ bool StopWithin(Thread& thread, absl::string_view name) {
   return ended;
 }
 
+// Each daemon gives numbers of its own: a rank that has opened its job at the one before, and attaches here, finds
+// none, and no other job of that number. Doubles, which scripts read JSON into, have them whole.
+uint64_t FirstJobId() {
+  std::random_device device;  // the kernel's
+  return 1 + (uint64_t{device()} << 20);
+}
+
 }  // namespace
 
 Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
@@ -41,24 +49,23 @@ Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
       start_time_(absl::Now()),
       started_(MonotonicNow()),
       custody_(options_.custody),
+      next_job_id_(FirstJobId()),
       loop_([this] { return BeforeSleep(); }) {
   events_.KeepBy(options_.history);
   loop_.Post([this] { Tick(); });
 }
 
-Core::~Core() { Shutdown(nullptr); }
+Core::~Core() { Shutdown(nullptr, nullptr); }
 
-void Core::Shutdown(const MemoryWritten& written) {
-  if (shut_down_) {
-    return;
-  }
-  shut_down_ = true;
+void Core::Shutdown(const std::function<void()>& stop_listening, const MemoryWritten& written) {
+  if (!last_epochs_.Begin()) return;
   // Their ranks come again, to the next daemon. Where all have sent the step that runs within this time, nobody does
   // anything anew; all else is served meanwhile.
   const absl::Status goes_on = absl::AbortedError("the daemon is shutting down, and the next one goes on with the job");
   EndKeptEpochs(
       options_.finish_step, [&](JobCore& job) { return job.EndBehindStep(goes_on); },
       [&](JobCore& job) { job.EndIfIdle(goes_on, kQuiet); });
+  if (stop_listening != nullptr) stop_listening();
   stopping_ = true;
   status_.Stop();
   node_values_.Stop();
@@ -72,11 +79,14 @@ void Core::Shutdown(const MemoryWritten& written) {
   EndKeptEpochs(kCommits, abort, [](JobCore&) {});
   loop_.RunAndWait([this] {
     ReviewJobs();  // what has come to its end by itself is nothing for the next daemon
-    leaves_jobs_ = true;
+    last_epochs_.LeaveJobs();
     for (auto& [name, entry] : jobs_) {
-      entry.job->Close("the daemon is shutting down", entry.job->committed().next_daemon_goes_on()
-                                                          ? JobCore::CloseOn::kThisDaemon
-                                                          : JobCore::CloseOn::kThisNode);
+      const Committed& committed = entry.job->committed();
+      // Ranks of a job that has nothing yet open it anew, as where this daemon dies.
+      const bool comes = committed.next_daemon_goes_on() ||
+                         (committed.outlives_daemon() && committed.version() == 0 && !entry.job->nodes().over_nodes());
+      entry.job->Close("the daemon is shutting down",
+                       comes ? JobCore::CloseOn::kThisDaemon : JobCore::CloseOn::kThisNode);
     }
   });
   // Devices first: their completions are posted to the loop while it still runs, and they hold the jobs.
@@ -148,7 +158,7 @@ void Core::ReviewJobs() {
       if (!entry.freed && job.committed().version() > 1) {
         freed_.Forget(job.name(), job.identity().owner.uid);  // a later job of the name has come to its end
       }
-      if (!leaves_jobs_) job.EndCustody();
+      if (!last_epochs_.leaves_jobs()) job.EndCustody();
       it = jobs_.erase(it);  // the memory goes when the last device work has ended
     } else {
       ++it;

@@ -22,6 +22,7 @@
 #include "server/daemon/heap_trim.h"
 #include "server/daemon/job_custody.h"
 #include "server/daemon/jobs_source.h"
+#include "server/daemon/last_epochs.h"
 #include "server/daemon/launcher.h"
 #include "server/device/device.h"
 #include "server/job/job_core.h"
@@ -111,8 +112,9 @@ class Core final : public JobsSource {
   // Takes up the jobs that another daemon has left with the custodian. Before anybody calls.
   void TakeUp();
   // Closes all jobs, stops devices and threads. Jobs that a custodian keeps are the next daemon's. Idempotent.
+  // `stop_listening` is called when the last steps are finished, in which ranks that are on their way take part.
   // `written` is called when no thread writes into jobs' memory any more, before it is freed; with false if one may.
-  void Shutdown(const MemoryWritten& written);
+  void Shutdown(const std::function<void()>& stop_listening, const MemoryWritten& written);
 
  private:
   // A name is one user's: others have theirs beside it.
@@ -229,7 +231,7 @@ class Core final : public JobsSource {
   // Self-synchronised.
   EventLog events_;
   std::atomic<bool> stopping_ = false;  // what is queued is refused, not worked off
-  bool leaves_jobs_ = false;            // jobs that end here go on with the next daemon; loop-confined
+  LastEpochs last_epochs_;
   absl::Mutex host_devices_mutex_;
   std::vector<std::unique_ptr<Device>> host_devices_
       ABSL_GUARDED_BY(host_devices_mutex_);  // never fewer, in their place
@@ -239,7 +241,7 @@ class Core final : public JobsSource {
   absl::btree_map<JobName, Entry> jobs_;
   FreedJobs freed_;
   EarlyRefusals early_refusals_;
-  uint64_t next_job_id_ = 1;
+  uint64_t next_job_id_;
   uint64_t next_session_id_ = 1;
   int opening_ = 0;  // OpenJob calls under way
   bool had_job_ = false;
@@ -258,7 +260,6 @@ class Core final : public JobsSource {
   CoreLoop setup_{nullptr, "setup", CoreLoop::Urgency::kQueue};
   CoreLoop join_{nullptr, "join", CoreLoop::Urgency::kQueue};  // plans what comes: computes, and waits for nothing
   CoreLoop loop_;
-  std::atomic<bool> shut_down_ = false;  // jobs come to the next daemon, and those that there are finish a step
 };
 
 }  // namespace shardd

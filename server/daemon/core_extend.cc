@@ -38,6 +38,7 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
     init.take_up_log = std::move(taken_up->log);
     init.committed = std::move(taken_up->committed);
     init.former = std::move(taken_up->former);
+    init.living = std::move(taken_up->living);
   } else {
     const SlabPlace place = PlaceOf(0, shared_plan->world_size);
     SHARDD_ASSIGN_OR_RETURN(init.memory, JobMemory::Create(*shared_plan, spec.name(), reserved_bytes, place, extends,

@@ -41,10 +41,6 @@ void Core::End(uint32_t uid) {
 }
 
 void Core::OpenJob(PeerCredentials peer, JobSecret secret, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done) {
-  if (shut_down_) {
-    done(absl::CancelledError("open job: the daemon is shutting down"));
-    return;
-  }
   // Whoever comes keeps the job from its grace time, however long the queue is.
   if (absl::Status status = Begin(peer.uid, "open job"); !status.ok()) {
     done(std::move(status));
@@ -214,6 +210,9 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
           }
         }
         auto it = jobs_.find({peer.uid, name});
+        if (last_epochs_.begun() && (it == jobs_.end() || !last_epochs_.MayCome(*it->second.job))) {
+          return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
+        }
         if (it == jobs_.end()) {
           result.new_id = next_job_id_++;
           return result;

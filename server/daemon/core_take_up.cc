@@ -13,6 +13,7 @@
 namespace shardd {
 namespace {
 
+constexpr uint64_t kJobsOfADaemon = 1 << 20;  // at most
 // For whoever looks into what another daemon has left damaged.
 constexpr absl::Duration kKeepRefused = absl::Minutes(15);
 
@@ -60,7 +61,8 @@ void Core::TakeUp() {
         loop_.AddTimer(MonotonicNow() + kKeepRefused, [this, id] { reaper_.Post([this, id] { custody_.Drop(id); }); });
       });
     }
-    loop_.RunAndWait([this, next = id + 1] { next_job_id_ = std::max(next_job_id_, next); });
+    // Above all that the daemon before has given: of two jobs of a name the later one counts.
+    loop_.RunAndWait([this, next = id + kJobsOfADaemon] { next_job_id_ = std::max(next_job_id_, next); });
   }
 }
 
@@ -68,25 +70,28 @@ void Core::EndKeptEpochs(absl::Duration limit, const std::function<bool(JobCore&
                          const std::function<void(JobCore&)>& poll) {
   constexpr absl::Duration kPoll = absl::Milliseconds(2);
   const absl::Time deadline = MonotonicNow() + limit;
-  std::set<uint64_t> ending;
+  bool left = false;
   loop_.RunAndWait([&] {
     for (auto& [name, entry] : jobs_) {
-      const bool kept = entry.job->committed().outlives_daemon() && entry.job->sessions().attached() > 0;
-      if (kept && end(*entry.job)) ending.insert(entry.job->identity().id);
+      JobCore& job = *entry.job;
+      if (!job.committed().outlives_daemon() || job.sessions().attached() == 0) continue;
+      last_epochs_.Add(job);
+      if (!end(job)) last_epochs_.Remove(job);
+      left = left || last_epochs_.Has(job);
     }
   });
-  while (!ending.empty() && MonotonicNow() < deadline) {
+  while (left && MonotonicNow() < deadline) {
     loop_.RunAndWait([&] {
-      std::set<uint64_t> left;  // others have ended, or come to their end by themselves
+      left = false;  // others have ended, or come to their end by themselves
       for (auto& [name, entry] : jobs_) {
-        const uint64_t id = entry.job->identity().id;
-        if (ending.contains(id)) poll(*entry.job);
-        if (ending.contains(id) && entry.job->sessions().attached() > 0) left.insert(id);
+        JobCore& job = *entry.job;
+        if (last_epochs_.Has(job)) poll(job);
+        left = left || last_epochs_.Has(job);
       }
-      ending = std::move(left);
     });
-    absl::SleepFor(ending.empty() ? absl::ZeroDuration() : kPoll);
+    if (left) absl::SleepFor(kPoll);
   }
+  loop_.RunAndWait([&] { last_epochs_.Clear(); });
 }
 
 }  // namespace shardd

@@ -264,6 +264,7 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
     ++header.step;
     ++header.version;
   }
+  result.living = FormerProcesses(*result.log, plan.world_size).value_or(std::vector<PastProcess>());
   MappedSlabs mapped;
   bool gradients_stay = false;
   if (!on_gpus || IsOffloaded(plan)) {

@@ -60,6 +60,7 @@ struct TakenUpJob {
   CommittedFacts committed;         // of a new epoch
   NodeLeft node;                    // over several nodes
   std::vector<PastProcess> former;  // empty where nobody knows who they are
+  std::vector<PastProcess> living;  // who had sessions, and attaches again
 
   v1::KeptFormats formats() const;
 };

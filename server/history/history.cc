@@ -127,6 +127,7 @@ void History::Write() {
   if (dropped > 0) LogWarning(absl::StrCat("history: ", dropped, " lines were dropped: ", folder_, " is too slow"));
   const absl::Status status = files_.Append(lines);
   if (!status.ok() && written_.ok()) LogWarning(absl::StrCat("history: lines are lost: ", status.message()));
+  if (status.ok() && !written_.ok()) LogInfo(absl::StrCat("history: lines are written again in ", folder_));
   written_ = status;
 }
 

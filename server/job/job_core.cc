@@ -122,6 +122,8 @@ JobCore::JobCore(Init init)
     committed_.TakeOver(init.committed);
     if (init.committed.gradients_stay) renewal_.TakeUp();
     for (const PastProcess& process : init.former) renewal_.TakeUp(process);
+    for (PastProcess& process : init.living)
+      absent_.SessionEnded(process.rank, process.pid, std::move(process.process));
     // On the host shards are made anew where the snapshot counts.
     if (memory_->place().memory == nullptr) init.former.clear();
     if (init.committed.in_snapshot) snapshots_.TakeUp(std::move(init.former));

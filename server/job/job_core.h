@@ -71,6 +71,7 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
     std::unique_ptr<TakeUpLog> take_up_log;  // null: the job ends with its daemon
     v1::KeptFormats kept_formats;            // with take_up_log
     std::vector<PastProcess> former;         // of the daemon before, which may write what they have mapped
+    std::vector<PastProcess> living;         // of the daemon before, which attach again
     JobDevices::Parts devices;
     std::shared_ptr<WorkTrace> work_trace;  // of devices.own; null: work on devices is not traced
     CoreLoop* loop = nullptr;

@@ -118,7 +118,7 @@ bool JobCore::MayTellOfPass() const {
 // Where ranks update, they make a step where its pass begins: the epoch ends behind one of which the snapshot is, and
 // hosts that are ahead of their GPUs have not been told of that pass.
 bool JobCore::AwaitEndBehindStep(const absl::Status& cause) {
-  if (sessions_.attached() < world_size()) return false;
+  if (absent_.SomeStayAway()) return false;  // nobody makes a step without them
   snapshots_.TakeWithEach();
   if (EndsBeforePass()) {
     end_.AwaitPass(cause);
@@ -139,6 +139,10 @@ bool JobCore::AwaitEndBehindStep(const absl::Status& cause) {
 // A forward may have begun with commands that nobody was woken for.
 void JobCore::EndIfIdle(const absl::Status& cause, absl::Duration quiet) {
   PollRings();
+  if (!nodes_.over_nodes() && absent_.SomeStayAway()) {  // who was on the way has died
+    Abort(cause, {});
+    return;
+  }
   const absl::Time now = MonotonicNow();
   const auto idle_for = [&](absl::Duration time) {
     return std::all_of(sessions_.begin(), sessions_.end(), [&](const auto& session) {

@@ -26,11 +26,6 @@
 namespace shardd {
 namespace {
 
-// Silence of both sides.
-constexpr int kSilenceMs = 6'000;
-// TLS's greeting, and a client as a whole: who gives or takes a byte now and then does not keep a thread.
-constexpr absl::Duration kGreeting = absl::Seconds(2);
-constexpr absl::Duration kVisit = absl::Seconds(30);
 constexpr int kBacklog = 64;
 
 sockaddr_in Ipv4(const std::string& host, int port) {
@@ -47,8 +42,8 @@ int PortOf(int socket) {
   return getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0 ? ntohs(address.sin_port) : 0;
 }
 
-void LimitSilence(int socket) {
-  const timeval limit = {kSilenceMs / 1000, 0};
+void LimitSilence(int socket, absl::Duration silence) {
+  const timeval limit = absl::ToTimeval(silence);
   setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 }
@@ -97,7 +92,8 @@ absl::StatusOr<UniqueFd> ListenOnPort(const MetricsAddress& where) {
 // A client's socket, with TLS or without. Nothing blocks for longer than what is left of its visit.
 class Front::Client {
  public:
-  Client(UniqueFd socket, std::shared_ptr<SSL_CTX> context) : socket_(std::move(socket)), context_(std::move(context)) {
+  Client(UniqueFd socket, std::shared_ptr<SSL_CTX> context, const FrontLimits& limits)
+      : limits_(limits), socket_(std::move(socket)), context_(std::move(context)) {
     if (context_ == nullptr) return;
     tls_ = SSL_new(context_.get());
     SSL_set_fd(tls_, socket_.get());
@@ -111,7 +107,7 @@ class Front::Client {
   }
   // The whole of TLS's greeting.
   bool Greet() {
-    const absl::Time deadline = absl::Now() + kGreeting;
+    const absl::Time deadline = absl::Now() + limits_.greeting;
     for (int result = 0; tls_ != nullptr && (result = SSL_accept(tls_)) != 1;) {
       if (!Await(SSL_get_error(tls_, result), deadline)) return false;
     }
@@ -145,7 +141,7 @@ class Front::Client {
       const int error = tls_ != nullptr                  ? SSL_get_error(tls_, static_cast<int>(written))
                         : written < 0 && errno == EAGAIN ? SSL_ERROR_WANT_WRITE
                                                          : SSL_ERROR_SYSCALL;
-      if (!Await(error, std::min(end_, absl::Now() + absl::Milliseconds(kSilenceMs)))) return false;
+      if (!Await(error, std::min(end_, absl::Now() + limits_.silence))) return false;
     }
     return true;
   }
@@ -159,15 +155,17 @@ class Front::Client {
            poll(&ready, 1, static_cast<int>(left_ms)) > 0;
   }
 
+  const FrontLimits limits_;
   const UniqueFd socket_;
   const std::shared_ptr<SSL_CTX> context_;
-  const absl::Time end_ = absl::Now() + kVisit;
+  const absl::Time end_ = absl::Now() + limits_.visit;
   SSL* tls_ = nullptr;
   bool greeted_ = false;
 };
 
-absl::StatusOr<std::unique_ptr<Front>> Front::Listen(const MetricsAddress& address, const TlsFiles& tls) {
-  std::unique_ptr<Front> front(new Front());
+absl::StatusOr<std::unique_ptr<Front>> Front::Listen(const MetricsAddress& address, const TlsFiles& tls,
+                                                     const FrontLimits& limits) {
+  std::unique_ptr<Front> front(new Front(limits));
   if (!tls.certificate.empty()) {
     SHARDD_ASSIGN_OR_RETURN(front->tls_, TlsContexts::Create(tls));
   }
@@ -209,7 +207,7 @@ void Front::Work() {
       if (errno == EMFILE || errno == ENFILE) poll(&ready[1], 1, 100);  // until another client has gone
       continue;
     }
-    Client client(std::move(accepted), tls_ == nullptr ? nullptr : tls_->Get());
+    Client client(std::move(accepted), tls_ == nullptr ? nullptr : tls_->Get(), limits_);
     if (client.Greet()) Pass(client);
   }
 }
@@ -218,7 +216,7 @@ UniqueFd Front::Connect(int* port) {
   UniqueFd server(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_in any = Ipv4("127.0.0.1", 0);
   const sockaddr_in inner = Ipv4("127.0.0.1", inner_port_);
-  LimitSilence(server.get());
+  LimitSilence(server.get(), limits_.silence);
   if (bind(server.get(), reinterpret_cast<const sockaddr*>(&any), sizeof(any)) != 0) return UniqueFd();
   *port = PortOf(server.get());
   {
@@ -233,9 +231,10 @@ void Front::Pass(Client& client) {
   int port = 0;
   UniqueFd server = Connect(&port);
   std::array<char, 16 << 10> bytes;
+  const int silence_ms = static_cast<int>(absl::ToInt64Milliseconds(limits_.silence));
   while (server.valid()) {
     pollfd ready[] = {{client.fd(), POLLIN, 0}, {server.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
-    const int limit_ms = std::min(kSilenceMs, client.left_ms());
+    const int limit_ms = std::min(silence_ms, client.left_ms());
     if (limit_ms == 0 || (!client.pending() && (poll(ready, 3, limit_ms) <= 0 || ready[2].revents != 0))) break;
     if (client.pending() || ready[0].revents != 0) {
       const ssize_t size = client.Read(bytes.data(), bytes.size());

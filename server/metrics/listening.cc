@@ -8,14 +8,14 @@
 namespace shardd {
 
 absl::StatusOr<std::unique_ptr<Listening>> Listening::Start(const MetricsAddress& address, const TlsFiles& tls,
-                                                            HttpServer::Handlers handlers) {
+                                                            HttpServer::Handlers handlers, const FrontLimits& limits) {
   std::unique_ptr<Listening> listening(new Listening());
   if (address.path.empty() && tls.certificate.empty()) {
     SHARDD_ASSIGN_OR_RETURN(listening->server_, HttpServer::Start(address, std::move(handlers)));
     listening->url_ = absl::StrCat("http://", address.host, ":", listening->port(), "/metrics");
     return listening;
   }
-  SHARDD_ASSIGN_OR_RETURN(listening->front_, Front::Listen(address, tls));
+  SHARDD_ASSIGN_OR_RETURN(listening->front_, Front::Listen(address, tls, limits));
   MetricsAddress inner;
   inner.host = "127.0.0.1";
   SHARDD_ASSIGN_OR_RETURN(listening->server_,

@@ -16,7 +16,8 @@ class Listening {
  public:
   // Errors of HttpServer::Start and Front::Listen.
   static absl::StatusOr<std::unique_ptr<Listening>> Start(const MetricsAddress& address, const TlsFiles& tls,
-                                                          HttpServer::Handlers handlers);
+                                                          HttpServer::Handlers handlers,
+                                                          const FrontLimits& limits = FrontLimits());
 
   // "http://127.0.0.1:9464/metrics", "https://...", "unix:/run/metrics.sock:/metrics".
   const std::string& url() const { return url_; }

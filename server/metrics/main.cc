@@ -103,7 +103,7 @@ absl::Status Run() {
   pthread_sigmask(SIG_BLOCK, &ending, nullptr);  // before any other thread starts
   const UniqueFd signals(signalfd(-1, &ending, SFD_CLOEXEC | SFD_NONBLOCK));
   const MetricsSource source(socket);
-  const Collector collector([&source](absl::Duration limit) { return source.Get(limit); });
+  const Collector collector([&source](absl::Duration limit) { return source.Get(limit); }, SteadyNow);
   HttpServer::Handlers handlers;
   const PageReach reach = PageReachOf(address, tls);
   handlers["/metrics"] = [&collector, reach](const HttpRequest& request) {

@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "server/metrics/socket_table.h"
 
 namespace shardd {
 namespace {
@@ -18,16 +18,6 @@ namespace {
 constexpr char kEstablished[] = "01";
 // What a uid is shown as that this user namespace does not have; it is somebody else each time.
 constexpr uint32_t kOverflowUid = 65534;
-
-// The lines of `path` that name this port: a machine may have a hundred thousand other connections.
-std::string LinesOf(const char* path, int port) {
-  const std::string name = absl::StrFormat(":%04X ", port);
-  std::string lines, line;
-  for (std::ifstream text(path); std::getline(text, line);) {
-    if (absl::StrContains(line, name)) absl::StrAppend(&lines, line, "\n");
-  }
-  return lines;
-}
 
 // "0100007F:24F8": as the kernel writes it, the address as a number of this machine.
 std::string Endpoint(in_addr address, int port) { return absl::StrFormat("%08X:%04X", address.s_addr, port); }
@@ -89,9 +79,9 @@ Viewer ViewerOf(const HttpRequest& request, PagePolicy policy, PageReach reach) 
         "may connect there";
     return viewer;
   }
-  const std::optional<uint32_t> uid = OwnerOfSocket(LinesOf("/proc/self/net/tcp", request.client_port),
-                                                    LinesOf("/proc/self/net/tcp6", request.client_port),
-                                                    request.client_address, request.client_port, request.server_port);
+  const SocketTables tables = ConnectionsBetween(request.client_port, request.server_port);
+  const std::optional<uint32_t> uid =
+      OwnerOfSocket(tables.tcp, tables.tcp6, request.client_address, request.client_port, request.server_port);
   if (!uid.has_value() || *uid == kOverflowUid) {
     viewer.why = absl::StrCat("this machine does not know which user connects from ", request.client_address,
                               "; --status_page=all shows all jobs to whoever reaches this port");

@@ -94,7 +94,7 @@ class FdReplyState {
  public:
   FdReplyState(UniqueFd socket, PendingSlot slot, std::shared_ptr<UnreadAnswers> unread)
       : unread_(std::move(unread)), socket_(std::move(socket)), slot_(std::move(slot)) {}
-  ~FdReplyState() { Answer(absl::CancelledError("fetch descriptors: the daemon dropped the request"), {}); }
+  ~FdReplyState() { Answer(absl::UnavailableError("fetch descriptors: the daemon is shutting down"), {}); }
 
   void Answer(const absl::Status& status, const std::vector<int>& fds) {
     if (answered_.exchange(true)) {

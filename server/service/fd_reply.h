@@ -89,7 +89,8 @@ class UnreadAnswers {
 class FdReplyState;
 
 // The answer that a client of the fd channel waits for. A copyable handle: the connection closes with the answer or,
-// with CANCELLED, when the last copy goes without one. Only the first call answers. Thread-safe; never blocks.
+// with UNAVAILABLE, when the last copy goes without one: the daemon ends. Only the first call answers. Thread-safe;
+// never blocks.
 class FdReply {
  public:
   FdReply(UniqueFd socket, PendingSlot slot, std::shared_ptr<UnreadAnswers> unread);

@@ -57,8 +57,10 @@ TEST_F(DeathMoments, HalfWrittenInitialValuesAreWrittenAgain) {
   ExpectNothingLeft();
 }
 
+class DeathMomentsBy : public DeathMoments, public ::testing::WithParamInterface<int> {};
+
 // While it is opened, ranks attach, initial values are handed in, and the first steps made.
-TEST_F(DeathMoments, AtTheBeginningOfAJobLoseNothing) {
+TEST_P(DeathMomentsBy, AtTheBeginningOfAJobLoseNothing) {
   for (int kill = 0; kill < Kills(); ++kill) {
     const Args args =
         Training(300).With({{"name", absl::StrCat("job", kill)}, {"filler", "100000"}, {"await_daemon", "1"}});
@@ -69,7 +71,7 @@ TEST_F(DeathMoments, AtTheBeginningOfAJobLoseNothing) {
     } else {
       SleepForUs(60'000);
     }
-    KillDaemon();
+    KillDaemon(GetParam());
     StartKept();
     if (HasFatalFailure()) return;
     ExpectUndisturbed(args, ranks);
@@ -77,6 +79,9 @@ TEST_F(DeathMoments, AtTheBeginningOfAJobLoseNothing) {
   }
   ExpectNothingLeft();
 }
+
+INSTANTIATE_TEST_SUITE_P(Signals, DeathMomentsBy, ::testing::Values(SIGKILL, SIGTERM),
+                         [](const auto& info) { return info.param == SIGKILL ? "SIGKILL" : "SIGTERM"; });
 
 // The job that trains more takes the place of the one that is.
 TEST_F(DeathMoments, WhileMoreIsToBeTrainedLoseNothing) {

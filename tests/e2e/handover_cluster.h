@@ -41,10 +41,6 @@ class HandoverCluster : public KeptCluster {
     std::filesystem::rename(next, File("shardd"));
   }
   void StartReplaceable() { StartDaemon({"--custodian=unix:" + Custody()}, devices_, environment_, File("shardd")); }
-  // All ranks have come to the daemon, or have finished: where some have not, those that have begin their step anew.
-  bool AllAttached(testing::Child& rank) {
-    return testing::PollUntil([&] { return Job().attached_ranks() == 2 || rank.Ended(); });
-  }
   // The code of `shardctl handover`; what it prints is in Said().
   int HandOver(const std::vector<std::string>& flags = {}) {
     std::vector<std::string> command = {testing::ProgramPath("shardctl"), "handover", "--address=unix:" + socket()};

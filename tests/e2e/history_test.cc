@@ -2,12 +2,18 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <fstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/cluster.h"
+#include "tests/testing/poll.h"
 #include "tests/testing/programs.h"
 
 namespace shardd::e2e {
@@ -61,6 +67,73 @@ TEST_F(HistoryOfJobs, TellsOfAnEndedJobBehindARestart) {
   EXPECT_EQ(history.lines().rbegin()->event().kind(), "close");
   EXPECT_THAT(Ctl({"history", "job", "--since", "1h"}), AllOf(HasSubstr("abort"), HasSubstr("forward ")));
   EXPECT_THAT(Ctl({"why", "job", "--since", "1h"}), HasSubstr("step 4 was dropped"));
+}
+
+// A file system of its own, without room.
+class HistoryOnAFullDisk : public HistoryOfJobs {
+ protected:
+  void SetUp() override {
+    if (mkdir(Disk().c_str(), 0700) != 0 || mount("tmpfs", Disk().c_str(), "tmpfs", 0, "size=64k") != 0) {
+      GTEST_SKIP() << "only root can mount a small file system";
+    }
+    mounted_ = true;
+  }
+  void TearDown() override {
+    if (!mounted_) return;
+    StopDaemon();
+    EXPECT_EQ(umount2(Disk().c_str(), MNT_DETACH), 0);
+  }
+  std::string Disk() const { return File("disk"); }
+  void Fill() const { std::ofstream(Disk() + "/ballast") << std::string(1 << 20, 'x'); }
+  void MakeRoom() const { ASSERT_EQ(unlink((Disk() + "/ballast").c_str()), 0); }
+  // So often the daemon has said it.
+  int Said(const std::string& text) const {
+    const std::string log = testing::ReadWholeFile(DaemonLog());
+    int times = 0;
+    for (size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + 1)) ++times;
+    return times;
+  }
+
+ private:
+  bool mounted_ = false;
+};
+
+TEST_F(HistoryOnAFullDisk, TrainingGoesOnAndLinesComeAgainWithRoom) {
+  StartDaemon({"--history_dir=" + Disk() + "/history"});
+  Fill();
+  const Args args = {{"steps", "20"}};
+  for (const TrainerReport& report : RunRanks(args.With({{"name", "unseen"}}))) EXPECT_EQ(report.code, 0);
+  ASSERT_TRUE(testing::PollUntil([&] { return Said("history: lines are lost") > 0; }));
+  RunRanks(args.With({{"name", "unseen_too"}}));
+  EXPECT_EQ(Said("history: lines are lost"), 1) << "once, however many they are";
+  EXPECT_EQ(Said("No space left on device"), 1);
+  MakeRoom();
+  RunRanks(args.With({{"name", "seen"}}));
+  EXPECT_THAT(Ctl({"history", "seen"}), AllOf(HasSubstr("open"), HasSubstr("forward ")));
+  EXPECT_EQ(Said("history: lines are written again"), 1);
+}
+
+// Its jobs are worth more than what is told of them.
+TEST_F(HistoryOnAFullDisk, ADaemonStarts) {
+  StartDaemon({"--history_dir=" + Disk() + "/history"});
+  RunRanks({{"steps", "2"}});
+  EXPECT_EQ(StopDaemon(), 0);
+  Fill();
+  StartDaemon({"--history_dir=" + Disk() + "/history"});
+  RunRanks({{"steps", "2"}, {"name", "again"}});
+}
+
+// `ulimit -f`, LimitFSIZE=: by default what exceeds it ends a process.
+TEST_F(HistoryOfJobs, ALimitOfFileSizeEndsNoDaemon) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{64 << 10, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  Start();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  const Args args = {{"steps", "1"}, {"world", "1"}, {"model", "blocks"}, {"blocks", "2"}, {"numel", "100003"}};
+  EXPECT_THAT(RunRanks(args)[0].message, HasSubstr("allocate slab")) << "it is larger than a file may be";
+  EXPECT_TRUE(DaemonAlive());
 }
 
 TEST_F(HistoryOfJobs, ADaemonWithoutOneSaysHowToGetIt) {

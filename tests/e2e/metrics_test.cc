@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <regex>
 #include <sstream>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -237,6 +239,39 @@ TEST_F(MetricsTest, AScrapeTakesMillisecondsWhileRanksTrain) {
   EXPECT_GT(call_ms.front(), 0);
   std::cout << "scrape of two ranks that train: call " << call_ms[50] << " ms (p90 " << call_ms[90] << "), over HTTP "
             << whole_ms[50] << " ms (p90 " << whole_ms[90] << "); wanted: below 5 ms\n";
+  for (Child& rank : ranks) rank.Kill(SIGKILL);
+}
+
+TEST_F(MetricsTest, AFloodOfScrapesHoldsNeitherTrainingNorPageUp) {
+  Start();
+  const Args args = {{"steps", "100000"}};
+  Child ranks[] = {StartRank(0, args), StartRank(1, args)};
+  ASSERT_TRUE(PollUntil([&] { return Metrics().committed_step() > 10; }));
+  std::atomic<bool> over = false;
+  std::atomic<int> whole = 0, not_whole = 0;
+  std::vector<std::thread> flood;
+  for (int i = 0; i < 32; ++i) {
+    flood.emplace_back([&] {
+      while (!over) {
+        ++(absl::StrContains(HttpGet(port_, "/metrics").body, "\nshardd_up 1\n") ? whole : not_whole);
+      }
+    });
+  }
+  EXPECT_TRUE(PollUntil([&] { return whole >= 500; }));
+  const int64_t before = Metrics().committed_step();
+  std::vector<double> page_ms;
+  for (int i = 0; i < 10; ++i) {
+    const absl::Time begin = absl::Now();
+    EXPECT_TRUE(absl::StrContains(HttpGet(port_, "/status.json").body, "\"name\":\"job\"")) << "the page goes on";
+    page_ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - begin));
+  }
+  EXPECT_TRUE(PollUntil([&] { return Metrics().committed_step() > before + 20; })) << "training goes on";
+  over = true;
+  for (std::thread& each : flood) each.join();
+  EXPECT_EQ(not_whole, 0) << "no scrape is refused, and none finds the daemon down";
+  std::sort(page_ms.begin(), page_ms.end());
+  std::cout << "beside a flood of " << whole << " scrapes the page takes " << page_ms[5] << " ms, at most "
+            << page_ms.back() << " ms\n";
   for (Child& rank : ranks) rank.Kill(SIGKILL);
 }
 

@@ -32,6 +32,9 @@ WANT = {
         "usr/share/man/man8/shardd-custodian.8.gz",
         "usr/share/man/man8/shardd-metrics.8.gz",
         "usr/share/shardd/systemd/gpu.conf",
+        "usr/share/shardd/prometheus/prometheus.yml",
+        "usr/share/shardd/prometheus/shardd.rules.yml",
+        "usr/share/shardd/grafana/shardd.json",
     ],
     "shardctl": [
         "usr/bin/shardctl",

@@ -41,6 +41,18 @@ for file in py.typed _C.pyi bin/shardd bin/shardctl lib/libshardd.so.0; do
 done
 foreign=$(readelf -d "$site"/shardd/_C*.so "$site"/shardd/lib/*.so.0 | grep -E 'RPATH|RUNPATH' | grep -F "$source" || true)
 [[ -z $foreign ]] || fail "a run path leads into the source tree (got $foreign)"
+# As auditwheel asks: programs and library need glibc alone, of Debian 12 at most; the extension also torch, Python and C++'s library.
+glibc='ld-linux-x86-64\.so\.2|lib(c|m|dl|rt|pthread)\.so\.[0-9]+'
+for file in "$site"/shardd/bin/* "$site"/shardd/lib/*.so.0 "$site"/shardd/_C*.so; do
+  allowed="^($glibc)$"
+  [[ $file != */_C*.so ]] || allowed="^($glibc|lib(gcc_s|gomp|stdc\+\+)(-[0-9a-f]+)?\.so\.[0-9.]+|lib(c10|torch[a-z_]*|shardd)\.so(\.0)?)$"
+  needs=$(readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+  [[ -n $needs ]] || fail "${file##*/}: no needs of it can be read"
+  foreign=$(grep -vE "$allowed" <<<"$needs" || true)
+  [[ -z $foreign ]] || fail "${file##*/} needs what a machine may not have (got ${foreign//$'\n'/, })"
+  newest=$(readelf -V "$file" | grep -oE 'GLIBC_[0-9.]+' | sort -uV | tail -1)
+  [[ $(printf '%s\nGLIBC_2.36\n' "$newest" | sort -V | tail -1) == GLIBC_2.36 ]] || fail "${file##*/} needs $newest (want GLIBC_2.36 at most)"
+done
 version=$(sed -n 's/.*kVersion\[\] = "\(.*\)".*/\1/p' "$source/common/version.h")
 "$python" -m venv --without-pip "$work/bare"
 PYTHONPATH=$site "$work/bare/bin/python" -c 'import shardd' 2>"$work/bare.log" && fail "import without torch works"

@@ -171,10 +171,10 @@ TEST_F(ListenerTest, ReplyOutlivesTheListener) {
   core.join();
 }
 
-TEST_F(ListenerTest, DroppedReplyAnswersCancelled) {
+TEST_F(ListenerTest, DroppedReplyAnswersUnavailable) {
   handler_ = [](FdRequest, PeerCredentials, FdReply) {};
   Start();
-  EXPECT_EQ(Fetch().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(Fetch().code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(ListenerTest, OnlyTheFirstOfTwoAnswersIsSent) {

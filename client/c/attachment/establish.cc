@@ -121,8 +121,14 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
   request.set_expected_version(ledger_.expected_version());
   request.set_slots_apart(true);
   request.set_protocol_version(opened.protocol_version());
-  SHARDD_ASSIGN_OR_RETURN(const v1::AttachRankResponse attach,
-                          AttachRank(channel, request, options_.job_secret, deadline, interrupt_));
+  const absl::StatusOr<v1::AttachRankResponse> attached =
+      AttachRank(channel, request, options_.job_secret, deadline, interrupt_);
+  if (absl::IsNotFound(attached.status()) && !opened.initialized()) {
+    // It has ended in between, with its daemon perhaps. It had nothing yet, so another one is as good.
+    return absl::AbortedError(attached.status().message());
+  }
+  SHARDD_RETURN_IF_ERROR(attached.status());
+  const v1::AttachRankResponse& attach = *attached;
   attached_before_ = true;
   ClientSession::Options session_options;
   session_options.plan = &plan_.plan();

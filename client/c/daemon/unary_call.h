@@ -6,6 +6,9 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/c/host/interrupt.h"
@@ -46,7 +49,13 @@ absl::Status UnaryCall(const char* name, Stub* stub,
   queue.Shutdown();
   while (queue.Next(&tag, &ok)) {
   }
-  return interrupted ? Interrupt::Cancelled(name) : FromGrpcStatus(status);
+  if (interrupted) return Interrupt::Cancelled(name);
+  constexpr absl::string_view kShuttingDown = "the daemon is shutting down";
+  if (status.error_code() == grpc::StatusCode::CANCELLED && !absl::StrContains(status.error_message(), kShuttingDown)) {
+    // Nobody here has cancelled it. A server that ends does so to its calls.
+    return absl::CancelledError(absl::StrCat(name, ": ", kShuttingDown, " (", status.error_message(), ")"));
+  }
+  return FromGrpcStatus(status);
 }
 
 }  // namespace shardd

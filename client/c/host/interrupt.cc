@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -15,6 +16,8 @@
 
 namespace shardd {
 namespace {
+
+constexpr absl::string_view kInterrupted = ": interrupted";
 
 // Never destroyed: a wait may outlast static destructors.
 struct OfProcess {
@@ -73,7 +76,11 @@ absl::Status Interrupt::Sleep(absl::Duration duration, absl::string_view call) c
 }
 
 absl::Status Interrupt::Cancelled(absl::string_view call) {
-  return absl::CancelledError(absl::StrCat(call, ": interrupted"));
+  return absl::CancelledError(absl::StrCat(call, kInterrupted));
+}
+
+bool Interrupt::Ended(const absl::Status& status) {
+  return absl::IsCancelled(status) && absl::StrContains(status.message(), kInterrupted);
 }
 
 }  // namespace shardd

@@ -33,6 +33,8 @@ class Interrupt {
   absl::Status Sleep(absl::Duration duration, absl::string_view call) const;
 
   static absl::Status Cancelled(absl::string_view call);
+  // Whether an interrupt has ended what has this status: a daemon's CANCELLED says something else.
+  static bool Ended(const absl::Status& status);
 
  private:
   Question question_;

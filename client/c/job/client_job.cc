@@ -133,6 +133,8 @@ absl::Status ClientJob::Detach(bool finished) {
     const absl::Status attached = attachment_.ReattachIfThere(sent);
     // All ranks had finished, and the daemon died before it could answer; or somebody has closed what nobody needs.
     if (absl::IsNotFound(attached) && saw_all) return absl::OkStatus();
+    // The host was asked once, and takes its answer as said.
+    if (Interrupt::Ended(attached)) return attached;
     if (!attached.ok()) break;
     BeginSession();
     status = DetachOnce(finished, &has_all);

@@ -56,9 +56,7 @@ absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target&
     auto fds = FetchSessionFds(
         target.socket_path, self->id_, self->token_, options.deadline - absl::Now(),
         [&] { return options.interrupt->Raised(); }, range, options.protocol_version);
-    if (absl::IsCancelled(fds.status())) {
-      return Interrupt::Cancelled("attach");
-    }
+    if (Interrupt::Ended(fds.status())) return Interrupt::Cancelled("attach");
     if (!fds.ok()) {
       return self->life_.Explain(fds.status());  // the session may have been ended meanwhile; that says more
     }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/membership/past_process.h"
 
 namespace shardd {
 
@@ -92,6 +93,15 @@ void AbsentRanks::Came(int rank) {
 bool AbsentRanks::Some() const {
   for (size_t rank = 0; rank < see_.sessions->by_rank().size(); ++rank) {
     if (see_.sessions->by_rank()[rank] == nullptr && !see_.leavers->finished(static_cast<int>(rank))) return true;
+  }
+  return false;
+}
+
+bool AbsentRanks::SomeStayAway() const {
+  for (int rank = 0; rank < static_cast<int>(see_.sessions->by_rank().size()); ++rank) {
+    if ((*see_.sessions)[rank] != nullptr || see_.leavers->finished(rank)) continue;
+    const auto it = processes_.find(rank);
+    if (it == processes_.end() || refusals_.contains(rank) || HasEnded(it->second.fd, it->second.pid)) return true;
   }
   return false;
 }

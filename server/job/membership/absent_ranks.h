@@ -57,6 +57,9 @@ class AbsentRanks {
 
   // Some rank has no session, and has not finished.
   bool Some() const;
+  // ... and nobody knows that it attaches again by itself, because the process lives that had a session of an earlier
+  // epoch.
+  bool SomeStayAway() const;
   // It has a session now.
   void Came(int rank);
 

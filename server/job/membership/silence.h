@@ -12,7 +12,7 @@ namespace shardd {
 
 // DEADLINE_EXCEEDED: a rank has sent nothing for `limit`, less where its program gave up a forward or backward, and
 // another rank waits for it, as `waiting_for` says; *silent is that rank. Asks for each rank once, and only where one
-// is silent. REQUIRES: all ranks have sessions. Pure.
+// is silent; a rank without a session has finished, and is not asked. Pure.
 absl::Status CheckSilentRanks(const Sessions& sessions, const Committed& committed, absl::Duration limit,
                               absl::Time now, absl::FunctionRef<Wait(int rank)> waiting_for, int* silent);
 

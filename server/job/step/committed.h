@@ -109,8 +109,9 @@ class Committed {
   void CommitVersion() { CommitVersion(nullptr, Changed::kFacts); }
   // ... which has values from trainers.
   void CommitValues();
-  // What the rank keeps changes without a step.
+  // What the rank keeps changes without a step: with the version that follows, or with CommitTrainerStates.
   void SetTrainerState(int rank, std::string state);
+  void CommitTrainerStates() { WriteHeader(Changed::kFacts); }
   // The shards are going back to those of an earlier step, and become one more version when they are there.
   void GoBack(int64_t step, const std::vector<std::string>& trainer_states);
   // All is lost, and may come from another node (Restore).

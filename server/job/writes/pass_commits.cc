@@ -13,13 +13,16 @@ absl::Status PassCommits::Enter(int rank, RankCommand command) {
   return stepped ? use_.commits->StepInTrainer(rank, std::move(command.trainer_state)) : absl::OkStatus();
 }
 
-void PassCommits::CommitTrainerStates() {
+bool PassCommits::SetTrainerStates() {
+  bool any = false;
   for (int rank = 0; rank < world_size(); ++rank) {
     if (std::string state = use_.writes->TakeTrainerState(rank); !state.empty()) {
+      any = true;
       use_.committed->SetTrainerState(rank, std::move(state));
       if (!use_.writes->pass_copies()) use_.snapshots->Outdate();  // else it is taken by the number of passes
     }
   }
+  return any;
 }
 
 absl::Status PassCommits::Commit() {
@@ -28,8 +31,9 @@ absl::Status PassCommits::Commit() {
   const bool stepped = use_.writes->passes().stepped(0);
   const bool stored = copies || use_.writes->hand_ins().any_since_version();
   if (!stepped) {
-    CommitTrainerStates();
+    const bool any = SetTrainerStates();
     if (!stored) {
+      if (any) use_.committed->CommitTrainerStates();
       use_.writes->LetInAll();
       return absl::OkStatus();
     }

@@ -61,7 +61,7 @@ class PassCommits {
  private:
   int world_size() const { return use_.plan->world_size; }
   // What ranks keep, as they said where they entered, takes the place of what they kept.
-  void CommitTrainerStates();
+  bool SetTrainerStates();  // of the pass; false: no rank gave one
   void Finish(bool stepped);
   // True: the devices have come to all `signals`. Else `await(true)`, and `await(false)` when they have.
   absl::StatusOr<bool> HaveCome(const char* what, std::vector<DoneSignal> signals, void (TrainerWrites::*await)(bool));

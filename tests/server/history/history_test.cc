@@ -4,13 +4,17 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <random>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -194,6 +198,103 @@ TEST_F(HistoryTest, DamagedFilesArePassedOver) {
   int lines = 0;
   EXPECT_TRUE(HistoryFiles::ReadBackwards(Folder(), [&](absl::string_view) { return ++lines < 100; }));
   EXPECT_EQ(lines, 2);
+}
+
+// Lines of files, the newest first.
+std::vector<std::string> LinesOf(const std::string& folder) {
+  std::vector<std::string> lines;
+  HistoryFiles::ReadBackwards(folder, [&](absl::string_view line) {
+    lines.emplace_back(line);
+    return true;
+  });
+  return lines;
+}
+
+// No file of this process grows beyond so many bytes meanwhile, as where a disk is full.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) : before_(signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &limit_);
+    const rlimit full{bytes, limit_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &full);
+  }
+  ~FullDisk() {
+    setrlimit(RLIMIT_FSIZE, &limit_);
+    signal(SIGXFSZ, before_);
+  }
+
+ private:
+  rlimit limit_{};
+  sighandler_t before_;
+};
+
+TEST_F(HistoryTest, AFullDiskCostsLinesWithoutRoomAlone) {
+  HistoryFiles files = *HistoryFiles::Open(Folder(), kMostBytes);
+  ASSERT_TRUE(files.Append("before\n").ok());
+  {
+    const FullDisk full(10);
+    for (int i = 0; i < 3; ++i) {
+      const absl::Status status = files.Append("no room\n");
+      EXPECT_TRUE(absl::StrContains(status.message(), Folder() + "/history.jsonl")) << status;
+    }
+    EXPECT_TRUE(HistoryFiles::Open(Folder(), kMostBytes).ok()) << "a daemon that is started then";
+  }
+  ASSERT_TRUE(files.Append("behind\n").ok());
+  EXPECT_EQ(LinesOf(Folder()), (std::vector<std::string>{"behind", "no ", "before"}));
+}
+
+TEST_F(HistoryTest, WhatCannotBeCompressedDoesNotGrow) {
+  HistoryFiles files = *HistoryFiles::Open(Folder(), kMostBytes);
+  const std::string in_the_way = Folder() + "/history-000001.jsonl.zst.tmp";
+  ASSERT_EQ(mkdir(in_the_way.c_str(), 0700), 0);
+  EXPECT_FALSE(files.Append(std::string(HistoryFiles::kFullBytes, 'a') + "\n").ok());
+  EXPECT_FALSE(files.Append("no room\n").ok());
+  struct stat object {};
+  ASSERT_EQ(stat((Folder() + "/history.jsonl").c_str(), &object), 0);
+  EXPECT_EQ(object.st_size, HistoryFiles::kFullBytes + 1);
+  ASSERT_EQ(rmdir(in_the_way.c_str()), 0);
+  {
+    const FullDisk full(10);
+    EXPECT_FALSE(files.Append("no room\n").ok());
+  }
+  EXPECT_EQ(access(in_the_way.c_str(), F_OK), -1) << "half of a file takes no room";
+  ASSERT_TRUE(files.Append("again\n").ok());
+  ASSERT_EQ(LinesOf(Folder()).size(), 2u);
+  EXPECT_EQ(LinesOf(Folder())[0], "again");
+}
+
+// Bob has a job whose name looks like Alice's uid, and steps without end.
+TEST_F(HistoryTest, AUsersFloodCostsAnotherUserNoLine) {
+  constexpr int64_t kRoom = 2 * HistoryFiles::kFullBytes;
+  HistoryFiles files = *HistoryFiles::Open(Folder(), kRoom);
+  std::mt19937_64 random(1);
+  constexpr int kRounds = 5;
+  for (int round = 0; round < kRounds; ++round) {
+    std::string text = absl::StrCat(R"({"job":"a","uid":1000,"step":)", round, "}\n");
+    for (int i = 0; text.size() < HistoryFiles::kFullBytes; ++i) {
+      absl::StrAppend(&text, R"({"job":"\",\"uid\":1000,\"","uid":1001,"step":)", round, R"(,"text":")");
+      for (int word = 0; word < 50; ++word) absl::StrAppend(&text, absl::Hex(random()));
+      text += "\"}\n";
+    }
+    ASSERT_TRUE(files.Append(text).ok());
+  }
+  int alices = 0;
+  std::string newest_of_bob;
+  for (const std::string& line : LinesOf(Folder())) {
+    if (absl::StrContains(line, R"("job":"a")")) {
+      EXPECT_TRUE(absl::StrContains(line, absl::StrCat("\"step\":", kRounds - 1 - alices, "}"))) << line;
+      ++alices;
+    } else if (newest_of_bob.empty()) {
+      newest_of_bob = line;
+    }
+  }
+  EXPECT_EQ(alices, kRounds);
+  EXPECT_TRUE(absl::StrContains(newest_of_bob, absl::StrCat("\"step\":", kRounds - 1, ",")));
+  int64_t bytes = 0;
+  const std::vector<int64_t> numbers = HistoryNumbers(Folder());
+  for (const int64_t number : numbers) bytes += ReadHistoryFile(HistoryPath(Folder(), number)).size();
+  EXPECT_LE(bytes, kRoom - HistoryFiles::kFullBytes);
+  EXPECT_LE(numbers.size(), 3u) << "what is left of files is joined";
 }
 
 TEST_F(HistoryTest, WhereNothingCanBeWrittenTheErrorNamesThePath) {

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 std::vector<prometheus::MetricFamily> Scrape(const absl::StatusOr<v1::GetMetricsResponse>& answer) {
-  return Collector([&](absl::Duration) { return answer; }).Collect();
+  return Collector([&](absl::Duration) { return answer; }, absl::Now).Collect();
 }
 std::string Text(const absl::StatusOr<v1::GetMetricsResponse>& answer) {
   std::ostringstream out;

@@ -44,12 +44,19 @@ HttpServer::Handlers Answering(const std::string& body) {
 
 MetricsAddress Loopback() { return *ParseMetricsAddress("--listen", "127.0.0.1:0", false); }
 
-std::string GetFromPath(const std::string& path) {
-  const UniqueFd dialled(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+// Not valid: nobody listens there.
+UniqueFd DialPath(const std::string& path) {
+  UniqueFd dialled(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.data(), path.size());
-  if (connect(dialled.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) return "";
+  if (connect(dialled.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) dialled.reset();
+  return dialled;
+}
+
+std::string GetFromPath(const std::string& path) {
+  const UniqueFd dialled = DialPath(path);
+  if (!dialled.valid()) return "";
   send(dialled.get(), kRequest, sizeof(kRequest) - 1, MSG_NOSIGNAL);
   std::string all;
   char bytes[4096];
@@ -142,6 +149,39 @@ TEST(ListeningTest, SilentClientsHoldNobodyUp) {
     ASSERT_EQ(connect(silent.back().get(), reinterpret_cast<const sockaddr*>(&at), sizeof(at)), 0);
   }
   EXPECT_THAT(GetFromPath(address.path), HasSubstr("answer"));  // they are let go after a few seconds
+}
+
+// They read their answer a little at a time, so that they never fall silent; the server behind is done with them at
+// once.
+TEST(ListeningTest, SlowClientsAreLetGoWhenTheirVisitEnds) {
+  const testing::TempDir dir;
+  MetricsAddress address;
+  address.path = dir.File("metrics.sock");
+  FrontLimits limits;
+  limits.visit = absl::Seconds(1);
+  auto listening = Listening::Start(address, {}, Answering(std::string(3 << 20, 'x')), limits);
+  ASSERT_TRUE(listening.ok()) << listening.status();
+  std::vector<UniqueFd> slow;
+  for (int i = 0; i < Front::kThreads; ++i) {
+    slow.push_back(DialPath(address.path));
+    ASSERT_TRUE(slow.back().valid());
+    ASSERT_EQ(send(slow.back().get(), kRequest, sizeof(kRequest) - 1, MSG_NOSIGNAL),
+              static_cast<ssize_t>(sizeof(kRequest) - 1));
+  }
+  std::atomic<bool> answered = false;
+  std::thread dribble([&] {
+    std::vector<char> bytes(16 << 10);  // of three megabytes, in twelve seconds half
+    for (int i = 0; i < 120 && !answered; ++i) {
+      for (const UniqueFd& each : slow) recv(each.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+      absl::SleepFor(absl::Milliseconds(100));
+    }
+    EXPECT_TRUE(answered) << "while they read";
+  });
+  const std::string got = GetFromPath(address.path);
+  answered = true;
+  dribble.join();
+  EXPECT_THAT(got.substr(0, 15), HasSubstr("200"));
+  EXPECT_GT(got.size(), size_t{3} << 20);
 }
 
 // Authorities and certificates for 127.0.0.1, by openssl.

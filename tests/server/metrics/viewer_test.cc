@@ -1,12 +1,16 @@
 #include "server/metrics/viewer.h"
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/shm/unique_fd.h"
+#include "server/metrics/socket_table.h"
 #include "tests/testing/http_get.h"
 #include "tests/testing/run_as_uid.h"
 
@@ -41,6 +45,39 @@ TEST(OwnerOfSocketTest, WhoIsNotThereIsNobody) {
   EXPECT_EQ(Owner(Line(kClient, "0100007F:24F9", "01", 1000)), std::nullopt) << "of another server";
   EXPECT_EQ(OwnerOfSocket(kHead, "", "10.0.0.7", 5000, 9464), std::nullopt);
   EXPECT_EQ(OwnerOfSocket(kHead, "", "::1", 5000, 9464), std::nullopt);
+}
+
+// A connection of this process, by IPv4 and by a socket of IPv6.
+TEST(SocketTableTest, TheKernelSaysWhatItsTableSays) {
+  const UniqueFd listening(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in server{};
+  server.sin_family = AF_INET;
+  server.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(server);
+  ASSERT_EQ(bind(listening.get(), reinterpret_cast<const sockaddr*>(&server), size), 0);
+  ASSERT_EQ(listen(listening.get(), 4), 0);
+  ASSERT_EQ(getsockname(listening.get(), reinterpret_cast<sockaddr*>(&server), &size), 0);
+  sockaddr_in6 mapped{};
+  mapped.sin6_family = AF_INET6;
+  mapped.sin6_port = server.sin_port;
+  ASSERT_EQ(inet_pton(AF_INET6, "::ffff:127.0.0.1", &mapped.sin6_addr), 1);
+  for (const bool v6 : {false, true}) {
+    SCOPED_TRACE(v6);
+    const UniqueFd client(socket(v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!client.valid()) continue;  // without IPv6
+    ASSERT_EQ(v6 ? connect(client.get(), reinterpret_cast<const sockaddr*>(&mapped), sizeof(mapped))
+                 : connect(client.get(), reinterpret_cast<const sockaddr*>(&server), sizeof(server)),
+              0);
+    sockaddr_in6 own{};
+    size = sizeof(own);
+    ASSERT_EQ(getsockname(client.get(), reinterpret_cast<sockaddr*>(&own), &size), 0);
+    const int from = ntohs(own.sin6_port), to = ntohs(server.sin_port);  // at one place in both families
+    for (const SocketTables& tables : {ConnectionsBetween(from, to), ReadConnectionsBetween(from, to)}) {
+      EXPECT_EQ(OwnerOfSocket(tables.tcp, tables.tcp6, "127.0.0.1", from, to), getuid());
+      EXPECT_EQ(OwnerOfSocket(tables.tcp, tables.tcp6, "127.0.0.2", from, to), std::nullopt);
+    }
+    EXPECT_EQ(ConnectionsBetween(from, to + 1).tcp, "");
+  }
 }
 
 // The kernel says uid 0 of a socket that its process has closed.

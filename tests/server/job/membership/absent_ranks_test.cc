@@ -107,5 +107,20 @@ TEST_F(AbsentRanksTest, AProcessThatEndsBehindItsEpochIsToldOnce) {
   EXPECT_THAT(Events("lost")[0], ::testing::HasSubstr("ended without attaching again"));
 }
 
+TEST_F(AbsentRanksTest, LivingProcessesOfEarlierEpochsComeAgain) {
+  Attach(0);
+  EXPECT_TRUE(absent_.SomeStayAway()) << "nothing is known of rank 1";
+  absent_.SessionEnded(1, getpid(), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0))));
+  EXPECT_FALSE(absent_.SomeStayAway());
+  Refuse(1, "another plan");
+  EXPECT_TRUE(absent_.SomeStayAway());
+  absent_.Came(1);
+  testing::Child child([] { return 0; });
+  absent_.SessionEnded(1, child.pid(), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child.pid(), 0))));
+  EXPECT_TRUE(testing::PollUntil([&] { return absent_.SomeStayAway(); }));
+  leavers_.Left(1, /*finished=*/true);
+  EXPECT_FALSE(absent_.SomeStayAway()) << "nobody waits for it";
+}
+
 }  // namespace
 }  // namespace shardd

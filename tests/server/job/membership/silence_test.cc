@@ -60,6 +60,16 @@ TEST_F(SilenceTest, IsShorterForWhoGaveUp) {
   EXPECT_EQ(silent_, 1);
 }
 
+TEST_F(SilenceTest, WhoHasFinishedWaitsForNobodyAndIsNotAsked) {
+  for (const int finished : {0, 1}) {
+    const std::unique_ptr<Session> gone = sessions_.Take(finished);
+    EXPECT_TRUE(Check(kLimit + absl::Seconds(1)).ok()) << "rank " << finished;
+    EXPECT_EQ(asked_, 1) << "the other one";
+    EXPECT_EQ(silent_, -1);
+    if (finished == 0) Attach(0);
+  }
+}
+
 TEST_F(SilenceTest, OfARankThatIsHeldIsNotItsOwn) {
   sessions_[1]->held = true;
   EXPECT_TRUE(Check(kLimit + absl::Seconds(1)).ok());

@@ -48,6 +48,9 @@ class FinishTest : public JobCoreTest {
     std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value);
     EnterBoth(/*stepped=*/true);
   }
+  absl::Time BehindTheLimit() const {
+    return MonotonicNow() + absl::Milliseconds(plan_->config.silence_timeout_ms()) + absl::Seconds(1);
+  }
   int Aborts(int rank) { return streams_[rank]->Count(v1::SessionEvent::kAborted); }
 };
 
@@ -108,6 +111,19 @@ TEST_F(FinishTest, ASuccessorMeetsTheOthersInTheNextPass) {
   EXPECT_EQ(epoch(), 1u);
 }
 
+// Nobody is left who waits for it.
+TEST_F(FinishTest, LeavesTheLastRankTheTimeThatItWants) {
+  StepTo(5);
+  Leave(0);
+  Finish(0);
+  OnLoop([&] { job_->CheckSilence(BehindTheLimit()); });
+  ASSERT_EQ(Aborts(1), 0) << streams_[1]->Aborted().message();
+  Leave(1);
+  Finish(1);
+  OnLoop([&] { EXPECT_TRUE(job_->nodes().finished()); });
+  EXPECT_EQ(epoch(), 1u);
+}
+
 // Whether it asks before or behind the other's end.
 TEST_F(FinishTest, LeavesOthersWhatTheyReadOfFullParameters) {
   v1::Command command;
@@ -154,6 +170,19 @@ TEST_F(HeldTest, IsDroppedForItsSuccessorWithWhatItGave) {
   Train(1);
   ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
   EXPECT_EQ(value(), -0.5f) << "one gradient of each rank";
+}
+
+// Its last step is not committed before the other has stepped, and its program waits for that.
+TEST_F(HeldTest, WhoHasSteppedWaitsForASilentRankWithinLimits) {
+  Train(0);
+  OnLoop([&] { job_->Detach(0, /*finished=*/true); });
+  const absl::Duration limit = absl::Milliseconds(plan_->config.silence_timeout_ms());
+  OnLoop([&] { job_->CheckSilence(MonotonicNow() + limit - absl::Seconds(1)); });
+  EXPECT_EQ(epoch(), 1u);
+  OnLoop([&] { job_->CheckSilence(MonotonicNow() + limit + absl::Seconds(1)); });
+  EXPECT_EQ(epoch(), 2u);
+  EXPECT_NE(streams_[1]->Aborted().message().find("rank 0 waits for rank 1"), std::string::npos)
+      << streams_[1]->Aborted().message();
 }
 
 TEST_F(HeldTest, WhoHasSteppedIsNotDropped) {

@@ -24,6 +24,16 @@ TEST_F(PassCommitsTest, APassWithoutStoresBeginsAtOnce) {
   EXPECT_THAT(committed_.trainer_states(), ElementsAre("a", "b"));
 }
 
+TEST_F(PassCommitsTest, WhatRanksKeepWithoutAStoreOutlivesTheDaemon) {
+  auto log = *TakeUpLog::Create({.place_bytes = 4096, .ranks = 2});
+  const TakeUpLog& left = *log;
+  committed_.KeepIn(std::move(log));
+  EnterAll();
+  ASSERT_TRUE(pass_commits_.Commit().ok());
+  EXPECT_THAT(left.Read()->facts.trainer_states(), ElementsAre("a", "b"));
+  EXPECT_EQ(left.Read()->header.version, committed_.version());
+}
+
 TEST_F(PassCommitsTest, ASnapshotIsTakenBeforeTheFirstRankHandsIn) {
   ASSERT_TRUE(writes_.AskToHandIn(0).ok());
   pass_commits_.LetHandIn();
