@@ -270,6 +270,18 @@ absl::StatusOr<MappedSlab> MappedSlab::Map(UniqueFd fd, int64_t size_bytes, bool
   return mapped;
 }
 
+absl::StatusOr<MappedSlab> MappedSlab::MakeOwn(int64_t size_bytes) {
+  MappedSlab made;
+  void* const data = mmap(nullptr, static_cast<size_t>(RoundUpToPage(size_bytes)), PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) {
+    return ErrnoStatus(errno, "map slab", "of this process");
+  }
+  made.data_ = data;
+  made.size_bytes_ = size_bytes;
+  return made;
+}
+
 bool MappedSlab::MakePrivate() const {
   return mmap(data_, static_cast<size_t>(RoundUpToPage(size_bytes_)), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
               fd_.get(), 0) == data_;

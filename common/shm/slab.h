@@ -102,6 +102,8 @@ class MappedSlab {
   // MakePrivate.
   static absl::StatusOr<MappedSlab> Map(UniqueFd fd, int64_t size_bytes, bool writable, bool keep_descriptor = false,
                                         MappedPages pages = MappedPages::kAny);
+  // Memory of this process alone, zeros, which gets pages when it is touched.
+  static absl::StatusOr<MappedSlab> MakeOwn(int64_t size_bytes);
   // REQUIRES: keep_descriptor. Replaces the mapping by a private copy of this process: stores succeed and nobody else
   // sees them.
   bool MakePrivate() const;

@@ -92,6 +92,17 @@ function(shardd_tests folders label)
     DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60)
 endfunction()
 
+# shardd_tests_by_grpc(folder FILTER suites properties...): the same cases once more with control over gRPC alone, as
+# "<folder>/grpc/...". Not with a sanitizer: what differs is a writer of words, and has tests of its own.
+function(shardd_tests_by_grpc folder)
+  cmake_parse_arguments(PARSE_ARGV 1 of "" "FILTER" "")
+  if(NOT SHARDD_SANITIZE AND TARGET ${folder}_test)
+    gtest_discover_tests(${folder}_test TEST_PREFIX "${folder}/grpc/" TEST_FILTER "${of_FILTER}" PROPERTIES LABELS multiproc
+      TIMEOUT ${SHARDD_TEST_TIMEOUT_S} ENVIRONMENT SHARDD_CONTROL=grpc ${of_UNPARSED_ARGUMENTS}
+      DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60)
+  endif()
+endfunction()
+
 # tests/bench/x_bench.cc -> bench_x. ctest runs each briefly, so that it cannot rot; figures come from running it.
 function(shardd_benches)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/bench/*_bench.cc)
@@ -255,7 +266,10 @@ endif()
 shardd_tests("server/peer;server/relay" multiproc shardd_peer)
 shardd_tests("server/job;server/job/*;server/daemon;server/loop;server/multinode;server/session;server/storage" unit shardd_daemon shardd_fake_cuda)
 shardd_tests(service service shardd_service shardd_health_proto)
-shardd_tests("client;client/api;client/attachment;client/daemon;client/host;client/job" multiproc shardd_client_impl)
+shardd_tests("client;client/api;client/attachment;client/daemon;client/host;client/job;client/session" multiproc shardd_client_impl)
+shardd_tests_by_grpc(client RESOURCE_LOCK processes
+  # What the calls do, and what ends their waits. Not traces, which need shared words.
+  FILTER "Attach.*:Commands.*:*Edits*:FullParams.*:GradientPresence.*:*Hybrid*:Interrupt.*:OptimizerState.*:PassCopies.*:Recovery.*:TrainersWrite.*:Training.*")
 shardd_tests(client/gpu unit shardd_client_impl shardd_fake_cuda)
 if(TARGET shardd_fsdp)
   shardd_tests(client/fsdp unit shardd_fsdp)
@@ -263,6 +277,10 @@ endif()
 shardd_tests(ctl unit shardd_ctl)
 if(TARGET shardd_client)
   shardd_tests("e2e;e2e/gpus;e2e/nodes;e2e/ranks;e2e/versions" multiproc shardd_cpp shardd_custodian shardd_common shardd_grpc)
+  shardd_tests_by_grpc(e2e RESOURCE_LOCK e2e_processes COST 900
+    # Parity and faults on CPUs. Left out: parities that differ in what devices compute alone, and deaths of daemons at many
+    # moments (a minute each).
+    FILTER "Ranks/Parity.*:Placements/Parity.*:Pooled/Parity.*:Gradients/Parity.*:Training.*:Lifecycle.*:*PassesOnCpus.*:Passes.*:Order.*:*Abandon.*:AbandonedStep.*:Agreement.*:Refused.*:DaemonDeath.WhereRanksLoad*:DaemonDeath.ASuccessor*:DaemonDeath.Ranks*")
   # tests/gpu/run.sh runs what is about GPUs; with the daemon and the library beside it, it can be carried.
   if(TARGET e2e_test AND NOT SHARDD_SANITIZE)
     target_link_options(e2e_test PRIVATE -static-libstdc++ -static-libgcc)

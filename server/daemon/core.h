@@ -85,9 +85,10 @@ class Core final : public JobsSource {
                     std::function<void(absl::Status)> done);
   // Ignored unless `stream` is the one that StartSession has accepted for the session: an id alone proves nothing.
   using StreamPtr = std::shared_ptr<const SessionStream>;
-  // `done`, once, when the batch was executed or dropped: the next may be read. So a client that sends faster than it
-  // is served waits, and holds one batch in memory.
-  void SessionCommands(uint64_t session_id, StreamPtr stream, v1::CommandBatch batch, std::function<void()> done);
+  // Commands, or TellWords (Session::TellWords), whose error ends the stream. `done`, once, when that was executed or
+  // dropped: the next may be read. So a client that sends faster than it is served waits, and holds one batch in
+  // memory.
+  void SessionCommands(uint64_t session_id, StreamPtr stream, v1::SessionRequest request, std::function<void()> done);
   void SessionDetach(uint64_t session_id, StreamPtr stream, bool finished);
   void SessionStreamClosed(uint64_t session_id, StreamPtr stream);
   // The fd channel. `done` receives borrowed descriptors, valid during the call.
@@ -192,6 +193,7 @@ class Core final : public JobsSource {
   struct PendingBatch {
     uint64_t session_id = 0;
     StreamPtr stream;
+    bool tells_words = false;  // instead of commands
     v1::CommandBatch batch;
     int next = 0;
     std::function<void()> done;

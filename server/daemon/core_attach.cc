@@ -219,6 +219,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
           result.set_device(job->devices().by_rank()[rank]->name());
           result.set_outlives_daemon(job->committed().outlives_daemon());
           result.set_slots_apart(apart);
+          result.set_tells_words(true);
           return result;
         });
     if (!absl::IsAborted(response.status())) {

@@ -57,11 +57,13 @@ bool Core::Serve(Entry& entry, absl::Duration turn) {
   return found;
 }
 
-void Core::SessionCommands(uint64_t session_id, StreamPtr stream, v1::CommandBatch batch, std::function<void()> done) {
+void Core::SessionCommands(uint64_t session_id, StreamPtr stream, v1::SessionRequest request,
+                           std::function<void()> done) {
   auto pending = std::make_shared<PendingBatch>();
   pending->session_id = session_id;
   pending->stream = std::move(stream);
-  pending->batch = std::move(batch);
+  pending->tells_words = request.has_tell_words();
+  pending->batch = std::move(*request.mutable_commands());
   pending->done = std::move(done);
   loop_.Post([this, pending] { AddBatch(pending); });
 }
@@ -70,7 +72,12 @@ void Core::AddBatch(const std::shared_ptr<PendingBatch>& pending) {
   JobCore* job = nullptr;
   Session* const session = FindSessionOf(pending->session_id, *pending->stream, &job);
   Entry* const entry = session == nullptr ? nullptr : FindEntryOf(*job);
-  if (entry == nullptr) {
+  if (entry != nullptr && pending->tells_words) {
+    if (absl::Status status = session->TellWords(&loop_, job->committed().version()); !status.ok()) {
+      session->stream->Finish(std::move(status));
+    }
+  }
+  if (entry == nullptr || pending->tells_words) {
     EndBatch(pending);
     return;
   }

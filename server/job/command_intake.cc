@@ -47,6 +47,12 @@ int CommandIntake::ExecuteFromStream(Session* session, const v1::CommandBatch& b
       return i;                                              // a batch is as long as its client likes
     }
     if (!Run(session, session->Decode(batch.commands(i)))) return end;
+    if (session->words().told() == nullptr) continue;  // who has a ring does not count these
+    if (session->held) {
+      session->consumes_when_released = true;
+    } else {
+      session->PublishConsumed();
+    }
   }
   return end;
 }

@@ -3,7 +3,6 @@
 #include <grpcpp/alarm.h>
 
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/status/grpc_status.h"
+#include "server/service/session_events.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {
@@ -22,7 +22,6 @@ namespace {
 // Room for a step with the most trainer state (1 MiB), or 15,000 commands. Small, because the core's loop executes and
 // frees it. The sender has shown its protocol version, so unknown fields are refused.
 constexpr MessageLimits kCommandMessage = {4 << 20, 4 << 20, UnknownFields::kRefused};
-constexpr size_t kMaxQueuedEvents = 256;
 constexpr absl::Duration kFinishPatience = absl::Seconds(10);
 // From the beginning of a session stream.
 constexpr absl::Duration kHelloPatience = absl::Seconds(5);
@@ -146,12 +145,13 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
         core_->SessionDetach(session_id_, stream_, request.detach().finished());
         return;  // the last message: reads no more; the core ends the stream
       case v1::SessionRequest::kCommands:
+      case v1::SessionRequest::kTellWords:
         if (session_id_ == 0) {
           FinishWhenWritten(absl::FailedPreconditionError("session: the first message must be hello"));
           break;
         }
         // The next batch is read when this one is executed, so flow control holds back a client that floods.
-        core_->SessionCommands(session_id_, stream_, std::move(*request.mutable_commands()),
+        core_->SessionCommands(session_id_, stream_, std::move(request),
                                [stream = stream_, hold = *std::move(hold)] { stream->ReadNext(); });
         return;
       case v1::SessionRequest::KIND_NOT_SET:
@@ -164,11 +164,8 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void OnWriteDone(bool ok) override {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
-    if (!queue_.empty()) {
-      queue_.pop_front();
-    }
     if (!ok) {
-      queue_.clear();
+      events_.Clear();
     }
     AdvanceLocked();
   }
@@ -187,10 +184,10 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  private:
   void Enqueue(v1::SessionEvent event) {
     absl::MutexLock lock(&mutex_);
-    // A client that does not read loses events, but never the end.
-    if (!finish_.has_value() && (queue_.size() < kMaxQueuedEvents || event.has_aborted() || event.has_detached())) {
+    // A client that does not read loses events, but never the end, nor what its words say.
+    if (!finish_.has_value()) {
       const bool ends = event.has_aborted() || event.has_detached();  // Finish follows, and begins both
-      queue_.push_back(std::move(event));
+      events_.Add(std::move(event));
       if (!ends) AdvanceLocked();
     }
   }
@@ -230,8 +227,8 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     if (writing_ || finished_) {
       return;
     }
-    if (!queue_.empty()) {
-      if (absl::StatusOr<grpc::ByteBuffer> bytes = Encode(queue_.front()); bytes.ok()) {
+    if (!events_.empty()) {
+      if (absl::StatusOr<grpc::ByteBuffer> bytes = Encode(events_.Take()); bytes.ok()) {
         writing_ = true;
         written_ = *std::move(bytes);
         StartWrite(&written_);
@@ -258,7 +255,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   grpc::Alarm hello_patience_;
   // Guarded. Lock order: Stream::mutex_ before mutex_.
   absl::Mutex mutex_;
-  std::deque<v1::SessionEvent> queue_ ABSL_GUARDED_BY(mutex_);  // the front is being written
+  SessionEvents events_ ABSL_GUARDED_BY(mutex_);
   grpc::ByteBuffer written_ ABSL_GUARDED_BY(mutex_);
   grpc::Alarm patience_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

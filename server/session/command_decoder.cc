@@ -1,6 +1,7 @@
 #include "server/session/command_decoder.h"
 
 #include <limits>
+#include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -120,6 +121,14 @@ absl::StatusOr<RankCommand> CommandDecoder::Decode(const v1::Command& in) const 
       }
       command.flags = (in.write_parameters().of_gradient() ? kOfGradient : 0) |
                       static_cast<uint32_t>(in.write_parameters().optimizer_state()) << kWrittenStateShift;
+      if (const std::string& values = in.write_parameters().values(); !values.empty()) {
+        if (static_cast<int64_t>(values.size()) > kStepPayloadBytes) {  // as the staging area, for the same reason
+          return absl::InvalidArgumentError(absl::StrCat("WriteParameters: values are too many (got ", values.size(),
+                                                         ", want at most ", kStepPayloadBytes, " bytes; rank=", rank_,
+                                                         ")"));
+        }
+        command.values = std::make_shared<const std::string>(values);
+      }
       break;
     case v1::Command::kCommitParameters:
       command.opcode = Opcode::kCommitParameters;
@@ -154,6 +163,11 @@ absl::StatusOr<RankCommand> CommandDecoder::Decode(const v1::Command& in) const 
       command.opcode = Opcode::kSetGradientPresence;
       command.group = in.set_gradient_presence().param();
       command.arg0 = in.set_gradient_presence().present() ? 1 : 0;
+      break;
+    case v1::Command::kWaitGradientSlot:
+      SHARDD_RETURN_IF_ERROR(check_group(in.wait_gradient_slot().group()));
+      command.opcode = Opcode::kWaitGradientSlot;
+      command.group = in.wait_gradient_slot().group();
       break;
     case v1::Command::KIND_NOT_SET:
       return absl::InvalidArgumentError(absl::StrCat("command: kind is not set (rank=", rank_, ")"));

@@ -2,6 +2,7 @@
 #define SHARDD_SERVER_SESSION_RANK_COMMAND_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,9 @@ struct RankCommand {
   std::vector<bool> fresh;
   v1::Step step;              // Step
   std::string trainer_state;  // EnterPass
-  uint64_t done = 0;          // CommandRecord::done
+  // WriteParameters: the elements, which copies off the loop share. Null: they lie in the staging area.
+  std::shared_ptr<const std::string> values;
+  uint64_t done = 0;  // CommandRecord::done
 };
 
 absl::string_view OpcodeName(Opcode opcode);

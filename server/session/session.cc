@@ -91,10 +91,35 @@ char* Session::slot(int group) const {
 }
 
 absl::StatusOr<RankCommand> Session::NextFromRing() {
-  if (broken || held) {
+  if (!MayReadRing()) {
     return absl::NotFoundError("");
   }
   return ring_.Next();
+}
+
+void Session::PublishConsumed() {
+  if (words_.told() != nullptr) {
+    words_.told()->CountConsumed();
+  } else {
+    ring_.PublishConsumed();
+  }
+}
+
+absl::Status Session::TellWords(CoreLoop* loop, uint64_t version) {
+  if (words_.told() != nullptr) {
+    return absl::OkStatus();
+  }
+  if (commands > 0 || sums_ != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "session ", id_, ": TellWords ",
+        sums_ != nullptr ? "of a job whose trainers add gradients, of which their pages tell them; open the job with "
+                           "trainerSums false in its spec's config"
+                         : absl::StrCat("comes before the first command (got ", commands, " commands, want 0)"),
+        " (rank=", rank_, ")"));
+  }
+  words_.Tell(loop, stream);
+  words_.PublishVersion(version);
+  return absl::OkStatus();
 }
 
 void Session::Poison(uint64_t epoch) {

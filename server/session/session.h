@@ -23,19 +23,12 @@
 #include "server/session/command_decoder.h"
 #include "server/session/command_ring.h"
 #include "server/session/rank_command.h"
+#include "server/session/session_stream.h"
 #include "server/session/session_words.h"
 #include "server/session/trace_records.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {
-
-// The daemon's end of a session stream. Thread-safe; after Finish or when the client is gone Send is a no-op.
-class SessionStream {
- public:
-  virtual ~SessionStream() = default;
-  virtual void Send(v1::SessionEvent event) = 0;
-  virtual void Finish(absl::Status status) = 0;
-};
 
 // What outlives the session for as long as device work reads it.
 struct SessionMemory {
@@ -84,10 +77,15 @@ class Session {
   const CommandRing& ring() const { return ring_; }
   TraceRecords& trace() { return trace_; }
 
-  // As CommandRing; NOT_FOUND, and no commands, also while it is held or broken.
+  // As CommandRing; NOT_FOUND, and no commands, also while it is held or broken, or if its words are told.
   absl::StatusOr<RankCommand> NextFromRing();
-  bool HasCommands() const { return !broken && !held && ring_.HasCommands(); }
-  void PublishConsumed() { ring_.PublishConsumed(); }
+  bool HasCommands() const { return MayReadRing() && ring_.HasCommands(); }
+  // Of a command from the ring, or from the stream of a client whose words are told.
+  void PublishConsumed();
+  // From here on the client is told by its stream what its words say, first that the parameters have `version`, and its
+  // commands come by the stream alone. No-op if it is so already. FAILED_PRECONDITION: it has sent commands, or is to
+  // add gradients, which it would hear of in its page. REQUIRES: the stream has said hello; `loop` outlives this.
+  absl::Status TellWords(CoreLoop* loop, uint64_t version);
   const char* Staging(int64_t offset_bytes, int64_t size_bytes) const {
     return ring_.Staging(offset_bytes, size_bytes);
   }
@@ -117,6 +115,7 @@ class Session {
   uint64_t departures = 0;
 
  private:
+  bool MayReadRing() const { return !broken && !held && words_.told() == nullptr; }
   Session(std::shared_ptr<const ShardPlan> plan, uint64_t id, int rank, uint64_t epoch, std::string token,
           int protocol_version, SessionLayout layout, std::shared_ptr<SessionMemory> memory, UniqueFd doorbell);
 

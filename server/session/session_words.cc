@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "common/shm/timeline.h"
 #include "server/loop/core_loop.h"
@@ -37,6 +38,14 @@ SessionWords::SessionWords(SessionMemoryView view, DaemonPageView page, uint64_t
   }
 }
 
+void SessionWords::Tell(CoreLoop* loop, std::shared_ptr<SessionStream> stream) {
+  told_ = std::make_unique<ToldWords>(loop, std::move(stream), page_.slots(), page_.groups());
+}
+
+void SessionWords::Store(TimelineWord& word, uint64_t sequence) {
+  TimelineStore(word, TimelineValue(epoch_, sequence), waiting());
+}
+
 void SessionWords::NoteProgress() { last_progress_time_ = MonotonicNow(); }
 
 bool SessionWords::HasDone(uint64_t done) const {
@@ -49,45 +58,59 @@ bool SessionWords::HasDone(uint64_t done) const {
 void SessionWords::PublishVersion(uint64_t version) {
   NoteProgress();
   if (poisoned_) return;
-  TimelineStore(page_.page().version, TimelineValue(epoch_, version), waiting());
+  Store(page_.page().version, version);
+  if (told_ != nullptr) told_->Change().set_version(version);
 }
 
 void SessionWords::PublishSlotIssued(int slot) {
-  TimelineStore(page_.slot(slot).issued, TimelineValue(epoch_, ++issued_[slot]), waiting());
+  Store(page_.slot(slot).issued, ++issued_[slot]);
+  if (told_ != nullptr) told_->ChangeSlot(slot, [&](auto& entry) { entry.set_issued(issued_[slot]); });
 }
 
 void SessionWords::PublishSlotReleased(int slot) {
   NoteProgress();
-  TimelineStore(page_.slot(slot).released, TimelineValue(epoch_, ++released_[slot]), waiting());
+  Store(page_.slot(slot).released, ++released_[slot]);
+  if (told_ != nullptr) told_->ChangeSlot(slot, [&](auto& entry) { entry.set_released(released_[slot]); });
 }
 
 void SessionWords::PublishUnshardIssued(int group, uint64_t asked, int64_t pool_offset_bytes) {
   GroupEntry& entry = page_.group(group);
   entry.pool_offset_bytes.store(pool_offset_bytes, std::memory_order_relaxed);
-  TimelineStore(entry.issued, TimelineValue(epoch_, asked), waiting());
+  Store(entry.issued, asked);
+  if (told_ != nullptr) {
+    told_->ChangeGroup(group, [&](auto& told) {
+      told.set_pool_offset_bytes(pool_offset_bytes);
+      told.set_issued(asked);
+    });
+  }
 }
 
 void SessionWords::PublishUnsharded(int group, uint64_t asked) {
-  TimelineStore(page_.group(group).unsharded, TimelineValue(epoch_, asked), waiting());
+  Store(page_.group(group).unsharded, asked);
+  if (told_ != nullptr) told_->ChangeGroup(group, [&](auto& entry) { entry.set_unsharded(asked); });
 }
 
 void SessionWords::PublishFullParams() {
   NoteProgress();
-  TimelineStore(page_.page().full_params, TimelineValue(epoch_, ++full_params_), waiting());
+  Store(page_.page().full_params, ++full_params_);
+  if (told_ != nullptr) told_->Change().set_full_params(full_params_);
 }
 
 void SessionWords::PublishPass() {
   NoteProgress();
-  TimelineStore(page_.page().passes, TimelineValue(epoch_, ++passes_), waiting());
+  Store(page_.page().passes, ++passes_);
+  if (told_ != nullptr) told_->Change().set_passes(passes_);
 }
 
 void SessionWords::PublishPassIssued() {
-  TimelineStore(page_.page().passes_issued, TimelineValue(epoch_, ++passes_issued_), waiting());
+  Store(page_.page().passes_issued, ++passes_issued_);
+  if (told_ != nullptr) told_->Change().set_passes_issued(passes_issued_);
 }
 
 void SessionWords::PublishHandIn() {
   NoteProgress();
-  TimelineStore(page_.page().hand_ins, TimelineValue(epoch_, ++hand_ins_), waiting());
+  Store(page_.page().hand_ins, ++hand_ins_);
+  if (told_ != nullptr) told_->Change().set_hand_ins(hand_ins_);
 }
 
 void SessionWords::EndStepBackwards() {
@@ -104,7 +127,8 @@ uint64_t SessionWords::CountClosed(int closed) const {
 void SessionWords::PublishReducing(int closed) {
   if (const uint64_t reducing = CountClosed(closed); reducing > reducing_) {
     reducing_ = reducing;
-    TimelineStore(page_.page().reducing, TimelineValue(epoch_, reducing_), waiting());
+    Store(page_.page().reducing, reducing_);
+    if (told_ != nullptr) told_->Change().set_reducing(reducing_);
   }
 }
 
@@ -112,7 +136,8 @@ void SessionWords::PublishReduced(int closed) {
   if (const uint64_t reduced = CountClosed(closed); reduced > reduced_) {
     reduced_ = reduced;
     NoteProgress();
-    TimelineStore(page_.page().reduced, TimelineValue(epoch_, reduced_), waiting());
+    Store(page_.page().reduced, reduced_);
+    if (told_ != nullptr) told_->Change().set_reduced(reduced_);
   }
 }
 
@@ -120,6 +145,7 @@ void SessionWords::SetAwake(bool awake) { page_.page().awake.store(awake ? 1 : 0
 
 void SessionWords::Poison(uint64_t epoch) {
   poisoned_ = true;
+  if (told_ != nullptr) told_->Change().set_epoch(epoch);
   const uint64_t value = TimelineValue(epoch, 0);
   DaemonPage& page = page_.page();
   TimelineStore(page.epoch, value, nullptr);

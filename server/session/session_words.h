@@ -3,21 +3,29 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "common/shm/session_view.h"
+#include "server/session/told_words.h"
 
 namespace shardd {
 
 // The words of a session's pages: what its client waits for, and what its device has signalled. Owns the counts behind
-// the words: the daemon never reads its own page back. Loop-confined.
+// the words: the daemon never reads its own page back. A client that shares no words is told what they say.
+// Loop-confined.
 class SessionWords {
  public:
   // The memory behind the views outlives it. Writes the page's first words.
   SessionWords(SessionMemoryView view, DaemonPageView page, uint64_t epoch, int protocol_version);
 
   int protocol_version() const { return protocol_version_; }
+
+  // From here on `stream` tells what changes. `loop` outlives this.
+  void Tell(CoreLoop* loop, std::shared_ptr<SessionStream> stream);
+  // Null: the client reads the words themselves.
+  ToldWords* told() const { return told_.get(); }
 
   // The client's device has come to signal `done` (CommandRecord::done). 0: always.
   bool HasDone(uint64_t done) const;
@@ -52,6 +60,7 @@ class SessionWords {
  private:
   uint64_t CountClosed(int closed) const;
   const std::atomic<uint32_t>* waiting() const { return &view_.page().waiting; }
+  void Store(TimelineWord& word, uint64_t sequence);
 
   const SessionMemoryView view_;
   const DaemonPageView page_;
@@ -69,6 +78,7 @@ class SessionWords {
   uint64_t reducing_ = 0;
   std::vector<uint64_t> released_;  // by slot
   std::vector<uint64_t> issued_;    // by slot
+  std::unique_ptr<ToldWords> told_;
 };
 
 }  // namespace shardd

@@ -1,16 +1,24 @@
 // main of the tests. With --program=NAME it is a trainer process that a test started.
 
+#include <errno.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <memory>
 #include <string>
 
 #include "client/cpp/shardd.h"
+#include "common/plan/session_layout.h"
 #include "tests/client/client_fixture.h"
 
 namespace shardd::testing_client {
@@ -136,6 +144,41 @@ int WaitUntilInterrupted() {
   return report();
 }
 
+// From here on this process maps no shared memory of that size: EPERM. False: it may not limit itself so.
+bool ForbidSharedMaps(uint32_t size_bytes) {
+  constexpr auto argument = [](size_t i) { return static_cast<uint32_t>(offsetof(seccomp_data, args) + 8 * i); };
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 0, 5),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, argument(1)),  // the length
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, size_bytes, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, argument(3)),  // the flags
+      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, MAP_SHARED, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program = {sizeof(filter) / sizeof(filter[0]), filter};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+// A step of one rank where the session's memory cannot be mapped; 77: it cannot be forbidden.
+int TrainWithoutSharedWords() {
+  const absl::StatusOr<ShardPlan> plan = PlanShards(SmallSpec("programs", 1));
+  if (!plan.ok() ||
+      !ForbidSharedMaps(static_cast<uint32_t>(MakeSessionLayout(*plan, /*slots_elsewhere=*/true).memory_bytes))) {
+    perror("seccomp");
+    return 77;
+  }
+  std::unique_ptr<Job> job;
+  Status status = AttachFromEnvironment(&job);
+  if (status.ok()) status = job->CommitParameters();
+  if (status.ok()) status = job->Step({Sgd(0.5)});
+  if (status.ok()) status = job->WaitStep();
+  if (!status.ok()) return Failed(status);
+  printf("trained %d step\n", static_cast<int>(job->info().committed_step));
+  return job->Finish().ok() ? 0 : 1;
+}
+
 int RunProgram(const std::string& name) {
   if (name == "exit_attached") {
     return ExitAttached();
@@ -148,6 +191,9 @@ int RunProgram(const std::string& name) {
   }
   if (name == "wait_until_interrupted") {
     return WaitUntilInterrupted();
+  }
+  if (name == "train_without_shared_words") {
+    return TrainWithoutSharedWords();
   }
   fprintf(stderr, "no such program: %s\n", name.c_str());
   return 2;

@@ -66,6 +66,7 @@ absl::StatusOr<AttachOptions> ReadOptions(const shardd_attach_options* options) 
   result.replace = options->replace != 0;
   result.adopt = options->adopt != 0;
   result.device_memory = options->device_memory != 0;
+  result.control = environment.control;
   if (options->job_secret != nullptr) {
     result.job_secret = options->job_secret;
     SHARDD_RETURN_IF_ERROR(CheckJobSecret(result.job_secret));

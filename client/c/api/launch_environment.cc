@@ -77,6 +77,15 @@ absl::Status Read(const Launcher& launcher, LaunchEnvironment* out) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<Control> ReadControl() {
+  const std::string text = Environment("SHARDD_CONTROL");
+  if (text.empty()) return Control::kAny;
+  if (text == "ring") return Control::kRing;
+  if (text == "grpc") return Control::kGrpc;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "attach: environment variable SHARDD_CONTROL is no way to the daemon (got \"", text, "\", want ring or grpc)"));
+}
+
 bool IsSet(const char* name) { return !Environment(name).empty(); }
 
 }  // namespace
@@ -96,6 +105,7 @@ absl::StatusOr<LaunchEnvironment> ReadLaunchEnvironment() {
   if (node >= 0) result.node = node;
   SHARDD_ASSIGN_OR_RETURN(const int grace_ms, EnvironmentNumber("SHARDD_GRACE_MS", 0));
   SHARDD_ASSIGN_OR_RETURN(const int daemon_wait_ms, EnvironmentNumber("SHARDD_DAEMON_WAIT_MS", 0));
+  SHARDD_ASSIGN_OR_RETURN(result.control, ReadControl());
   result.grace_ms = std::max(grace_ms, 0);
   result.daemon_wait_ms = std::max(daemon_wait_ms, 0);
   return result;

@@ -29,6 +29,7 @@ struct AttachOptions {
   bool device_memory = false;
   int node = 0;            // of the spec's nodes
   std::string job_secret;  // empty: none
+  Control control = Control::kAny;
   absl::Duration timeout;
   absl::Duration daemon_wait = absl::Seconds(60);  // of Reattach, where there is no daemon
   v1::Launcher launcher;                           // start_ticks 0: none is told

@@ -112,6 +112,8 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
     SHARDD_RETURN_IF_ERROR(plan_.Use(opened.spec()));
   }
   SHARDD_RETURN_IF_ERROR(CheckPlannedAlike(plan_.job(), opened.plan_digest(), plan_.plan().digest));
+  SHARDD_RETURN_IF_ERROR(
+      SessionMemory::GiveUpStoresBefore(ClientSession::JobName(target_, opened.job_id()), opened.epoch()));
   v1::AttachRankRequest request;
   request.set_job_id(opened.job_id());
   request.set_rank(rank());
@@ -134,6 +136,8 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
   session_options.plan = &plan_.plan();
   session_options.rank = rank();
   session_options.protocol_version = opened.protocol_version();
+  session_options.job_id = opened.job_id();
+  session_options.control = options_.control;
   session_options.timeout = options_.timeout;
   session_options.deadline = deadline;
   session_options.interrupt = &interrupt_;

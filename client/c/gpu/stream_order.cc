@@ -43,7 +43,7 @@ absl::Status StreamOrder::Init() {
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
   SHARDD_RETURN_IF_ERROR(
       Check(driver_->EventCreate(&event_, cu::kEventDisableTiming), "cuEventCreate", "order of the streams"));
-  fallback_ = InitWords();
+  fallback_ = options_.words.ok() ? InitWords() : options_.words;
   return absl::OkStatus();
 }
 

@@ -49,14 +49,16 @@ class StreamOrder {
     int64_t daemon_page_bytes = 0;
     absl::Duration timeout;
     std::function<bool()> over;  // the session is; any thread
+    absl::Status words;          // not OK: why the pages have no words for a GPU
   };
   // So many waits that are not satisfied, and signals that have not been come to, at most: a GPU's queue is finite, and
   // behind a wait the call that finds it full blocks inside the driver.
   static constexpr size_t kMaxWaits = 32;
   static constexpr uint64_t kMaxSignals = 128;
 
-  // Where the driver has no memory operations for this GPU, or does not take the pages, by_stream() is false and
-  // fallback() says why: Signal then waits for the program's stream, and the host for the daemon.
+  // Where the driver has no memory operations for this GPU, or does not take the pages, or these are not shared with
+  // the daemon, by_stream() is false and fallback() says why: Signal then waits for the program's stream, and the host
+  // for the daemon.
   static absl::StatusOr<std::unique_ptr<StreamOrder>> Create(const Options& options);
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;

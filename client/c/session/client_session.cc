@@ -1,8 +1,11 @@
 #include "client/c/session/client_session.h"
 
+#include <atomic>
+#include <cstdio>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/shm/fd_channel.h"
 #include "common/status/status_macros.h"
 
@@ -60,7 +63,8 @@ absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target&
     return fds;
   };
   SHARDD_ASSIGN_OR_RETURN(std::vector<UniqueFd> fds, fetch({}));
-  SHARDD_RETURN_IF_ERROR(self->memory_.Map(std::move(fds), attach, *options.plan, fetch));
+  SHARDD_RETURN_IF_ERROR(self->ShareWords(fds, target, attach, options));
+  SHARDD_RETURN_IF_ERROR(self->memory_.MapSlabs(std::move(fds), attach, *options.plan, fetch));
   const auto laid_out = static_cast<int>(self->memory_.page().protocol_version);
   if (laid_out != options.protocol_version && laid_out != 0) {
     return absl::InternalError(absl::StrCat("attach: the session's page is of another protocol version (got ", laid_out,
@@ -71,6 +75,33 @@ absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target&
         self->stream_waits_.StartSums(target, self->id_, self->token_, options.protocol_version, *options.plan));
   }
   return self;
+}
+
+absl::Status ClientSession::ShareWords(std::vector<UniqueFd>& fds, const Target& target,
+                                       const v1::AttachRankResponse& attach, const Options& options) {
+  absl::Status mapped = absl::UnavailableError("SHARDD_CONTROL=grpc");
+  if (options.control != Control::kGrpc) {
+    mapped = memory_.MapWords(fds, attach, *options.plan);
+    if (mapped.ok() || options.control == Control::kRing) return mapped;
+  }
+  const absl::StatusOr<ToldWords> words =
+      memory_.MakeOwnWords(attach, *options.plan, options.protocol_version, JobName(target, options.job_id));
+  if (!words.ok()) {
+    return options.control == Control::kGrpc ? words.status() : mapped;
+  }
+  SHARDD_RETURN_IF_ERROR(life_.stream().TellWords(*words));
+  ring_.SendBy(life_.stream().writer(), options.plan);
+  static std::atomic<bool> warned = false;
+  if (options.control != Control::kGrpc && !warned.exchange(true)) {
+    const std::string text =
+        absl::StrCat("shardd: rank ", options.rank, ": control is by gRPC alone: ", mapped.message(), "\n");
+    (void)fputs(text.c_str(), stderr);
+  }
+  return absl::OkStatus();
+}
+
+std::string ClientSession::JobName(const Target& target, uint64_t job_id) {
+  return absl::StrCat(target.socket_path, " ", job_id);
 }
 
 }  // namespace shardd

@@ -4,12 +4,15 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/c/daemon/connect.h"
 #include "client/c/host/interrupt.h"
 #include "client/c/session/command_ring.h"
+#include "client/c/session/control.h"
 #include "client/c/session/session_life.h"
 #include "client/c/session/session_memory.h"
 #include "client/c/session/stream_waits.h"
@@ -24,14 +27,17 @@ namespace shardd {
 // Destroying it cancels the stream and unmaps everything that no stream of a GPU can still use.
 //
 // A call on the hot path: life().Live() (two loads), ring().Send() (a record, a store; sometimes an eventfd write),
-// waits().Reached() (a load).
+// waits().Reached() (a load). Where client and daemon share no words, Send makes a message, which another thread
+// writes, and what a wait loads is memory of this process, which the stream's reader stores into.
 class ClientSession {
  public:
   ~ClientSession();
   struct Options {
     const ShardPlan* plan = nullptr;
     int rank = 0;
-    int protocol_version = 0;              // from OpenJob
+    int protocol_version = 0;  // from OpenJob
+    uint64_t job_id = 0;       // from OpenJob
+    Control control = Control::kAny;
     absl::Duration timeout;                // of every wait
     absl::Time deadline;                   // of Open
     const Interrupt* interrupt = nullptr;  // of all waits; outlives the session
@@ -42,6 +48,9 @@ class ClientSession {
                                                              const std::shared_ptr<grpc::Channel>& channel,
                                                              const v1::AttachRankResponse& attach,
                                                              const Options& options);
+
+  // Names the daemon and its job, for SessionMemory::GiveUpStoresBefore.
+  static std::string JobName(const Target& target, uint64_t job_id);
 
   uint64_t id() const { return id_; }
   const std::string& token() const { return token_; }
@@ -56,6 +65,8 @@ class ClientSession {
 
  private:
   ClientSession(const v1::AttachRankResponse& attach, const Options& options);
+  absl::Status ShareWords(std::vector<UniqueFd>& fds, const Target& target, const v1::AttachRankResponse& attach,
+                          const Options& options);
 
   const uint64_t id_;
   const std::string token_;

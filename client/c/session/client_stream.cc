@@ -69,38 +69,60 @@ void* ClientStream::ReaderMain(void* self) {
 void ClientStream::Read() {
   v1::SessionEvent event;
   while (stream_->Read(&event)) {
-    absl::MutexLock lock(&mutex_);
-    switch (event.kind_case()) {
-      case v1::SessionEvent::kAttached:
-        attached_ = true;
-        break;
-      case v1::SessionEvent::kCommitted:
-        committed_ = std::move(*event.mutable_committed());
-        break;
-      case v1::SessionEvent::kAborted:
-        if (!aborted_.has_value()) {
-          aborted_ = std::move(*event.mutable_aborted());
-        }
-        over_.store(true, std::memory_order_release);
-        break;
-      case v1::SessionEvent::kDetached:
-        detached_ = true;
-        break;
-      case v1::SessionEvent::kWaiting:
-        waiting_for_ = std::move(*event.mutable_waiting()->mutable_for_what());
-        break;
-      case v1::SessionEvent::kFullParams:
-        full_params_ = std::move(*event.mutable_full_params());
-        break;
-      case v1::SessionEvent::KIND_NOT_SET:
-        break;  // an event of a later daemon; nothing here depends on it
-    }
+    Take(&event);
   }
   grpc::Status end = stream_->Finish();
   absl::MutexLock lock(&mutex_);
   end_ = std::move(end);
   ended_ = true;
   over_.store(true, std::memory_order_release);
+}
+
+void ClientStream::Take(v1::SessionEvent* event) {
+  absl::MutexLock lock(&mutex_);
+  switch (event->kind_case()) {
+    case v1::SessionEvent::kAttached:
+      attached_ = true;
+      break;
+    case v1::SessionEvent::kCommitted:
+      committed_ = std::move(*event->mutable_committed());
+      break;
+    case v1::SessionEvent::kAborted:
+      if (!aborted_.has_value()) {
+        aborted_ = std::move(*event->mutable_aborted());
+      }
+      over_.store(true, std::memory_order_release);
+      if (words_.has_value()) words_->Poison(aborted_->epoch());
+      break;
+    case v1::SessionEvent::kDetached:
+      detached_ = true;
+      break;
+    case v1::SessionEvent::kWaiting:
+      waiting_for_ = std::move(*event->mutable_waiting()->mutable_for_what());
+      break;
+    case v1::SessionEvent::kFullParams:
+      full_params_ = std::move(*event->mutable_full_params());
+      break;
+    case v1::SessionEvent::kWords:
+      if (words_.has_value()) words_->Store(event->words());
+      break;
+    case v1::SessionEvent::KIND_NOT_SET:
+      break;  // an event of a later daemon; nothing here depends on it
+  }
+}
+
+absl::Status ClientStream::TellWords(const ToldWords& words) {
+  {
+    absl::MutexLock lock(&mutex_);
+    words_ = words;
+    if (aborted_.has_value()) words_->Poison(aborted_->epoch());
+  }
+  v1::SessionRequest request;
+  request.mutable_tell_words();
+  (void)stream_->Write(request);
+  SHARDD_ASSIGN_OR_RETURN(writer_,
+                          StreamWriter::Start([this](const v1::SessionRequest& r) { return stream_->Write(r); }));
+  return absl::OkStatus();
 }
 
 absl::Status ClientStream::EndStatusLocked() const {
@@ -216,7 +238,11 @@ absl::Status ClientStream::Detach(bool finished, absl::Time deadline, const Inte
   v1::SessionRequest request;
   request.mutable_detach()->set_finished(finished);
   // Not followed by WritesDone: a closed write side would end the stream before the answer.
-  (void)stream_->Write(request);
+  if (writer_ != nullptr) {
+    writer_->Push(std::move(request));
+  } else {
+    (void)stream_->Write(request);
+  }
   const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return detached_ || ended_ || aborted_.has_value(); };
   SHARDD_RETURN_IF_ERROR(Await(done, deadline, interrupt, "detach"));
   absl::MutexLock lock(&mutex_);
@@ -237,6 +263,7 @@ void ClientStream::Close() {
   }
   context_.TryCancel();
   pthread_join(reader_, nullptr);
+  if (writer_ != nullptr) (void)writer_->End(absl::InfiniteFuture());
   joined_ = true;
 }
 
@@ -250,7 +277,8 @@ void ClientStream::CancelAllAtExit() {
   for (ClientStream* stream : Live().streams) {
     absl::MutexLock stream_lock(&stream->mutex_);
     const auto done = [stream]() ABSL_SHARED_LOCKS_REQUIRED(stream->mutex_) { return stream->ended_; };
-    if (stream->mutex_.AwaitWithDeadline(absl::Condition(&done), deadline) && !stream->joined_) {
+    if (stream->mutex_.AwaitWithDeadline(absl::Condition(&done), deadline) && !stream->joined_ &&
+        (stream->writer_ == nullptr || stream->writer_->End(deadline))) {
       stream->joined_ = true;
       ended.push_back(stream->reader_);
     }

@@ -2,7 +2,7 @@
 #define SHARDD_CLIENT_C_SESSION_CLIENT_STREAM_H_
 
 // The gRPC stream of one session: the lease. Sends hello and detach; a thread reads events. Nothing of the hot path
-// goes through it.
+// goes through it, unless the session shares no words with the daemon: then commands do, and what the words say.
 
 #include <atomic>
 #include <cstdint>
@@ -17,6 +17,8 @@
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "client/c/host/interrupt.h"
+#include "client/c/session/stream_writer.h"
+#include "client/c/session/told_words.h"
 #include "grpcpp/channel.h"
 #include "shardd/v1/trainer.grpc.pb.h"
 
@@ -37,6 +39,12 @@ class ClientStream {
 
   // Until the session is live. DEADLINE_EXCEEDED, or as EndStatus.
   absl::Status WaitAttached(absl::Time deadline, const Interrupt& interrupt);
+
+  // From here on the daemon tells what its words say, which the reader stores into `words`, whose memory outlives this,
+  // and commands may be pushed. To be called once, before the session's first command.
+  absl::Status TellWords(const ToldWords& words) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Null before TellWords.
+  StreamWriter* writer() { return writer_.get(); }
 
   // One load: the session is over, or the stream has broken. Thread-safe.
   bool over() const { return over_.load(std::memory_order_acquire); }
@@ -71,6 +79,7 @@ class ClientStream {
   ClientStream() = default;
   static void* ReaderMain(void* self);
   void Read() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Take(v1::SessionEvent* event) ABSL_LOCKS_EXCLUDED(mutex_);
   // Until `done`, which holds from some moment on, at most until `deadline`. CANCELLED: "<call>: interrupted".
   absl::Status Await(const std::function<bool()>& done, absl::Time deadline, const Interrupt& interrupt,
                      const char* call) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -82,6 +91,7 @@ class ClientStream {
   std::unique_ptr<v1::TrainerService::Stub> stub_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionEvent>> stream_;
   pthread_t reader_ = 0;
+  std::unique_ptr<StreamWriter> writer_;  // constant after TellWords
   // Self-synchronised.
   std::atomic<bool> over_{false};
   // Guarded.
@@ -90,6 +100,7 @@ class ClientStream {
   bool detached_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_here_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::optional<ToldWords> words_ ABSL_GUARDED_BY(mutex_);
   std::string waiting_for_ ABSL_GUARDED_BY(mutex_);
   absl::optional<v1::SessionEvent::Committed> committed_ ABSL_GUARDED_BY(mutex_);
   absl::optional<v1::SessionEvent::FullParams> full_params_ ABSL_GUARDED_BY(mutex_);

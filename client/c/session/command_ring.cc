@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "client/c/session/record_command.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -15,8 +16,16 @@ constexpr uint64_t kDrainRecords = kRingRecords / 2;
 
 }  // namespace
 
+void CommandRing::SendBy(StreamWriter* writer, const ShardPlan* plan) {
+  writer_ = writer;
+  plan_ = plan;
+  layout_ = MakeSessionLayout(*plan);  // what a record names lies before the gradient slots, wherever those are
+}
+
 void CommandRing::Wake() {
-  if (memory_.page().awake.load(std::memory_order_seq_cst) == 0) {
+  if (writer_ != nullptr) {
+    writer_->Flush();
+  } else if (memory_.page().awake.load(std::memory_order_seq_cst) == 0) {
     RingDoorbell();
   }
 }
@@ -42,22 +51,31 @@ absl::Status CommandRing::WaitSpace(uint64_t records, const WaitFor& reason) {
 
 absl::Status CommandRing::Send(const CommandRecord& command, bool act, const WaitFor& reason) {
   SHARDD_RETURN_IF_ERROR(WaitSpace(1, reason));
-  CommandRecord& place = memory_.view().record(submitted_);
+  Publish(command, act || submitted_ + 1 - rung_at_ >= kDrainRecords);
+  return absl::OkStatus();
+}
+
+void CommandRing::Publish(const CommandRecord& command, bool wake) {
+  const uint64_t number = submitted_++;
+  if (wake) {
+    rung_at_ = submitted_;
+  }
+  if (writer_ != nullptr) {
+    writer_->Push(CommandOfRecord(command, *plan_, layout_, memory_.view()), wake);
+    return;
+  }
+  CommandRecord& place = memory_.view().record(number);
   place = command;
-  place.sequence = submitted_;
-  ++submitted_;
-  const bool wake = act || submitted_ - rung_at_ >= kDrainRecords;
+  place.sequence = number;
   TimelineWord& word = memory_.view().page().submitted;
   if (!wake) {
     word.store(TimelineValue(epoch_, submitted_), std::memory_order_release);
-    return absl::OkStatus();
+    return;
   }
   // The daemon stores `awake` = 0 and then looks at `submitted` once more before it sleeps; both sides sequentially
   // consistent, so one of the two sees the other.
   word.store(TimelineValue(epoch_, submitted_), std::memory_order_seq_cst);
-  rung_at_ = submitted_;
   Wake();
-  return absl::OkStatus();
 }
 
 absl::Status CommandRing::WaitConsumed(uint64_t number, const WaitFor& reason) {

@@ -25,28 +25,78 @@ absl::Status MapOne(std::vector<UniqueFd>& fds, SessionFd which, const char* nam
 // Else trainers store into the shards themselves, at any time.
 bool HandsInEdits(const v1::JobConfig& config) { return !config.trainers_never_write() && !config.pass_copies(); }
 
+// Where the gradient slots lie, if not in the session's memory.
+bool SlotsOnDevice(const v1::AttachRankResponse& attach) { return !attach.device_slabs().empty(); }
+bool SlotsApart(const v1::AttachRankResponse& attach) { return attach.slots_apart() && !SlotsOnDevice(attach); }
+SessionLayout LayoutOf(const v1::AttachRankResponse& attach, const ShardPlan& plan) {
+  return MakeSessionLayout(plan, /*slots_elsewhere=*/SlotsOnDevice(attach) || SlotsApart(attach));
+}
+
 }  // namespace
 
-absl::Status SessionMemory::Map(std::vector<UniqueFd> fds, const v1::AttachRankResponse& attach, const ShardPlan& plan,
-                                const DeviceSlabs::Fetch& fetch) {
+void SessionMemory::LayOut(const v1::AttachRankResponse& attach, const ShardPlan& plan) {
+  const SessionLayout layout = LayoutOf(attach, plan);
+  view_ = SessionMemoryView(session_slab_.data(), layout.ring_offset_bytes, layout.masks_offset_bytes);
+  trace_ring_ = view_.At<TraceRecord>(layout.trace_offset_bytes);
+  daemon_page_ = ReadOnlyDaemonPageView(daemon_slab_.data(), static_cast<int64_t>(plan.gradient_slots.size()),
+                                        static_cast<int64_t>(plan.groups.size()));
+  view_.page().magic = ClientPage::kMagic;
+}
+
+absl::Status SessionMemory::MapWords(std::vector<UniqueFd>& fds, const v1::AttachRankResponse& attach,
+                                     const ShardPlan& plan) {
   if (fds.size() != kSessionFdCount) {
     return absl::InternalError(
         absl::StrCat("attach: wrong number of descriptors (got ", fds.size(), ", want ", int{kSessionFdCount}, ")"));
   }
-  SHARDD_ASSIGN_OR_RETURN(device_, DeviceSlabs::Map(attach, plan, fds, fetch));
-  const bool slots_apart = attach.slots_apart() && !on_device();
-  const SessionLayout layout = MakeSessionLayout(plan, /*slots_elsewhere=*/on_device() || slots_apart);
+  const SessionLayout layout = LayoutOf(attach, plan);
   doorbell_ = std::move(fds[kFdDoorbell]);
   SHARDD_RETURN_IF_ERROR(
       MapOne(fds, kFdSessionMemory, "the session memory", layout.memory_bytes, /*writable=*/true, &session_slab_));
   SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdDaemonPage, "the daemon's page", layout.daemon_page_bytes,
-                                /*writable=*/on_device(),
+                                /*writable=*/SlotsOnDevice(attach),
                                 &daemon_slab_));  // DaemonPage says why
+  LayOut(attach, plan);
+  if (page().magic != DaemonPage::kMagic) {
+    return absl::InternalError(absl::StrCat("attach: the daemon's page has a wrong magic (got ",
+                                            absl::Hex(page().magic), ", want ", absl::Hex(DaemonPage::kMagic), ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ToldWords> SessionMemory::MakeOwnWords(const v1::AttachRankResponse& attach, const ShardPlan& plan,
+                                                      int protocol_version, const std::string& job) {
+  const auto refused = [](absl::string_view why) {
+    return absl::FailedPreconditionError(absl::StrCat("attach: control by gRPC alone: ", why));
+  };
+  if (!attach.tells_words()) {
+    return refused("the daemon is of a version that does not serve it; upgrade it, or set SHARDD_CONTROL=ring");
+  }
+  if (plan.config.trainer_sums()) {
+    return refused(
+        "trainers add gradients (got trainerSums true, want false), and hear of them in shared memory; open the job "
+        "with trainerSums false in its spec's config, or set SHARDD_CONTROL=ring");
+  }
+  if (!SlotsOnDevice(attach) && !SlotsApart(attach) && plan.memory.gradient_slots_bytes > 0) {
+    return refused("the gradient slots lie in the session's memory; set SHARDD_CONTROL=ring");
+  }
+  const SessionLayout layout = LayoutOf(attach, plan);
+  SHARDD_ASSIGN_OR_RETURN(session_slab_, MappedSlab::MakeOwn(layout.memory_bytes));
+  SHARDD_ASSIGN_OR_RETURN(daemon_slab_, MappedSlab::MakeOwn(layout.daemon_page_bytes));
+  job_ = job;
+  LayOut(attach, plan);
+  return ToldWords(DaemonPageView(daemon_slab_.data(), daemon_page_.slots(), daemon_page_.groups()),
+                   &view_.page().waiting, epoch_, protocol_version);
+}
+
+absl::Status SessionMemory::MapSlabs(std::vector<UniqueFd> fds, const v1::AttachRankResponse& attach,
+                                     const ShardPlan& plan, const DeviceSlabs::Fetch& fetch) {
+  SHARDD_ASSIGN_OR_RETURN(device_, DeviceSlabs::Map(attach, plan, fds, fetch));
+  const bool slots_apart = SlotsApart(attach);
   if (slots_apart) {
     SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdGradientSlots, "the gradient slots", plan.memory.gradient_slots_bytes,
                                   /*writable=*/true, &slots_));
   }
-  view_ = SessionMemoryView(session_slab_.data(), layout.ring_offset_bytes, layout.masks_offset_bytes);
   SHARDD_RETURN_IF_ERROR(MapOnHost(fds, plan));
   const auto base = [this](SessionFd which, const MappedSlab& host) {
     return device_.has(which) ? device_.at(which) : host.At<char>(0);
@@ -55,15 +105,7 @@ absl::Status SessionMemory::Map(std::vector<UniqueFd> fds, const v1::AttachRankR
             base(kFdGradients, gradients_),
             on_device()   ? device_.at(kFdGradientSlots)
             : slots_apart ? slots_.At<char>(0)
-                          : view_.At<char>(layout.slots_offset_bytes)};
-  trace_ring_ = view_.At<TraceRecord>(layout.trace_offset_bytes);
-  daemon_page_ = ReadOnlyDaemonPageView(daemon_slab_.data(), static_cast<int64_t>(plan.gradient_slots.size()),
-                                        static_cast<int64_t>(plan.groups.size()));
-  if (page().magic != DaemonPage::kMagic) {
-    return absl::InternalError(absl::StrCat("attach: the daemon's page has a wrong magic (got ",
-                                            absl::Hex(page().magic), ", want ", absl::Hex(DaemonPage::kMagic), ")"));
-  }
-  view_.page().magic = ClientPage::kMagic;
+                          : view_.At<char>(LayoutOf(attach, plan).slots_offset_bytes)};
   EnlistStores();
   return absl::OkStatus();
 }

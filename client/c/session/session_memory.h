@@ -2,12 +2,15 @@
 #define SHARDD_CLIENT_C_SESSION_SESSION_MEMORY_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "client/c/gpu/device_slabs.h"
+#include "client/c/session/told_words.h"
 #include "common/plan/plan.h"
 #include "common/plan/session_layout.h"
 #include "common/shm/private_view.h"
@@ -18,7 +21,8 @@
 namespace shardd {
 
 // Owns what a session maps: its own memory (page, ring, masks, gradient slots), the daemon's page and the job's slabs,
-// on the host or on a GPU. Decides whether stores of this process reach them. Thread-compatible, except where noted.
+// on the host or on a GPU. Where the first two are not shared with the daemon, memory of this process stands in their
+// place. Decides whether stores of this process reach the slabs. Thread-compatible, except where noted.
 class SessionMemory {
  public:
   SessionMemory(uint64_t epoch, int rank) : epoch_(epoch), rank_(rank) {}
@@ -26,9 +30,15 @@ class SessionMemory {
   SessionMemory(const SessionMemory&) = delete;
   SessionMemory& operator=(const SessionMemory&) = delete;
 
-  // Maps the session's descriptors, and further pieces that `fetch` gets. REQUIRES: called once.
-  absl::Status Map(std::vector<UniqueFd> fds, const v1::AttachRankResponse& attach, const ShardPlan& plan,
-                   const DeviceSlabs::Fetch& fetch);
+  // Maps the session's memory and the daemon's page out of its descriptors. Of this and MakeOwnWords one comes first.
+  absl::Status MapWords(std::vector<UniqueFd>& fds, const v1::AttachRankResponse& attach, const ShardPlan& plan);
+  // Makes both of memory of this process alone, for a session whose words are told, and returns what stores them.
+  // `job`: as of GiveUpStoresBefore. FAILED_PRECONDITION: the daemon, or the job, does not go without shared words.
+  absl::StatusOr<ToldWords> MakeOwnWords(const v1::AttachRankResponse& attach, const ShardPlan& plan,
+                                         int protocol_version, const std::string& job);
+  // Maps the other descriptors, and further pieces that `fetch` gets. REQUIRES: called once.
+  absl::Status MapSlabs(std::vector<UniqueFd> fds, const v1::AttachRankResponse& attach, const ShardPlan& plan,
+                        const DeviceSlabs::Fetch& fetch);
 
   const DaemonPage& page() const { return daemon_page_.page(); }
   const ReadOnlyDaemonPageView& daemon_page() const { return daemon_page_; }
@@ -36,6 +46,7 @@ class SessionMemory {
   const MappedSlab& session_slab() const { return session_slab_; }
   const MappedSlab& daemon_slab() const { return daemon_slab_; }
   int doorbell() const { return doorbell_.get(); }
+  bool own_words() const { return !job_.empty(); }  // MakeOwnWords
   TraceRecord* trace_ring() const { return trace_ring_; }
 
   // The pointers below are the host's, or the GPU's if on_device(). With offload, shards, gradients and optimizer lie
@@ -65,6 +76,9 @@ class SessionMemory {
   absl::Status GiveUpStores();
   // Does the same for all sessions of this process whose epoch has ended. Thread-safe.
   static absl::Status GiveUpStoresOfEnded();
+  // The same for sessions of `job` (a name of the daemon and its job) in epochs before `epoch` whose words are told:
+  // the event that ends them may still be on its way. Thread-safe.
+  static absl::Status GiveUpStoresBefore(const std::string& job, uint64_t epoch);
 
   // What streams of a GPU may still name when the session goes.
   struct NamedByStreams {
@@ -74,12 +88,14 @@ class SessionMemory {
   NamedByStreams ReleaseNamedByStreams();
 
  private:
+  void LayOut(const v1::AttachRankResponse& attach, const ShardPlan& plan);
   absl::Status MapOnHost(std::vector<UniqueFd>& fds, const ShardPlan& plan);
   void EnlistStores();
 
   const uint64_t epoch_;
   const int rank_;
-  // Constant after Map.
+  // Constant after MapSlabs.
+  std::string job_;  // empty: the words are shared
   UniqueFd doorbell_;
   MappedSlab session_slab_;
   MappedSlab daemon_slab_;

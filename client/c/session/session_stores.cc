@@ -64,6 +64,16 @@ absl::Status SessionMemory::GiveUpStoresOfEnded() {
   return absl::OkStatus();
 }
 
+absl::Status SessionMemory::GiveUpStoresBefore(const std::string& job, uint64_t epoch) {
+  absl::MutexLock lock(&All().mutex);
+  for (SessionMemory* session : All().sessions) {
+    if (session->job_ == job && session->epoch_ < epoch) {
+      SHARDD_RETURN_IF_ERROR(session->GiveUpStores());
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SessionMemory::HandInShards(int64_t offset_bytes, int64_t size_bytes) {
   absl::MutexLock lock(&stores_mutex_);
   return stores_given_up_ ? absl::OkStatus() : shards_view_.WriteShared(offset_bytes, size_bytes);

@@ -22,6 +22,10 @@ absl::Status StreamWaits::Use(void* stream) {
     options.daemon_page_bytes = memory_.daemon_page().size_bytes();
     options.timeout = waits_.timeout();
     options.over = [&life = life_] { return life.Ended(); };
+    if (memory_.own_words()) {
+      options.words = absl::FailedPreconditionError(
+          "control is by gRPC alone, and the daemon sees no signal of a GPU; set SHARDD_CONTROL=ring");
+    }
     SHARDD_ASSIGN_OR_RETURN(order_, StreamOrder::Create(options));
     life_.set_order(order_.get());
   }

@@ -63,17 +63,31 @@ absl::Status ValueWrites::Write(Session* session, const RankCommand& command) {
     use_.counts->SetStepCount(request->param, request->count);
     return absl::OkStatus();
   }
-  const char* source = session->Staging(command.arg2, request->size_bytes());
-  if (source == nullptr) {
-    return Error(
-        absl::StatusCode::kInvalidArgument, rank, what,
-        absl::StrCat("staging is out of range (got offset ", command.arg2, ", ", request->size_bytes(), " bytes)"));
-  }
-  return request->target == WriteRequest::Target::kGradient ? WriteGradient(session, *request, source)
-                                                            : WritePart(session, *request, source);
+  SHARDD_ASSIGN_OR_RETURN(Source source, SourceOf(session, command, *request, what));
+  return request->target == WriteRequest::Target::kGradient ? WriteGradient(session, *request, std::move(source))
+                                                            : WritePart(session, *request, std::move(source));
 }
 
-absl::Status ValueWrites::WriteGradient(Session* session, const WriteRequest& request, const char* source) {
+absl::StatusOr<ValueWrites::Source> ValueWrites::SourceOf(Session* session, const RankCommand& command,
+                                                          const WriteRequest& request, const std::string& what) const {
+  const int64_t want_bytes = request.size_bytes();
+  if (command.values != nullptr || session->words().told() != nullptr) {
+    const int64_t got_bytes = command.values == nullptr ? 0 : static_cast<int64_t>(command.values->size());
+    if (got_bytes != want_bytes) {
+      return Error(absl::StatusCode::kInvalidArgument, session->rank(), what,
+                   absl::StrCat("values have the wrong size (got ", got_bytes, ", want ", want_bytes, " bytes)"));
+    }
+    return Source{command.values == nullptr ? nullptr : command.values->data(), command.values};
+  }
+  const char* const staged = session->Staging(command.arg2, want_bytes);
+  if (staged == nullptr) {
+    return Error(absl::StatusCode::kInvalidArgument, session->rank(), what,
+                 absl::StrCat("staging is out of range (got offset ", command.arg2, ", ", want_bytes, " bytes)"));
+  }
+  return Source{staged, session->memory()};
+}
+
+absl::Status ValueWrites::WriteGradient(Session* session, const WriteRequest& request, Source source) {
   const ParamPlan& param = see_.plan->params[request.param];
   const int64_t gradient =
       see_.plan->flat_params[param.flat_param].gradients_offset_bytes + param.offset * request.element_bytes;
@@ -84,17 +98,18 @@ absl::Status ValueWrites::WriteGradient(Session* session, const WriteRequest& re
   use_.presence->Set(request.param, true);
   written_gradients_[request.param] = true;
   return CopyFor(session, {use_.memory->gradients(), request.size_bytes() + zero.size_bytes(), /*of_gradient=*/true},
-                 [slab = use_.memory->gradients(), gradient, zero, request, source,
-                  memory = session->memory()](bool* more) mutable -> absl::Status {
+                 [slab = use_.memory->gradients(), gradient, zero, request,
+                  source = std::move(source)](bool* more) mutable -> absl::Status {
                    if (zero.numel > 0) {
                      *more = true;
                      return zero.ClearSome();
                    }
-                   return slab->Write(gradient + request.first * request.element_bytes, source, request.size_bytes());
+                   return slab->Write(gradient + request.first * request.element_bytes, source.data,
+                                      request.size_bytes());
                  });
 }
 
-absl::Status ValueWrites::WritePart(Session* session, const WriteRequest& request, const char* source) {
+absl::Status ValueWrites::WritePart(Session* session, const WriteRequest& request, Source source) {
   const SlabPart whole = WholePart(*see_.plan, *use_.memory, request.param, request.part);
   // Of what other nodes hold, those keep theirs: every node's ranks may write whole parameters.
   const ParamRange own = ElementsOfNode(*see_.plan, request.param);
@@ -104,7 +119,7 @@ absl::Status ValueWrites::WritePart(Session* session, const WriteRequest& reques
     return absl::OkStatus();
   }
   const SlabPart to{whole.slab, whole.offset_bytes + first * whole.element_bytes, whole.element_bytes, numel};
-  const char* const from = source + (first - request.first) * whole.element_bytes;
+  const char* const from = source.data + (first - request.first) * whole.element_bytes;
   const uint64_t version = use_.counts->version();
   UndoSlab* const undo = version == 0 ? nullptr : use_.memory->undo();  // the memory outlives copies
   if (undo != nullptr) {
@@ -114,17 +129,18 @@ absl::Status ValueWrites::WritePart(Session* session, const WriteRequest& reques
   if (version == 0 && initial_.Write(request.param, request.part, use_.counts->epoch())) {
     stale = PartOfNode(*see_.plan, *use_.memory, request.param, request.part);
   }
-  return CopyFor(session, {to.slab, to.size_bytes() + stale.size_bytes()},
-                 [to, stale, undo, version, from, memory = session->memory()](bool* more) mutable -> absl::Status {
-                   if (stale.numel > 0) {
-                     *more = true;
-                     return stale.ClearSome();
-                   }
-                   if (undo != nullptr) {
-                     SHARDD_RETURN_IF_ERROR(undo->Save(to.slab, to.offset_bytes, to.size_bytes(), version));
-                   }
-                   return to.slab->Write(to.offset_bytes, from, to.size_bytes());
-                 });
+  return CopyFor(
+      session, {to.slab, to.size_bytes() + stale.size_bytes()},
+      [to, stale, undo, version, from, memory = std::move(source.memory)](bool* more) mutable -> absl::Status {
+        if (stale.numel > 0) {
+          *more = true;
+          return stale.ClearSome();
+        }
+        if (undo != nullptr) {
+          SHARDD_RETURN_IF_ERROR(undo->Save(to.slab, to.offset_bytes, to.size_bytes(), version));
+        }
+        return to.slab->Write(to.offset_bytes, from, to.size_bytes());
+      });
 }
 
 absl::Status ValueWrites::CopyFor(Session* session, const Copying& copying, ValueCopies::Copy copy) {

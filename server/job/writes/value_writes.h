@@ -2,11 +2,13 @@
 #define SHARDD_SERVER_JOB_WRITES_VALUE_WRITES_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/plan/plan.h"
 #include "server/job/full_params/summons.h"
@@ -97,9 +99,15 @@ class ValueWrites final : public JobPart {
     bool of_gradient = false;
   };
   absl::Status CheckMayWrite(int rank, const RankCommand& command, const std::string& what, bool writeback) const;
-  // `source`: in the session's staging.
-  absl::Status WriteGradient(Session* session, const WriteRequest& request, const char* source);
-  absl::Status WritePart(Session* session, const WriteRequest& request, const char* source);
+  // What is written: in the session's staging, or what came with the command. `memory` keeps it there.
+  struct Source {
+    const char* data = nullptr;
+    std::shared_ptr<const void> memory;
+  };
+  absl::StatusOr<Source> SourceOf(Session* session, const RankCommand& command, const WriteRequest& request,
+                                  const std::string& what) const;
+  absl::Status WriteGradient(Session* session, const WriteRequest& request, Source source);
+  absl::Status WritePart(Session* session, const WriteRequest& request, Source source);
   // One of few bytes has ended when this returns. An error of one that ends later ends the epoch.
   absl::Status CopyFor(Session* session, const Copying& copying, ValueCopies::Copy copy);
   void Run(ValueCopies::Copy copy, ValueCopies::Then then);

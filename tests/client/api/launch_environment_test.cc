@@ -43,6 +43,7 @@ class LaunchEnvironmentTest : public ::testing::Test {
       for (const auto& [name, value] : *variables) unsetenv(name.c_str());
     }
     unsetenv("SHARDD_NODE");
+    unsetenv("SHARDD_CONTROL");
   }
   void TearDown() override { SetUp(); }
   static void Set(const Variables& variables) {
@@ -108,6 +109,18 @@ TEST_F(LaunchEnvironmentTest, WhatIsNoNumberIsNamed) {
   Set(kHydra);
   setenv("PMI_RANK", "first", 1);
   EXPECT_THAT(std::string(ReadLaunchEnvironment().status().message()), ::testing::HasSubstr("PMI_RANK"));
+}
+
+TEST_F(LaunchEnvironmentTest, ControlIsByOneOfTwoWaysOrByEither) {
+  EXPECT_EQ(ReadLaunchEnvironment()->control, Control::kAny);
+  setenv("SHARDD_CONTROL", "ring", 1);
+  EXPECT_EQ(ReadLaunchEnvironment()->control, Control::kRing);
+  setenv("SHARDD_CONTROL", "grpc", 1);
+  EXPECT_EQ(ReadLaunchEnvironment()->control, Control::kGrpc);
+  setenv("SHARDD_CONTROL", "http", 1);
+  EXPECT_EQ(ReadLaunchEnvironment().status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(ReadLaunchEnvironment().status().message()),
+              ::testing::HasSubstr("SHARDD_CONTROL is no way to the daemon (got \"http\", want ring or grpc)"));
 }
 
 }  // namespace

@@ -115,6 +115,18 @@ TEST_F(ByStream, WithoutMemoryOperationsTheLibraryWaitsAndSaysSo) {
   EXPECT_TRUE(absl::StrContains(log, "no 64-bit stream memory operations")) << log;
 }
 
+TEST_F(ByStream, GrpcControlIsOrderedByHostsAndHasNoGraphs) {
+  StartOnGpus(1);
+  SetRanks({"SHARDD_CONTROL=grpc"});
+  const Args args = kStream.With({{"unshard_mode", "POOLED"}, {"steps", "10"}});
+  const std::vector<TrainerReport> reports = RunRanks(args);
+  ExpectParity(args, reports);
+  EXPECT_EQ(reports[0].Note("ordered"), "ordered 0");
+  EXPECT_TRUE(absl::StrContains(Log(args, 0), "control is by gRPC alone")) << Log(args, 0);
+  const Args graphs = kStream.With({{"name", "graphs"}, {"graph", "1"}, {"steps", "2"}});
+  EXPECT_TRUE(OneIsRefused(RunRanks(graphs), "set SHARDD_CONTROL=ring"));
+}
+
 // A graph's values are constants: its words are set and reset by each launch, and everything that is counted, the host
 // counts.
 TEST_F(ByStream, GraphStepsTrainAsTheUnshardedRunAtEveryLaunch) {

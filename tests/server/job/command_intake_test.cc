@@ -8,6 +8,14 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
+// The numbers that it was told.
+class KeptWords final : public SessionStream {
+ public:
+  void Send(v1::SessionEvent event) override { last.MergeFrom(event.words()); }
+  void Finish(absl::Status) override {}
+  v1::SessionEvent::Words last;
+};
+
 class CommandIntakeTest : public FactsTest {
  protected:
   CommandIntakeTest() {
@@ -94,6 +102,37 @@ TEST_F(CommandIntakeTest, AHeldSessionGoesOnWhenReleased) {
   EXPECT_TRUE(sessions_[1]->consumes_when_released);
   EXPECT_FALSE(Poll());
   EXPECT_THAT(executed_, ElementsAre(0, 1));
+}
+
+TEST_F(CommandIntakeTest, OnlyATellingSessionsStreamIsCountedAsConsumed) {
+  const auto stream = std::make_shared<KeptWords>();
+  sessions_[0]->stream = stream;
+  Fill(0, 2);
+  loop_.RunAndWait([&] {  // where what is told is sent
+    EXPECT_TRUE(sessions_[0]->TellWords(&loop_, /*version=*/1).ok());
+    EXPECT_FALSE(Poll()) << "its ring is not read";
+    EXPECT_EQ(intake_.ExecuteFromStream(sessions_[0].get(), Batch(3)), 3);
+    EXPECT_EQ(intake_.ExecuteFromStream(sessions_[1].get(), Batch(3)), 3);
+  });
+  loop_.RunAndWait([] {});
+  EXPECT_EQ(stream->last.consumed(), 3u);
+  EXPECT_EQ(sessions_[1]->memory()->daemon_page->At<DaemonPage>(0)->consumed, TimelineValue(1, 0));
+}
+
+TEST_F(CommandIntakeTest, ATellingSessionsHeldCommandIsConsumedWhenReleased) {
+  const auto stream = std::make_shared<KeptWords>();
+  sessions_[0]->stream = stream;
+  execute_ = [](Session* session) {
+    session->held = true;
+    return absl::OkStatus();
+  };
+  loop_.RunAndWait([&] {
+    EXPECT_TRUE(sessions_[0]->TellWords(&loop_, /*version=*/1).ok());
+    EXPECT_EQ(intake_.ExecuteFromStream(sessions_[0].get(), Batch(2)), 1);
+  });
+  EXPECT_TRUE(sessions_[0]->consumes_when_released);
+  loop_.RunAndWait([] {});
+  EXPECT_EQ(stream->last.consumed(), 0u);
 }
 
 TEST_F(CommandIntakeTest, ASessionThatEndsWithItsCommandExecutesNoOther) {
