@@ -72,12 +72,7 @@ void Core::AddBatch(const std::shared_ptr<PendingBatch>& pending) {
   JobCore* job = nullptr;
   Session* const session = FindSessionOf(pending->session_id, *pending->stream, &job);
   Entry* const entry = session == nullptr ? nullptr : FindEntryOf(*job);
-  if (entry != nullptr && pending->tells_words) {
-    if (absl::Status status = session->TellWords(&loop_, job->committed().version()); !status.ok()) {
-      session->stream->Finish(std::move(status));
-    }
-  }
-  if (entry == nullptr || pending->tells_words) {
+  if (entry == nullptr) {
     EndBatch(pending);
     return;
   }
@@ -93,7 +88,11 @@ bool Core::ExecuteBatches(Entry& entry, absl::Time until) {
     entry.batches.pop_front();
     JobCore* job = nullptr;
     Session* session = FindSessionOf(pending->session_id, *pending->stream, &job);
-    if (session != nullptr && !session->held) {
+    if (session != nullptr && pending->tells_words) {
+      if (absl::Status status = session->TellWords(&loop_, job->committed().version()); !status.ok()) {
+        session->stream->Finish(std::move(status));
+      }
+    } else if (session != nullptr && !session->held) {
       pending->next = job->commands().ExecuteFromStream(session, pending->batch, pending->next, until);
       session = FindSessionOf(pending->session_id, *pending->stream, &job);
     }

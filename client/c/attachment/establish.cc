@@ -114,6 +114,9 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
   SHARDD_RETURN_IF_ERROR(CheckPlannedAlike(plan_.job(), opened.plan_digest(), plan_.plan().digest));
   SHARDD_RETURN_IF_ERROR(
       SessionMemory::GiveUpStoresBefore(ClientSession::JobName(target_, opened.job_id()), opened.epoch()));
+  if (options_.control == Control::kGrpc) {  // before the others have to do with this rank
+    SHARDD_RETURN_IF_ERROR(SessionMemory::CheckOwnWords(plan_.plan()));
+  }
   v1::AttachRankRequest request;
   request.set_job_id(opened.job_id());
   request.set_rank(rank());

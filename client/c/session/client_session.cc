@@ -63,6 +63,10 @@ absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target&
     return fds;
   };
   SHARDD_ASSIGN_OR_RETURN(std::vector<UniqueFd> fds, fetch({}));
+  if (fds.size() != kSessionFdCount) {
+    return absl::InternalError(
+        absl::StrCat("attach: wrong number of descriptors (got ", fds.size(), ", want ", int{kSessionFdCount}, ")"));
+  }
   SHARDD_RETURN_IF_ERROR(self->ShareWords(fds, target, attach, options));
   SHARDD_RETURN_IF_ERROR(self->memory_.MapSlabs(std::move(fds), attach, *options.plan, fetch));
   const auto laid_out = static_cast<int>(self->memory_.page().protocol_version);
@@ -82,7 +86,9 @@ absl::Status ClientSession::ShareWords(std::vector<UniqueFd>& fds, const Target&
   absl::Status mapped = absl::UnavailableError("SHARDD_CONTROL=grpc");
   if (options.control != Control::kGrpc) {
     mapped = memory_.MapWords(fds, attach, *options.plan);
-    if (mapped.ok() || options.control == Control::kRing) return mapped;
+    // What is there and wrong, or too much, is no sandbox's refusal.
+    const bool refused = !mapped.ok() && !absl::IsInternal(mapped) && !absl::IsResourceExhausted(mapped);
+    if (!refused || options.control == Control::kRing) return mapped;
   }
   const absl::StatusOr<ToldWords> words =
       memory_.MakeOwnWords(attach, *options.plan, options.protocol_version, JobName(target, options.job_id));

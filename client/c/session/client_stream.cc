@@ -119,9 +119,11 @@ absl::Status ClientStream::TellWords(const ToldWords& words) {
   }
   v1::SessionRequest request;
   request.mutable_tell_words();
-  (void)stream_->Write(request);
+  absl::MutexLock lock(&Live().mutex);
+  if (joined_) return absl::UnavailableError("open session: this process is at its exit");
   SHARDD_ASSIGN_OR_RETURN(writer_,
                           StreamWriter::Start([this](const v1::SessionRequest& r) { return stream_->Write(r); }));
+  writer_->Push(std::move(request));
   return absl::OkStatus();
 }
 

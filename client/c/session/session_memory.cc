@@ -45,10 +45,6 @@ void SessionMemory::LayOut(const v1::AttachRankResponse& attach, const ShardPlan
 
 absl::Status SessionMemory::MapWords(std::vector<UniqueFd>& fds, const v1::AttachRankResponse& attach,
                                      const ShardPlan& plan) {
-  if (fds.size() != kSessionFdCount) {
-    return absl::InternalError(
-        absl::StrCat("attach: wrong number of descriptors (got ", fds.size(), ", want ", int{kSessionFdCount}, ")"));
-  }
   const SessionLayout layout = LayoutOf(attach, plan);
   doorbell_ = std::move(fds[kFdDoorbell]);
   SHARDD_RETURN_IF_ERROR(
@@ -64,21 +60,30 @@ absl::Status SessionMemory::MapWords(std::vector<UniqueFd>& fds, const v1::Attac
   return absl::OkStatus();
 }
 
+namespace {
+
+absl::Status ControlRefused(absl::string_view why) {
+  return absl::FailedPreconditionError(absl::StrCat("attach: control by gRPC alone: ", why));
+}
+
+}  // namespace
+
+absl::Status SessionMemory::CheckOwnWords(const ShardPlan& plan) {
+  return plan.config.trainer_sums()
+             ? ControlRefused(
+                   "trainers add gradients (got trainerSums true, want false), and hear of them in shared memory; open "
+                   "the job with trainerSums false in its spec's config, or set SHARDD_CONTROL=ring")
+             : absl::OkStatus();
+}
+
 absl::StatusOr<ToldWords> SessionMemory::MakeOwnWords(const v1::AttachRankResponse& attach, const ShardPlan& plan,
                                                       int protocol_version, const std::string& job) {
-  const auto refused = [](absl::string_view why) {
-    return absl::FailedPreconditionError(absl::StrCat("attach: control by gRPC alone: ", why));
-  };
   if (!attach.tells_words()) {
-    return refused("the daemon is of a version that does not serve it; upgrade it, or set SHARDD_CONTROL=ring");
+    return ControlRefused("the daemon is of a version that does not serve it; upgrade it, or set SHARDD_CONTROL=ring");
   }
-  if (plan.config.trainer_sums()) {
-    return refused(
-        "trainers add gradients (got trainerSums true, want false), and hear of them in shared memory; open the job "
-        "with trainerSums false in its spec's config, or set SHARDD_CONTROL=ring");
-  }
+  SHARDD_RETURN_IF_ERROR(CheckOwnWords(plan));
   if (!SlotsOnDevice(attach) && !SlotsApart(attach) && plan.memory.gradient_slots_bytes > 0) {
-    return refused("the gradient slots lie in the session's memory; set SHARDD_CONTROL=ring");
+    return ControlRefused("the gradient slots lie in the session's memory; set SHARDD_CONTROL=ring");
   }
   const SessionLayout layout = LayoutOf(attach, plan);
   SHARDD_ASSIGN_OR_RETURN(session_slab_, MappedSlab::MakeOwn(layout.memory_bytes));

@@ -32,6 +32,8 @@ class SessionMemory {
 
   // Maps the session's memory and the daemon's page out of its descriptors. Of this and MakeOwnWords one comes first.
   absl::Status MapWords(std::vector<UniqueFd>& fds, const v1::AttachRankResponse& attach, const ShardPlan& plan);
+  // FAILED_PRECONDITION: a job of that plan does not go without shared words.
+  static absl::Status CheckOwnWords(const ShardPlan& plan);
   // Makes both of memory of this process alone, for a session whose words are told, and returns what stores them.
   // `job`: as of GiveUpStoresBefore. FAILED_PRECONDITION: the daemon, or the job, does not go without shared words.
   absl::StatusOr<ToldWords> MakeOwnWords(const v1::AttachRankResponse& attach, const ShardPlan& plan,
