@@ -75,7 +75,15 @@ absl::StatusOr<std::string> ReplayedSession::Call(const std::string& method, con
 
 namespace {
 
-// Numbers of a daemon that has had nothing else are small: they are one byte in a message, and in an integer.
+// As protobuf writes it.
+std::string Varint(uint64_t number) {
+  std::string bytes;
+  for (; number >= 128; number >>= 7) bytes.push_back(static_cast<char>(number | 128));
+  bytes.push_back(static_cast<char>(number));
+  return bytes;
+}
+
+// Sessions of a daemon that has had nothing else have small numbers: they are one byte in a message, and in an integer.
 void PutNumber(uint64_t number, int64_t at, std::string& bytes) {
   EXPECT_LT(number, 128u);
   bytes[static_cast<size_t>(at)] = static_cast<char>(number);
@@ -151,7 +159,8 @@ absl::Status ReplayedSession::Run(const Line& line) {
   }
   if (verb == "attach") {
     std::string bytes = line.bytes(1);
-    PutNumber(job_id_, line.number(2), bytes);
+    bytes.replace(static_cast<size_t>(line.number(2)), 1,
+                  Varint(job_id_));  // which was one byte in the recorded daemon
     SHARDD_ASSIGN_OR_RETURN(const std::string answer, Call("AttachRank", bytes));
     return session_.ParseFromString(answer) ? absl::OkStatus() : absl::InternalError("the answer is none");
   }
