@@ -3,13 +3,10 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -18,21 +15,20 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "common/process/flags_help.h"
 #include "common/shm/fd_channel.h"
-#include "common/shm/slab.h"
 #include "common/status/status_macros.h"
 #include "common/version.h"
 #include "server/collective/nccl/nccl_communicators.h"
 #include "server/collective/nodes/lazy_exchanges.h"
 #include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
-#include "server/device/device.h"
+#include "server/device/devices.h"
 #include "server/handover/handover.h"
 #include "server/handover/successor.h"
 #include "server/handover/take_over.h"
 #include "server/history/history.h"
+#include "server/loop/monotonic_now.h"
 #include "server/metrics/metrics_process.h"
 #include "server/observe/log.h"
 #include "server/observe/notify.h"

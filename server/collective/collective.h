@@ -14,7 +14,8 @@
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
-#include "server/device/device.h"
+#include "server/collective/gradient_mode.h"
+#include "server/device/device_op.h"
 
 namespace shardd {
 
@@ -24,12 +25,6 @@ struct GradientSource {
   // Start of the group's gradient slot. The collective may overwrite the gradients there.
   char* slot = nullptr;
   std::vector<bool> present;  // by index_in_group; an absent gradient is never read
-};
-
-// Per parameter of the group: how the result is combined with the gradient shard.
-enum class GradientMode : uint8_t {
-  kOverwrite,  // the shard has no valid value: written without zeroing first
-  kAccumulate,
 };
 
 struct ReduceScatterRequest {

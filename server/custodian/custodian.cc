@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/process/namespaces.h"
+#include "server/custodian/wire.h"
 
 namespace shardd {
 namespace {

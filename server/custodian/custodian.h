@@ -15,9 +15,10 @@
 #include "absl/time/time.h"
 #include "common/shm/socket_path.h"
 #include "common/shm/unique_fd.h"
-#include "server/custodian/wire.h"
 
 namespace shardd {
+
+struct CustodyMessage;
 
 // Owns the descriptors, and who may put and take: one connection at a time, whose end makes way for the next. The
 // kernel closes the connection of a process that dies, so an owner that lives fences others, stopped or not. One

@@ -7,6 +7,7 @@
 #include "absl/strings/strip.h"
 #include "common/shm/slab.h"
 #include "common/status/status_macros.h"
+#include "server/device/device.h"
 #include "server/device/device_memory.h"
 
 namespace shardd {

@@ -7,9 +7,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/device/device.h"
 
 namespace shardd {
+
+class Device;
 
 // The bytes that `text` grants: "1000000", or "50%" of `memory_bytes`, rounded down; 0: no quota. INVALID_ARGUMENT: it
 // is neither, or more than 100%. `flag`: where the text comes from, for the error. Pure.

@@ -8,7 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/device/device_memory.h"
 #include "server/observe/log.h"
+#include "server/session/session.h"
+#include "server/session/session_stream.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 namespace {
@@ -289,20 +293,6 @@ void Core::SessionDetach(uint64_t session_id, StreamPtr stream, bool finished) {
       }
       job->Detach(session->rank(), finished);
       ReviewJobs();
-    }
-  });
-}
-
-void Core::SessionStreamClosed(uint64_t session_id, StreamPtr stream) {
-  loop_.Post([this, session_id, stream = std::move(stream)] {
-    JobCore* job = nullptr;
-    if (Session* session = FindSessionOf(session_id, *stream, &job); session != nullptr) {
-      if (session->held && !session->when_released.empty()) {  // first what it has said before, a detach perhaps
-        session->when_released.push_back([this, session_id, stream] { SessionStreamClosed(session_id, stream); });
-        return;
-      }
-      session->stream = nullptr;
-      job->SessionLost(session->rank(), "its session stream ended");
     }
   });
 }

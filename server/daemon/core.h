@@ -17,6 +17,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/collective/nodes/node_exchange.h"
 #include "server/daemon/early_refusals.h"
 #include "server/daemon/freed_jobs.h"
 #include "server/daemon/heap_trim.h"
@@ -24,15 +25,19 @@
 #include "server/daemon/jobs_source.h"
 #include "server/daemon/last_epochs.h"
 #include "server/daemon/launcher.h"
-#include "server/device/device.h"
+#include "server/device/devices.h"
 #include "server/job/job_core.h"
 #include "server/loop/core_loop.h"
 #include "server/observe/events.h"
 #include "server/tenant/tenant.h"
+#include "server/turns/turn_queue.h"
 
 namespace shardd {
 
+class Device;
 class NcclCommunicator;
+class SessionStream;
+class TraceSink;
 
 struct CoreOptions {
   bool embedded = false;                             // ends (on_idle) after its last job

@@ -13,9 +13,12 @@
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
 #include "server/daemon/core.h"
+#include "server/device/device_memory.h"
 #include "server/job/membership/past_process.h"
 #include "server/loop/post_within.h"
 #include "server/observe/log.h"
+#include "server/session/session.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/extend.h"
-#include "common/shm/sum_ring.h"
 #include "common/status/status_macros.h"
 #include "server/collective/local/local_collective.h"
 #include "server/collective/nccl/nccl_collective.h"
@@ -16,9 +15,12 @@
 #include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/device/cpu/cpu_device.h"
+#include "server/device/device_memory.h"
 #include "server/device/traced_device.h"
 #include "server/job/job_extend.h"
 #include "server/observe/log.h"
+#include "server/session/session.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 

@@ -5,8 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "server/collective/nodes/node_collective.h"
+#include "server/collective/nodes/node_gather.h"
 #include "server/collective/nodes/peer_exchange.h"
 #include "server/daemon/core.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 namespace {

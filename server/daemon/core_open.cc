@@ -11,6 +11,7 @@
 #include "common/versions/versions.h"
 #include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
+#include "server/loop/monotonic_now.h"
 #include "server/loop/post_within.h"
 #include "server/observe/log.h"
 

@@ -4,6 +4,9 @@
 #include <utility>
 
 #include "server/daemon/core.h"
+#include "server/loop/monotonic_now.h"
+#include "server/session/session.h"
+#include "server/session/session_stream.h"
 
 namespace shardd {
 namespace {
@@ -114,6 +117,20 @@ void Core::EndBatch(const std::shared_ptr<PendingBatch>& pending) {
     reaper_.Post([gone = std::move(gone)] {});
   }
   pending->done();
+}
+
+void Core::SessionStreamClosed(uint64_t session_id, StreamPtr stream) {
+  loop_.Post([this, session_id, stream = std::move(stream)] {
+    JobCore* job = nullptr;
+    if (Session* session = FindSessionOf(session_id, *stream, &job); session != nullptr) {
+      if (session->held && !session->when_released.empty()) {  // first what it has said before, a detach perhaps
+        session->when_released.push_back([this, session_id, stream] { SessionStreamClosed(session_id, stream); });
+        return;
+      }
+      session->stream = nullptr;
+      job->SessionLost(session->rank(), "its session stream ended");
+    }
+  });
 }
 
 }  // namespace shardd

@@ -10,6 +10,8 @@
 #include "common/versions/versions.h"
 #include "server/daemon/core.h"
 #include "server/daemon/gpu_status.h"
+#include "server/observe/trace_sink.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {

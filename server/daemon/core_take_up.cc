@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "common/status/status_macros.h"
 #include "server/daemon/core.h"
+#include "server/loop/monotonic_now.h"
 #include "server/observe/log.h"
 
 namespace shardd {

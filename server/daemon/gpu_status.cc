@@ -1,5 +1,7 @@
 #include "server/daemon/gpu_status.h"
 
+#include "server/device/devices.h"
+
 namespace shardd {
 
 void DescribeGpus(const std::vector<GpuFacts>& gpus, google::protobuf::RepeatedPtrField<v1::Gpu>* out) {

@@ -4,10 +4,11 @@
 #include <vector>
 
 #include "google/protobuf/repeated_field.h"
-#include "server/device/device.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+struct GpuFacts;
 
 // The GPUs as operators see them, appended to `out`. Pure.
 void DescribeGpus(const std::vector<GpuFacts>& gpus, google::protobuf::RepeatedPtrField<v1::Gpu>* out);

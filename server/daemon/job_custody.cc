@@ -16,7 +16,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
+#include "server/device/device_memory.h"
 #include "server/observe/log.h"
+#include "server/storage/job_slab.h"
 #include "server/storage/kept_formats.h"
 #include "server/storage/kept_on_gpus.h"
 

@@ -5,11 +5,12 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "server/observe/trace_sink.h"
 #include "server/tenant/tenant.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+class TraceSink;
 
 // Who asks: the uid as the kernel says it (SO_PEERCRED), and the secret that the call gives.
 struct Caller {

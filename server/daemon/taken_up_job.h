@@ -25,8 +25,7 @@
 #include "common/plan/plan.h"
 #include "google/protobuf/message_lite.h"
 #include "server/custodian/custody.h"
-#include "server/device/device.h"
-#include "server/device/device_memory.h"
+#include "server/device/slab_place.h"
 #include "server/job/membership/past_process.h"
 #include "server/job/step/committed.h"
 #include "server/multinode/node_member.h"
@@ -36,6 +35,8 @@
 #include "shardd/v1/custody.pb.h"
 
 namespace shardd {
+
+class Device;
 
 // Names of what a job has with the custodian beside its slabs, and its description (kCustodyJobName).
 inline constexpr char kCustodyJournalName[] = "journal";

@@ -7,9 +7,16 @@
 #include "absl/synchronization/mutex.h"
 #include "common/status/status_macros.h"
 #include "server/device/cpu/cpu_ops.h"
+#include "server/device/device.h"
+#include "server/device/device_op.h"
 #include "server/device/ops/rest_of_update.h"
 #include "server/job/work/optimizer_devices.h"
 #include "server/loop/in_parallel.h"
+#include "server/optimizer/optimizer.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
+#include "server/storage/take_up_log.h"
+#include "server/storage/undo_slab.h"
 
 namespace shardd {
 namespace {

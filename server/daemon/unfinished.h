@@ -10,13 +10,15 @@
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
-#include "server/device/device.h"
-#include "server/optimizer/optimizer.h"
-#include "server/storage/job_memory.h"
-#include "server/storage/take_up_log.h"
+#include "server/device/device_op.h"
 #include "shardd/v1/journal.pb.h"
 
 namespace shardd {
+
+class Device;
+class JobMemory;
+struct SlabPointers;
+class TakeUpLog;
 
 // Each rank's operations by its device.
 absl::Status RunOnDevices(const std::vector<Device*>& devices, const char* label,

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/shm/unique_fd.h"
+#include "server/device/slab_place.h"
 
 namespace shardd {
 
@@ -98,14 +99,6 @@ class DeviceMemory {
     int64_t size_bytes;
   };
   virtual absl::Status Copy(const std::vector<Copied>& copies) = 0;
-};
-
-// Where memory of a rank is. Null: on the host.
-struct SlabPlace {
-  DeviceMemory* memory = nullptr;
-  // The devices of all ranks of the job, each once: rank r's is users[r mod users.size()]. The job's slabs are spread
-  // over them.
-  std::vector<DeviceMemory*> users;
 };
 
 }  // namespace shardd

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status/status_macros.h"
-#include "server/loop/core_loop.h"
+#include "server/loop/monotonic_now.h"
 
 namespace shardd {
 namespace {

@@ -18,7 +18,6 @@
 #include "server/history/history_files.h"
 #include "server/loop/core_loop.h"
 #include "server/observe/events.h"
-#include "server/tenant/tenant.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "server/job/job_core.h"
+#include "server/job/nodes/state_transfers.h"
+#include "server/loop/monotonic_now.h"
 
 namespace shardd {
 

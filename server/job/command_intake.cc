@@ -2,6 +2,12 @@
 
 #include <utility>
 
+#include "server/job/job_part.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/committed.h"
+#include "server/loop/monotonic_now.h"
+#include "server/session/session.h"
+
 namespace shardd {
 
 bool CommandIntake::PollRings(absl::Time until, bool found) {

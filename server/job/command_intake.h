@@ -7,14 +7,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/job/job_part.h"
-#include "server/job/membership/sessions.h"
-#include "server/job/step/committed.h"
 #include "server/session/rank_command.h"
-#include "server/session/session.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {
+
+class Committed;
+class JobControl;
+class Session;
+class Sessions;
 
 // Takes the commands of a job's ranks out of their rings and streams and has them executed, one at a time, in turns
 // that end: no client keeps the loop from its timers, from the job's other ranks or from other jobs. A command that

@@ -48,15 +48,17 @@
 #include "server/job/writes/snapshot_keeper.h"
 #include "server/job/writes/trainer_writes.h"
 #include "server/job/writes/value_writes.h"
-#include "server/loop/core_loop.h"
-#include "server/observe/events.h"
-#include "server/session/session.h"
 #include "server/storage/job_memory.h"
-#include "server/storage/journal.h"
 #include "server/tenant/tenant.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+class Journal;
+class Session;
+class SessionStream;
+class TurnQueue;
+class WorkTrace;
 
 // Loop-confined. Shared: device work in flight keeps the job, and so its slabs, alive.
 class JobCore final : public std::enable_shared_from_this<JobCore>, private JobControl {

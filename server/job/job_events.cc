@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/step/committed.h"
 #include "server/observe/log.h"
 
 namespace shardd {

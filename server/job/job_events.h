@@ -4,11 +4,12 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "server/job/step/committed.h"
 #include "server/observe/events.h"
 #include "server/tenant/tenant.h"
 
 namespace shardd {
+
+class Committed;
 
 // What one job tells operators: a line of the daemon's log and an entry in the log of events, with the epoch and the
 // committed step of the moment. Loop-confined.

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "server/job/job_core.h"
+#include "server/loop/monotonic_now.h"
+#include "server/session/session.h"
 
 namespace shardd {
 

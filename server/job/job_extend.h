@@ -8,9 +8,10 @@
 #include <functional>
 
 #include "common/plan/plan.h"
-#include "server/optimizer/optimizer.h"
 
 namespace shardd {
+
+struct SlabPointers;
 
 // Copies parameters, their cast copies and optimizer state, of all replicas' copies, from the slabs of one plan to
 // those of another that differs from it in what is trained only. What `from` has no state of keeps the zeros of new

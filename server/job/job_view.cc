@@ -4,6 +4,27 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "server/device/device.h"
+#include "server/job/epoch_end.h"
+#include "server/job/full_params/summons.h"
+#include "server/job/gradients/pairing.h"
+#include "server/job/gradients/reductions.h"
+#include "server/job/membership/absent_ranks.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/meter/job_meter.h"
+#include "server/job/nodes/job_nodes.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/unshard/node_gathers.h"
+#include "server/job/unshard/unsharding.h"
+#include "server/job/writes/snapshot_keeper.h"
+#include "server/job/writes/trainer_writes.h"
+#include "server/job/writes/value_writes.h"
+#include "server/loop/monotonic_now.h"
+#include "server/observe/duration_histogram.h"
+#include "server/session/session.h"
+#include "server/storage/job_memory.h"
 
 namespace shardd {
 namespace {

@@ -9,30 +9,33 @@
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
-#include "server/collective/collective.h"
-#include "server/device/device.h"
-#include "server/job/epoch_end.h"
-#include "server/job/full_params/summons.h"
-#include "server/job/gradients/pairing.h"
-#include "server/job/gradients/reductions.h"
 #include "server/job/job_identity.h"
-#include "server/job/membership/absent_ranks.h"
-#include "server/job/membership/leavers.h"
-#include "server/job/membership/sessions.h"
-#include "server/job/meter/job_meter.h"
-#include "server/job/nodes/job_nodes.h"
-#include "server/job/step/asked_steps.h"
-#include "server/job/step/committed.h"
-#include "server/job/step/step_decision.h"
-#include "server/job/unshard/unsharding.h"
 #include "server/job/wait.h"
-#include "server/job/writes/snapshot_keeper.h"
-#include "server/job/writes/trainer_writes.h"
-#include "server/job/writes/value_writes.h"
-#include "server/storage/job_memory.h"
+#include "server/observe/duration_histogram.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+class AbsentRanks;
+class AskedSteps;
+class Collective;
+class Committed;
+class Device;
+class EpochEnd;
+class JobMemory;
+class JobMeter;
+class JobNodes;
+class Leavers;
+class Pairing;
+class Reductions;
+class Session;
+class Sessions;
+class SnapshotKeeper;
+class StepDecision;
+class Summons;
+class TrainerWrites;
+class Unsharding;
+class ValueWrites;
 
 // What a job's description says that grows with its model (plan_status.cc). Any thread.
 struct JobDescription {

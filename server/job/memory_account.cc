@@ -4,6 +4,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/device/device_memory.h"
+#include "server/job/full_params/full_params.h"
+#include "server/job/membership/gradient_writers.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/writes/snapshot.h"
+#include "server/observe/duration_histogram.h"
+#include "server/session/session.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
+#include "server/storage/undo_slab.h"
 
 namespace shardd {
 

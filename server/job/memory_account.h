@@ -6,15 +6,16 @@
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
-#include "server/job/full_params/full_params.h"
-#include "server/job/membership/gradient_writers.h"
-#include "server/job/membership/sessions.h"
-#include "server/job/writes/snapshot.h"
-#include "server/job/writes/write_undo.h"
-#include "server/storage/job_memory.h"
+#include "server/observe/duration_histogram.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+class FullParams;
+class GradientWriters;
+class JobMemory;
+class Sessions;
+class Snapshot;
 
 // One job's memory by purpose, as it is and as it was promised. Reads facts and changes nothing. Loop-confined.
 class MemoryAccount {

@@ -5,7 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/device/device.h"
 #include "server/job/job_core.h"
+#include "server/loop/core_loop.h"
+#include "server/session/session.h"
+#include "server/session/session_stream.h"
 
 namespace shardd {
 

@@ -20,12 +20,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "common/shm/unique_fd.h"
+#include "server/loop/monotonic_now.h"
 #include "server/observe/duration_histogram.h"
 
 namespace shardd {
-
-// For leases, deadlines and timers: not moved by whoever sets the clock. Comparable only with itself.
-absl::Time MonotonicNow();
 
 class CoreLoop {
  public:

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/process/spawn.h"
+#include "server/loop/monotonic_now.h"
 #include "server/metrics/listen_address.h"
 
 namespace shardd {

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/plan/node_part.h"
 #include "common/status/status_macros.h"
-#include "server/loop/core_loop.h"
+#include "server/loop/monotonic_now.h"
 #include "server/multinode/backwards.h"
 #include "server/multinode/reduced_steps.h"
 

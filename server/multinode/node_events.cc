@@ -2,6 +2,10 @@
 
 #include <utility>
 
+#include "server/collective/nodes/node_exchange.h"
+#include "server/collective/nodes/node_gather.h"
+#include "server/loop/core_loop.h"
+
 namespace shardd {
 
 void NodeEvents::SetExchange(NodeExchange* exchange, NodeGather* gather) {

@@ -14,12 +14,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "server/collective/nodes/node_exchange.h"
-#include "server/collective/nodes/node_gather.h"
-#include "server/loop/core_loop.h"
 #include "server/peer/peer_links.h"
 
 namespace shardd {
+
+class CoreLoop;
+class NodeExchange;
+class NodeGather;
 
 // Held by the links' owner and by what is posted to the loop. Thread-safe, but for what says "loop-confined".
 class NodeEvents final : public PeerLinks::Events, public std::enable_shared_from_this<NodeEvents> {

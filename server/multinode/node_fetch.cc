@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/plan/session_layout.h"
 #include "common/shm/ring.h"
-#include "server/loop/core_loop.h"
+#include "server/loop/monotonic_now.h"
 
 namespace shardd {
 

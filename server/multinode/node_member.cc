@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/loop/core_loop.h"
+#include "server/observe/duration_histogram.h"
 
 namespace shardd {
 

@@ -31,20 +31,16 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/plan/plan.h"
-#include "server/loop/core_loop.h"
 #include "server/multinode/node_coordinator.h"
 #include "server/multinode/node_events.h"
+#include "server/multinode/node_left.h"
 #include "server/multinode/node_listeners.h"
-#include "server/peer/peer_links.h"
+#include "server/observe/duration_histogram.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
 
-// What the daemon before has left of a node's part, beside the job's facts.
-struct NodeLeft {
-  v1::PeerMessage::Decided decided;  // of the committed step; step 0: it is not known
-  uint64_t promised_in = 0;          // the generation in which the step behind that is promised; 0: it is not
-};
+class CoreLoop;
 
 // Loop-confined.
 class NodeMember final : public NodeEvents::Listener {

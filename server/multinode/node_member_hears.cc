@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/loop/core_loop.h"
 #include "server/multinode/node_member.h"
 
 namespace shardd {

@@ -5,6 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/loop/core_loop.h"
+#include "server/peer/peer_links.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 namespace {

@@ -15,12 +15,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "server/loop/core_loop.h"
-#include "server/peer/peer_links.h"
-#include "server/storage/job_slab.h"
 #include "shardd/v1/peer.pb.h"
 
 namespace shardd {
+
+class CoreLoop;
+class JobSlab;
+class PeerLinks;
 
 // Slab "shards", then slab "optimizer"; null, of no bytes: the plan has none.
 struct StateSlab {

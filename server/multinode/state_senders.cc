@@ -1,5 +1,7 @@
 #include "server/multinode/state_senders.h"
 
+#include "server/peer/peer_links.h"
+
 namespace shardd {
 
 void StateSenders::Send(int node, const v1::PeerMessage::State& state, int ranks,

@@ -13,6 +13,9 @@
 
 namespace shardd {
 
+class CoreLoop;
+class PeerLinks;
+
 // States on their way to nodes that have lost theirs, and nodes that are sent one when no commit is under way. Owns
 // both. Loop-confined.
 class StateSenders {

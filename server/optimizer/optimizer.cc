@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/device/device_op.h"
 
 namespace shardd {
 namespace {

@@ -9,26 +9,11 @@
 
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
-#include "server/device/device.h"
+#include "server/device/device_op.h"
+#include "server/optimizer/decided_step.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {
-
-// Starts of a job's slabs; `parameters` is nullptr if there is no cast copy.
-struct SlabPointers {
-  char* shards = nullptr;
-  char* parameters = nullptr;
-  char* gradients = nullptr;
-  char* optimizer = nullptr;
-};
-
-// The decision of a step; constant from decision to commit.
-struct DecidedStep {
-  std::vector<v1::HyperParameters> groups;  // one per optimizer group
-  double clip_factor = 1;
-  std::vector<bool> present;         // by parameter: it has a gradient
-  std::vector<int64_t> step_counts;  // by parameter: updates before this step
-};
 
 // How many groups of hyperparameters a step brings: the config's and the default one; 0: no parameter changes by it.
 int OptimizerGroups(const ShardPlan& plan);

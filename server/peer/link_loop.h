@@ -34,6 +34,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
+#include "server/loop/monotonic_now.h"
 #include "server/peer/peer_backlog.h"
 #include "server/peer/peer_greeting.h"
 #include "server/peer/peer_identity.h"

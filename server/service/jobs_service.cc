@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/grpc_status.h"
 #include "server/observe/events.h"
+#include "server/observe/trace_sink.h"
 #include "server/service/answer.h"
 #include "server/service/call_secret.h"
 #include "server/service/trace_reactor.h"

@@ -21,7 +21,7 @@
 #include "common/status/status_macros.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_posix.h"
-#include "server/loop/core_loop.h"
+#include "server/loop/monotonic_now.h"
 #include "server/observe/log.h"
 #include "server/relay/relay.h"
 #include "server/service/view_group.h"

@@ -13,7 +13,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/status/grpc_status.h"
+#include "server/loop/monotonic_now.h"
 #include "server/service/session_events.h"
+#include "server/session/session_stream.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {

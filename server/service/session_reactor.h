@@ -7,7 +7,6 @@
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "server/daemon/core.h"
-#include "server/loop/core_loop.h"
 #include "server/service/message.h"
 
 namespace shardd {

@@ -6,6 +6,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/status/grpc_status.h"
+#include "server/observe/trace_sink.h"
 #include "server/service/message.h"
 
 namespace shardd {

@@ -12,11 +12,12 @@
 #include "absl/types/optional.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"
-#include "server/observe/trace_sink.h"
 #include "server/service/fd_reply.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+class TraceSink;
 
 // The stream of one TraceJob call. Its sink may outlive it and then leads nowhere. What the reader has not taken waits
 // here, up to kMaxQueuedBytes. Thread-safe; deletes itself.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/shm/timeline.h"
+#include "server/session/command_decoder.h"
 
 namespace shardd {
 

@@ -7,10 +7,11 @@
 #include "common/plan/plan.h"
 #include "common/plan/session_layout.h"
 #include "common/shm/session_view.h"
-#include "server/session/command_decoder.h"
 #include "server/session/rank_command.h"
 
 namespace shardd {
+
+class CommandDecoder;
 
 // The daemon's end of a session's command ring and of its staging area: reads what the client writes, each word once.
 // Owns how far it has read. Loop-confined.

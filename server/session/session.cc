@@ -10,6 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/shm/session_view.h"
 #include "common/status/status_macros.h"
+#include "server/collective/trainers/sum_channel.h"
+#include "server/device/device_memory.h"
+#include "server/loop/core_loop.h"
 
 namespace shardd {
 namespace {

@@ -18,17 +18,20 @@
 #include "common/shm/fd_channel.h"
 #include "common/shm/slab.h"
 #include "common/versions/versions.h"
-#include "server/collective/trainers/sum_channel.h"
-#include "server/device/device_memory.h"
+#include "server/device/slab_place.h"
 #include "server/session/command_decoder.h"
 #include "server/session/command_ring.h"
 #include "server/session/rank_command.h"
-#include "server/session/session_stream.h"
 #include "server/session/session_words.h"
 #include "server/session/trace_records.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {
+
+class CoreLoop;
+class DeviceSlab;
+class SessionStream;
+class SumChannel;
 
 // What outlives the session for as long as device work reads it.
 struct SessionMemory {

@@ -6,6 +6,7 @@
 
 #include "common/shm/timeline.h"
 #include "server/loop/core_loop.h"
+#include "server/session/session_stream.h"
 
 namespace shardd {
 

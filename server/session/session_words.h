@@ -12,6 +12,9 @@
 
 namespace shardd {
 
+class CoreLoop;
+class SessionStream;
+
 // The words of a session's pages: what its client waits for, and what its device has signalled. Owns the counts behind
 // the words: the daemon never reads its own page back. A client that shares no words is told what they say.
 // Loop-confined.

@@ -1,5 +1,8 @@
 #include "server/session/told_words.h"
 
+#include "server/loop/core_loop.h"
+#include "server/session/session_stream.h"
+
 namespace shardd {
 
 v1::SessionEvent::Words& ToldWords::Change() {

@@ -6,11 +6,12 @@
 #include <utility>
 #include <vector>
 
-#include "server/loop/core_loop.h"
-#include "server/session/session_stream.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {
+
+class CoreLoop;
+class SessionStream;
 
 // Tells a client that shares no words with the daemon what they say (SessionRequest.TellWords). What changes within a
 // turn of the loop goes out as one event when the turn ends; the stream merges it into one that still waits, so a

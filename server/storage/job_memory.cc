@@ -13,9 +13,12 @@
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
 #include "server/storage/device_room.h"
+#include "server/storage/job_slab.h"
 #include "server/storage/kept_pieces.h"
+#include "server/storage/old_values_plan.h"
 #include "server/storage/slab_pieces.h"
 #include "server/storage/take_up_log.h"
+#include "server/storage/undo_slab.h"
 
 namespace shardd {
 namespace {
@@ -222,8 +225,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
   if (!on_host && !offloaded && outlives) {
     absl::StatusOr<OldValuesPlan> old_values = PlanOldValues(plan, place);
     if (!old_values.ok()) return named(old_values.status());
-    memory->old_values_plan_ = *std::move(old_values);
-    if (!takes_up) room.Add(memory->old_values_plan_.parts);
+    memory->old_values_plan_ = std::make_unique<const OldValuesPlan>(*std::move(old_values));
+    if (!takes_up) room.Add(memory->old_values_plan_->parts);
   }
   if (absl::Status has_room = room.Check(); !has_room.ok()) return named(has_room);
   for (const Purpose& purpose : purposes) {
@@ -262,10 +265,10 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
     if (!slab.ok()) return named(slab.status());
     *purpose.slab = *std::move(slab);
   }
-  if (memory->old_values_plan_.numel > 0) {
+  if (memory->old_values_plan_ != nullptr && memory->old_values_plan_->numel > 0) {
     auto slab = takes_up ? TakeUpPieces(kOldValuesName, slabs, place, &kept)
                          : place.memory->MakeSpreadSlab(absl::StrCat("slab \"", kOldValuesName, "\""),
-                                                        memory->old_values_plan_.parts, place.users);
+                                                        memory->old_values_plan_->parts, place.users);
     if (!slab.ok()) return named(slab.status());
     memory->old_values_ = std::make_unique<JobSlab>(*std::move(slab));
   }
@@ -375,7 +378,7 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
     add("snapshot", plan.memory.kept_bytes, kept());
   }
   if (old_values_ != nullptr) {
-    add(kOldValuesName, static_cast<int64_t>(plan.world_size) * old_values_plan_.stride_bytes, old_values_.get());
+    add(kOldValuesName, static_cast<int64_t>(plan.world_size) * old_values_plan_->stride_bytes, old_values_.get());
   }
   v1::Purpose* journal = out->add_purposes();
   journal->set_purpose("journal");
@@ -389,5 +392,9 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
   log->set_planned_bytes(TakeUpLog::SizeBytes(TakeUpLog::SizesFor(plan)));
   log->set_allocated_bytes(log->planned_bytes());
 }
+
+JobMemory::JobMemory(SlabPlace place) : place_(std::move(place)) {}
+
+JobMemory::~JobMemory() = default;
 
 }  // namespace shardd

@@ -12,15 +12,20 @@
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
 #include "common/shm/fd_channel.h"
-#include "server/device/device_memory.h"
-#include "server/optimizer/optimizer.h"
-#include "server/storage/job_slab.h"
+#include "server/device/device_op.h"
+#include "server/device/slab_place.h"
+#include "server/optimizer/decided_step.h"
 #include "server/storage/kept_on_gpus.h"
 #include "server/storage/rank_slots.h"
-#include "server/storage/undo_slab.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+class DeviceMemory;
+class DeviceSlab;
+class JobSlab;
+struct OldValuesPlan;
+class UndoSlab;
 
 // A writeback of full parameters keeps the old bytes of what it writes until it is committed: at most all shards, and
 // all state of the daemon's optimizer. It is allocated as it is needed.
@@ -73,6 +78,7 @@ class JobMemory {
   // lies on GPUs is of `slabs`.
   static absl::StatusOr<std::unique_ptr<JobMemory>> TakeUp(const ShardPlan& plan, const std::string& job, Kept kept,
                                                            const SlabPlace& place = {}, const CustodySlabs& slabs = {});
+  ~JobMemory();
   // Calls `hand_over` with all that a daemon needs that takes the job up, now and where gradients are made again. An
   // error is the first one of its.
   using HandOver = RankSlots::HandOver;
@@ -84,7 +90,7 @@ class JobMemory {
   // Of a job on GPUs that outlives the daemon: what lies there.
   void DescribeKept(CustodySlabs* slabs) const;
   // It does not outlive it.
-  void FreeOldValues() { old_values_ = nullptr; }
+  void FreeOldValues();
 
   SlabPointers pointers() const;
   // Absent where the plan has no bytes for it.
@@ -106,7 +112,7 @@ class JobMemory {
   // over, and blocks; any thread.
   const JobSlab* kept() const { return kept_.get(); }
   absl::StatusOr<std::unique_ptr<JobSlab>> MakeKept(const ShardPlan& plan) const;
-  void SetKept(std::unique_ptr<JobSlab> kept) { kept_ = std::move(kept); }
+  void SetKept(std::unique_ptr<JobSlab> kept);
   const JobSlab* old_values() const { return old_values_.get(); }
   // For what trainers write back; null: parameters are cut over nodes, and they do not.
   UndoSlab* undo() const { return undo_.get(); }
@@ -117,9 +123,7 @@ class JobMemory {
   // while nothing reads or writes them. RESOURCE_EXHAUSTED: there is no room.
   absl::StatusOr<std::unique_ptr<JobSlab>> MakeGradientsAgain(const ShardPlan& plan) const;
   // Returns those before.
-  std::unique_ptr<JobSlab> SetGradients(std::unique_ptr<JobSlab> gradients) {
-    return std::exchange(gradients_, std::move(gradients));
-  }
+  std::unique_ptr<JobSlab> SetGradients(std::unique_ptr<JobSlab> gradients);
   const SlabPlace& place() const { return place_; }
   // What clients map, in the order of descriptors; null: the plan has no bytes for it.
   std::array<std::pair<SessionFd, const JobSlab*>, 5> mapped() const {
@@ -137,7 +141,7 @@ class JobMemory {
   void Describe(const ShardPlan& plan, v1::Memory* out) const;
 
  private:
-  explicit JobMemory(SlabPlace place) : place_(std::move(place)) {}
+  explicit JobMemory(SlabPlace place);
   static absl::StatusOr<std::unique_ptr<JobMemory>> Make(const ShardPlan& plan, const std::string& job,
                                                          int64_t reserved_bytes, const SlabPlace& place, bool extends,
                                                          bool outlives, Kept kept, const CustodySlabs& slabs);
@@ -155,8 +159,8 @@ class JobMemory {
   int64_t elsewhere_gradients_bytes_ = 0;
   std::shared_ptr<RankSlots> rank_slots_;  // also of whoever attaches
   std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, staging_, kept_, old_values_;
-  OldValuesPlan old_values_plan_;
-  std::unique_ptr<UndoSlab> undo_;  // of shards_ and optimizer_
+  std::unique_ptr<const OldValuesPlan> old_values_plan_;  // null: there are none
+  std::unique_ptr<UndoSlab> undo_;                        // of shards_ and optimizer_
 };
 
 }  // namespace shardd

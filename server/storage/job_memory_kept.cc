@@ -3,6 +3,9 @@
 #include "common/status/status_macros.h"
 #include "server/loop/in_parallel.h"
 #include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
+#include "server/storage/old_values_plan.h"
+#include "server/storage/undo_slab.h"
 
 namespace shardd {
 
@@ -54,9 +57,17 @@ void JobMemory::DescribeKept(CustodySlabs* slabs) const {
 Logged JobMemory::LoggedBy(UpdateLog* log, int rank) const {
   Logged logged{log};
   if (log != nullptr && old_values_ != nullptr) {
-    logged.place = {old_values_->At(rank * old_values_plan_.stride_bytes), old_values_plan_.numel};
+    logged.place = {old_values_->At(rank * old_values_plan_->stride_bytes), old_values_plan_->numel};
   }
   return logged;
 }
+
+void JobMemory::SetKept(std::unique_ptr<JobSlab> kept) { kept_ = std::move(kept); }
+
+std::unique_ptr<JobSlab> JobMemory::SetGradients(std::unique_ptr<JobSlab> gradients) {
+  return std::exchange(gradients_, std::move(gradients));
+}
+
+void JobMemory::FreeOldValues() { old_values_ = nullptr; }
 
 }  // namespace shardd

@@ -6,11 +6,25 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/device/device_memory.h"
 
 namespace shardd {
+
+JobSlab::JobSlab(std::unique_ptr<Slab> host) : host_(std::move(host)) {}
+JobSlab::JobSlab(std::unique_ptr<Slab> host, std::unique_ptr<PinnedMemory> pinned)
+    : host_(std::move(host)), pinned_(std::move(pinned)) {}
+JobSlab::JobSlab(std::unique_ptr<DeviceSlab> device) : device_(std::move(device)) {}
+JobSlab::~JobSlab() = default;
+
+int64_t JobSlab::size_bytes() const { return on_host() ? host_->size_bytes() : device_->size_bytes(); }
+
+int JobSlab::fd() const { return on_host() ? host_->fd() : device_->pieces().front().fd; }
+
+char* JobSlab::base() const { return on_host() ? static_cast<char*>(host_->data()) : device_->data(); }
 
 std::string JobSlab::backing() const {
   if (on_host()) {

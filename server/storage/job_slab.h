@@ -9,24 +9,27 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/shm/slab.h"
-#include "server/device/device_memory.h"
 
 namespace shardd {
+
+class DeviceMemory;
+class DeviceSlab;
+class PinnedMemory;
 
 // One slab of a job, on the host or on a device. Operations of devices name it by its addresses either way; threads of
 // the daemon read and write it by the calls below alone. Immutable; the bytes are shared.
 class JobSlab {
  public:
-  explicit JobSlab(std::unique_ptr<Slab> host) : host_(std::move(host)) {}
+  explicit JobSlab(std::unique_ptr<Slab> host);
   // Of the host, for operations of GPUs too: copies and zeros alone, at the same addresses. All of it stays in memory.
-  JobSlab(std::unique_ptr<Slab> host, std::unique_ptr<PinnedMemory> pinned)
-      : host_(std::move(host)), pinned_(std::move(pinned)) {}
-  explicit JobSlab(std::unique_ptr<DeviceSlab> device) : device_(std::move(device)) {}
+  JobSlab(std::unique_ptr<Slab> host, std::unique_ptr<PinnedMemory> pinned);
+  explicit JobSlab(std::unique_ptr<DeviceSlab> device);
+  ~JobSlab();
 
   bool on_host() const { return host_ != nullptr; }
   // For operations of the job's devices.
   char* At(int64_t offset_bytes) const { return base() + offset_bytes; }
-  int64_t size_bytes() const { return on_host() ? host_->size_bytes() : device_->size_bytes(); }
+  int64_t size_bytes() const;
   // Of these, in memory: on the host clients may give pages of what they write back.
   int64_t allocated_bytes() const;
   bool huge_pages() const { return on_host() && host_->huge_pages(); }
@@ -38,7 +41,7 @@ class JobSlab {
 
   // What clients map; on devices, of the first piece. A read-only descriptor is one where the slab is the host's: who
   // has a GPU's memory chooses.
-  int fd() const { return on_host() ? host_->fd() : device_->pieces().front().fd; }
+  int fd() const;
   absl::StatusOr<UniqueFd> ReadOnlyFd() const;
 
   // By the calling thread, and there when the call returns. No work that is submitted may mean the same bytes. Fails
@@ -54,7 +57,7 @@ class JobSlab {
  private:
   absl::Status ByPiece(int64_t offset_bytes, int64_t size_bytes,
                        absl::FunctionRef<absl::Status(DeviceMemory*, int64_t, int64_t)> copy) const;
-  char* base() const { return on_host() ? static_cast<char*>(host_->data()) : device_->data(); }
+  char* base() const;
 
   const std::unique_ptr<Slab> host_;
   const std::unique_ptr<PinnedMemory> pinned_;  // goes before what it names

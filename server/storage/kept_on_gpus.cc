@@ -13,6 +13,7 @@
 #include "common/tensor/update_log.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/kept_pieces.h"
+#include "server/storage/old_values_plan.h"
 
 namespace shardd {
 

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/device/device_memory.h"
 #include "server/storage/kept_on_gpus.h"
 
 namespace shardd {

@@ -8,6 +8,7 @@
 #include "common/process/kept_write.h"
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
+#include "server/device/device_memory.h"
 #include "server/storage/record_place.h"
 
 namespace shardd {
@@ -130,6 +131,11 @@ std::optional<TakeUpLog::Process> TakeUpLog::process(int rank) const {
   if (state == RawProcess::kNone || state == RawProcess::kFinished) return std::nullopt;
   return state == RawProcess::kThis ? Process{raw->pid, raw->uid, raw->start_ticks} : Process();
 }
+
+TakeUpLog::TakeUpLog(std::unique_ptr<Slab> slab, const Sizes& sizes, int format)
+    : slab_(std::move(slab)), sizes_(sizes), format_(format) {}
+
+TakeUpLog::~TakeUpLog() = default;
 
 absl::Status TakeUpLog::PinFor(const SlabPlace& place) {
   SHARDD_ASSIGN_OR_RETURN(pinned_,

@@ -29,10 +29,13 @@
 #include "common/shm/slab.h"
 #include "common/shm/unique_fd.h"
 #include "common/tensor/update_log.h"
-#include "server/device/device_memory.h"
+#include "server/device/slab_place.h"
+#include "server/storage/take_up_facts.h"
 #include "shardd/v1/journal.pb.h"
 
 namespace shardd {
+
+class PinnedMemory;
 
 // Owns that memory. Thread-compatible, but for the updates of ranks.
 class TakeUpLog {
@@ -65,6 +68,8 @@ class TakeUpLog {
   // For a job on GPUs, whose streams write the logs of updates. Errors as of RegisterHost.
   absl::Status PinFor(const SlabPlace& place);
 
+  ~TakeUpLog();
+
   int fd() const { return slab_->fd(); }
   int format() const { return format_; }
   int64_t size_bytes() const { return slab_->size_bytes(); }
@@ -73,25 +78,14 @@ class TakeUpLog {
   }
   int parts() const { return sizes_.parts; }
 
-  // Whoever had the rank's last session, and may write what it has mapped behind this daemon's end, until it asks to
-  // attach again.
-  struct Process {
-    int32_t pid = 0;  // 0: it is not known which, as in another PID namespace
-    uint32_t uid = 0;
-    uint64_t start_ticks = 0;
-  };
+  using Process = FormerProcess;
   void SetProcess(int rank, const Process& process);
   void ForgetProcess(int rank, bool finished);  // it has let go of everything; `finished`: it does not come again
   // Nothing: the rank has none.
   std::optional<Process> process(int rank) const;
   bool finished(int rank) const;
 
-  // Which memory a daemon that takes up the job goes on with.
-  enum class Counts : uint32_t {
-    kShards = 0,
-    kSnapshot = 1,            // trainers may store into the shards
-    kSnapshotBeingTaken = 2,  // of the shards, into which nobody stores meanwhile: the copy can be made again
-  };
+  using Counts = WhatCounts;
   // Nothing else has changed: what counts, and its step and facts, stay. As with all but Promise and KeepPromise,
   // nothing is promised from here on.
   void SetVersion(uint64_t epoch, uint64_t version);
@@ -137,8 +131,7 @@ class TakeUpLog {
   static int64_t PlacesAt(const Sizes& sizes) {
     return kUpdatesAt + static_cast<int64_t>(sizes.ranks) * sizes.parts * static_cast<int64_t>(sizeof(UpdateLog));
   }
-  TakeUpLog(std::unique_ptr<Slab> slab, const Sizes& sizes, int format)
-      : slab_(std::move(slab)), sizes_(sizes), format_(format) {}
+  TakeUpLog(std::unique_ptr<Slab> slab, const Sizes& sizes, int format);
   char* PlaceOf(uint32_t place) const {
     return slab_->At<char>(PlacesAt(sizes_) + (static_cast<int64_t>(place) - 1) * sizes_.place_bytes);
   }

@@ -10,9 +10,10 @@
 #include "common/plan/plan.h"
 #include "common/shm/slab.h"
 #include "common/shm/unique_fd.h"
-#include "server/storage/job_slab.h"
 
 namespace shardd {
+
+class JobSlab;
 
 inline constexpr char kUndoName[] = "undo";
 

@@ -18,6 +18,7 @@
 #include "common/tensor/update_log.h"
 #include "server/device/cpu/cpu_ops.h"
 #include "server/device/device.h"
+#include "server/device/devices.h"
 
 // The baseline loops are what a careful programmer would write and a compiler vectorise, on the widest level.
 #if defined(__GNUC__) && !defined(__clang__)

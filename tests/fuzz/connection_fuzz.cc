@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "common/shm/fd_channel.h"
+#include "server/job/writes/passes.h"
 #include "server/relay/http2_meter.h"
 #include "tests/fuzz/require.h"
 

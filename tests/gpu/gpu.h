@@ -7,6 +7,7 @@
 
 #include "common/cuda/driver.h"
 #include "common/cuda/slab.h"
+#include "server/job/wait.h"
 #include "tests/server/device/kernel_runner.h"
 
 namespace shardd::cuda {

@@ -15,6 +15,7 @@
 #include "absl/synchronization/notification.h"
 #include "common/tensor/update_log.h"
 #include "server/storage/kept_on_gpus.h"
+#include "server/storage/old_values_plan.h"
 #include "tests/gpu/gpu.h"
 #include "tests/gpu/real_cuda_world.h"
 

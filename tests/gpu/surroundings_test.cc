@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "server/device/devices.h"
 #include "tests/gpu/gpu.h"
 
 namespace shardd::cuda {

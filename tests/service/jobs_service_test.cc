@@ -20,6 +20,8 @@
 #include "grpcpp/create_channel_posix.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "gtest/gtest.h"
+#include "server/job/wait.h"
+#include "server/observe/trace_sink.h"
 #include "tests/service/service_fixture.h"
 #include "tests/testing/process.h"
 

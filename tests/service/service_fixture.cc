@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "grpcpp/create_channel_posix.h"
+#include "server/observe/trace_sink.h"
 
 namespace shardd::testing_service {
 namespace {

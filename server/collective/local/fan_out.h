@@ -6,9 +6,10 @@
 #include <vector>
 
 #include "server/collective/collective.h"
-#include "server/device/device.h"
 
 namespace shardd {
+
+class Device;
 
 // One device's part of a request.
 struct DevicePart {

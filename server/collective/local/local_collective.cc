@@ -8,6 +8,7 @@
 #include "common/plan/node_part.h"
 #include "common/status/status_macros.h"
 #include "server/collective/local/fan_out.h"
+#include "server/device/device.h"
 
 namespace shardd {
 namespace {

@@ -15,6 +15,8 @@
 
 namespace shardd {
 
+class Device;
+
 // Collective for ranks that are all on this node. (AllGather gathers this node's part if parameters are cut over
 // nodes.) Each device reads every rank's slot once for its own work segments and writes the gradient shards once.
 // devices[r] is rank r's (several ranks may share one); devices outlive this object and all requests.

@@ -7,7 +7,6 @@
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
 #include "server/collective/collective.h"
-#include "server/device/device.h"
 
 namespace shardd {
 

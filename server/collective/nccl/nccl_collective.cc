@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/collective/local/fan_out.h"
+#include "server/device/device_memory.h"
 
 namespace shardd {
 namespace {

@@ -19,6 +19,8 @@
 
 namespace shardd {
 
+class DeviceSlab;
+
 // Reduces with NCCL, for ranks of this node with a GPU each. fp32 gradients that every rank submitted are summed by the
 // communicator, into the slot of the rank that works on them; its device then scales them into the gradient shards.
 // `local/` does the rest: gathers, other dtypes, gradients that some rank lacks, and everything while the communicator

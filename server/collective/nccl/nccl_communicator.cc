@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "common/status/status_macros.h"
+#include "server/device/device_memory.h"
 
 namespace shardd {
 namespace {

@@ -13,9 +13,10 @@
 #include "common/cuda/driver.h"
 #include "server/collective/nccl/nccl_library.h"
 #include "server/device/device.h"
-#include "server/device/device_memory.h"
 
 namespace shardd {
+
+class DeviceSlab;
 
 // Whether the sum's parts from `first` on, one per member, form one reduce-scatter: equal, adjacent, in the members'
 // order. NCCL's symmetric kernels do no other sums; parts with separate roots go along a ring.

@@ -13,6 +13,8 @@
 
 namespace shardd {
 
+class DeviceSlab;
+
 // Registers the gradient slots of one job's ranks as the window of its communicator: once every rank has slots, and
 // again whenever a rank gets others or the communicator changes. Registering and deregistering block, on short-lived
 // threads; sums wait meanwhile, in order, so that the choice of reducer does not depend on when a rank attached. A call

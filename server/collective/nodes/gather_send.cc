@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/collective/nodes/node_gather.h"
+#include "server/peer/peer_links.h"
 
 namespace shardd {
 namespace {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "common/status/status_macros.h"
+#include "server/device/devices.h"
 
 namespace shardd {
 

@@ -9,9 +9,10 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/collective/nodes/nccl_exchanges.h"
-#include "server/device/device.h"
 
 namespace shardd {
+
+struct GpuFacts;
 
 // Exchanges by NCCL for jobs that span several nodes; loads NCCL when the first such job opens. Lives as long as the
 // process. Thread-safe.

@@ -15,7 +15,6 @@
 #include "absl/time/time.h"
 #include "server/collective/nccl/nccl_communicator.h"
 #include "server/collective/nodes/node_exchange.h"
-#include "server/device/device.h"
 
 namespace shardd {
 

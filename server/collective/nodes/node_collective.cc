@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/collective/nodes/node_sums.h"
+#include "server/device/device.h"
 
 namespace shardd {
 

@@ -8,10 +8,11 @@
 #include <vector>
 
 #include "server/collective/collective.h"
-#include "server/collective/nodes/node_exchange.h"
 
 namespace shardd {
 
+class Device;
+class NodeExchange;
 class NodeSums;
 
 // Reduces over the ranks of several nodes, of which devices.size() are on this node. `local/` does the gathers. A

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/peer/peer_links.h"
 
 namespace shardd {
 absl::Time NodeGather::Now() {

@@ -22,9 +22,12 @@
 #include "absl/time/time.h"
 #include "common/plan/plan.h"
 #include "server/collective/nodes/gather_parts.h"
-#include "server/peer/peer_links.h"
+#include "server/loop/monotonic_now.h"
+#include "shardd/v1/peer.pb.h"
 
 namespace shardd {
+
+class PeerLinks;
 
 // Thread-safe. Casts, sends and runs callbacks on a thread of its own.
 class NodeGather {

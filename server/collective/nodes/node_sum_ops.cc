@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/collective/local/local_collective.h"
 #include "server/collective/local/reduce_ops.h"
 
 namespace shardd {

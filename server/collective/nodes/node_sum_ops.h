@@ -6,12 +6,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/collective/collective.h"
-#include "server/collective/local/local_collective.h"
 #include "server/collective/nodes/node_exchange.h"
-#include "server/device/device.h"
+#include "server/device/device_op.h"
 
 namespace shardd {
+
+class LocalCollective;
+struct ReduceScatterRequest;
 
 // The work of this node's devices for one reduction over nodes. A rank's part, in staging, has the rank's work segments
 // of the group's parameters that some node contributes, in order and in fp32. Segments that are adjacent in the flat

@@ -16,10 +16,11 @@
 #include "server/collective/collective.h"
 #include "server/collective/local/fan_out.h"
 #include "server/collective/local/local_collective.h"
-#include "server/collective/nodes/node_exchange.h"
 #include "server/collective/nodes/node_sum_ops.h"
 
 namespace shardd {
+
+class Device;
 
 // A node's unfinished sums (NodeCollective). Thread-safe. Whoever changes a sum's state calls Advance, which takes
 // every step that is possible.

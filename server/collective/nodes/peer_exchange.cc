@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/tensor/kernels.h"
 #include "server/collective/nodes/peer_sum.h"
+#include "server/peer/peer_links.h"
 
 namespace shardd {
 namespace {

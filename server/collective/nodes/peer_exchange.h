@@ -28,9 +28,10 @@
 #include "absl/synchronization/mutex.h"
 #include "server/collective/nodes/node_exchange.h"
 #include "server/collective/nodes/piece_cut.h"
-#include "server/peer/peer_links.h"
 
 namespace shardd {
+
+class PeerLinks;
 
 // Thread-safe. Adds and sends on a thread of its own.
 class PeerExchange final : public NodeExchange {

@@ -6,8 +6,11 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "common/shm/sum_ring.h"
 #include "common/status/status_macros.h"
 #include "server/collective/local/fan_out.h"
+#include "server/collective/trainers/sum_channel.h"
+#include "server/device/device.h"
 
 namespace shardd {
 namespace {

@@ -12,10 +12,13 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/shm/sum_ring.h"
 #include "server/collective/local/local_collective.h"
-#include "server/collective/trainers/sum_channel.h"
 
 namespace shardd {
+
+class Device;
+class SumChannel;
 
 // The trainers reduce (JobConfig.trainer_sums): the work that `local/` would give rank r's device goes to rank r's
 // session, as records of its sum ring in the order of requests. The same operations with the same kernel give the same

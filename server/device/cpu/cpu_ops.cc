@@ -11,6 +11,7 @@
 
 #include "common/tensor/update_log.h"
 #include "common/tensor/update_scalars.h"
+#include "server/device/device_op.h"
 #include "server/device/ops/check.h"
 #include "server/device/ops/rest_of_update.h"
 #include "server/device/ops/slice.h"

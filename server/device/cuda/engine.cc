@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "server/device/cuda/engine_internal.h"
+#include "server/device/device_op.h"
 
 namespace shardd {
 namespace {

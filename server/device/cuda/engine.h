@@ -12,7 +12,7 @@
 #include "common/cuda/slab.h"
 #include "server/device/cuda/kernels.h"
 #include "server/device/cuda/norm_slots.h"
-#include "server/device/device.h"
+#include "server/device/device_op.h"
 
 namespace shardd {
 

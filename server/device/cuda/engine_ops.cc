@@ -7,6 +7,7 @@
 #include "common/status/status_macros.h"
 #include "server/device/cuda/engine.h"
 #include "server/device/cuda/engine_internal.h"
+#include "server/device/device.h"
 #include "server/device/ops/check.h"
 #include "server/device/ops/rest_of_update.h"
 

@@ -10,6 +10,7 @@
 #include "common/status/status_macros.h"
 #include "server/device/cuda/cuda_device.h"
 #include "server/device/cuda/surroundings.h"
+#include "server/device/devices.h"
 
 namespace shardd {
 

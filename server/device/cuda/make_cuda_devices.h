@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/cuda/driver.h"
-#include "server/device/device.h"
+#include "server/device/devices.h"
 
 namespace shardd {
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "server/device/cuda/engine_internal.h"
+#include "server/device/device_op.h"
 #include "server/device/ops/rest_of_update.h"
 #include "server/device/ops/slice.h"
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "server/device/device.h"
+#include "server/device/device_op.h"
 
 namespace shardd {
 

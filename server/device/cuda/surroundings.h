@@ -6,7 +6,7 @@
 
 #include "absl/types/span.h"
 #include "common/cuda/driver.h"
-#include "server/device/device.h"
+#include "server/device/devices.h"
 
 namespace shardd {
 

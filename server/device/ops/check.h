@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "server/device/device.h"
+#include "server/device/device_op.h"
 
 namespace shardd {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "common/tensor/update_log.h"
-#include "server/device/device.h"
+#include "server/device/device_op.h"
 
 namespace shardd {
 

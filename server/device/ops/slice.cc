@@ -1,5 +1,7 @@
 #include "server/device/ops/slice.h"
 
+#include "server/device/device_op.h"
+
 namespace shardd {
 namespace {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "common/tensor/dtype.h"
-#include "server/device/device.h"
+#include "server/device/device_op.h"
 
 namespace shardd {
 

@@ -6,6 +6,23 @@
 #include "common/plan/summon.h"
 #include "common/shm/session_view.h"
 #include "common/status/status_macros.h"
+#include "server/device/device.h"
+#include "server/device/device_op.h"
+#include "server/job/gradients/pairing.h"
+#include "server/job/job_events.h"
+#include "server/job/membership/extensions.h"
+#include "server/job/membership/leavers.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/work/given_back.h"
+#include "server/job/work/job_work.h"
+#include "server/job/writes/hand_ins.h"
+#include "server/job/writes/trainer_writes.h"
+#include "server/job/writes/write_undo.h"
+#include "server/session/rank_command.h"
+#include "server/session/session.h"
+#include "server/session/session_stream.h"
 
 namespace shardd {
 
@@ -190,6 +207,10 @@ Wait Summons::WaitingFor(int rank) const {
   return wait.rank >= 0 ? wait : FirstOther(world_size(), rank, "LeaveFullParams", [this](int other) {
     return full_params_.inside(other);
   });
+}
+
+absl::Status Summons::Error(int rank, absl::string_view what, absl::string_view fact) const {
+  return see_.committed->RankError(absl::StatusCode::kFailedPrecondition, rank, what, fact);
 }
 
 }  // namespace shardd

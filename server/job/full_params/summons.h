@@ -7,26 +7,29 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/device/device.h"
+#include "common/handle/handle.h"
 #include "server/job/full_params/full_params.h"
-#include "server/job/gradients/pairing.h"
-#include "server/job/job_events.h"
 #include "server/job/job_part.h"
-#include "server/job/membership/extensions.h"
-#include "server/job/membership/leavers.h"
-#include "server/job/membership/sessions.h"
-#include "server/job/step/committed.h"
 #include "server/job/wait.h"
-#include "server/job/work/given_back.h"
-#include "server/job/work/job_work.h"
 #include "server/job/work/optimizer_devices.h"
-#include "server/job/writes/trainer_writes.h"
-#include "server/job/writes/write_undo.h"
-#include "server/session/rank_command.h"
-#include "server/session/session.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+class Committed;
+class Device;
+class Extensions;
+class GivenBack;
+class JobEvents;
+class JobWork;
+class Leavers;
+class Pairing;
+struct RankCommand;
+class Session;
+class Sessions;
+class StepDecision;
+class TrainerWrites;
+class WriteUndo;
 
 // How all ranks come to full parameters and leave them again: who may ask, when they are let in, what they are told.
 // Owns what ranks have asked for (FullParams); submits what settles gradients before they are read. Loop-confined. A
@@ -86,9 +89,7 @@ class Summons final : public JobPart {
  private:
   int world_size() const { return see_.plan->world_size; }
   const std::string& group_name(int group) const { return see_.plan->groups[static_cast<size_t>(group)].name; }
-  absl::Status Error(int rank, absl::string_view what, absl::string_view fact) const {
-    return see_.committed->RankError(absl::StatusCode::kFailedPrecondition, rank, what, fact);
-  }
+  absl::Status Error(int rank, absl::string_view what, absl::string_view fact) const;
   absl::Status Apply(Session* session, HandleEvent event) const;
   absl::Status Refuse(const absl::Status& why);
   void SettleBehindReductions();

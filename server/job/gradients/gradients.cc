@@ -4,6 +4,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/job/job_events.h"
+#include "server/job/membership/extensions.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/multinode/backwards.h"
+#include "server/session/session.h"
 
 namespace shardd {
 namespace {

@@ -5,17 +5,19 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/handle/handle.h"
 #include "common/plan/plan.h"
 #include "server/job/gradients/pairing.h"
 #include "server/job/gradients/reductions.h"
-#include "server/job/job_events.h"
 #include "server/job/job_part.h"
-#include "server/job/membership/extensions.h"
-#include "server/job/step/step_decision.h"
 #include "server/session/rank_command.h"
-#include "server/session/session.h"
 
 namespace shardd {
+
+class Extensions;
+class JobEvents;
+class Session;
+class StepDecision;
 
 // Gradients as ranks' commands give them. Checks what ranks may do, and owns how their gradients are paired (Pairing)
 // and added (Reductions), and how often they gave a backward up. Loop-confined. A method that returns an error leaves

@@ -5,7 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/job/step/committed.h"
 #include "server/job/step/rank_error.h"
+#include "server/multinode/backwards.h"
 
 namespace shardd {
 namespace {

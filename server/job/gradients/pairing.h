@@ -21,15 +21,15 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/plan/plan.h"
-#include "server/collective/collective.h"
+#include "server/collective/gradient_mode.h"
 #include "server/job/gradients/gradient_presence.h"
-#include "server/job/step/committed.h"
 #include "server/job/wait.h"
-#include "server/multinode/backwards.h"
-#include "server/multinode/given_gradients.h"
 #include "server/session/rank_command.h"
 
 namespace shardd {
+
+class Committed;
+struct GivenGradients;
 
 using PairKey = std::pair<int, int>;  // (backward, group)
 

@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "server/job/gradients/pairing.h"
+#include "server/job/step/committed.h"
+#include "server/multinode/given_gradients.h"
 
 namespace shardd {
 

@@ -6,7 +6,21 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/device/device.h"
 #include "server/job/gradients/settle.h"
+#include "server/job/job_part.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/trace/job_trace.h"
+#include "server/job/work/job_work.h"
+#include "server/job/writes/passes.h"
+#include "server/job/writes/trainer_writes.h"
+#include "server/loop/core_loop.h"
+#include "server/multinode/given_gradients.h"
+#include "server/session/session.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 namespace {

@@ -9,23 +9,26 @@
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
 #include "server/collective/collective.h"
-#include "server/device/device.h"
 #include "server/job/gradients/pairing.h"
-#include "server/job/job_part.h"
-#include "server/job/membership/sessions.h"
-#include "server/job/step/asked_steps.h"
-#include "server/job/step/committed.h"
-#include "server/job/trace/job_trace.h"
 #include "server/job/work/given_back.h"
-#include "server/job/work/job_work.h"
 #include "server/job/work/optimizer_devices.h"
-#include "server/job/writes/trainer_writes.h"
-#include "server/multinode/given_gradients.h"
 #include "server/observe/duration_histogram.h"
-#include "server/storage/job_memory.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+class AskedSteps;
+class Committed;
+class CoreLoop;
+class Device;
+struct GivenGradients;
+class JobControl;
+class JobMemory;
+class JobTrace;
+class JobWork;
+struct SessionMemory;
+class Sessions;
+class TrainerWrites;
 
 // Adds gradients: an occurrence of a group in a backward at a time, when every rank has given its part or none. Owns
 // which reductions are under way, and of which backwards ranks were told; tells ranks in their pages. Loop-confined. A

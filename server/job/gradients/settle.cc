@@ -7,6 +7,8 @@
 #include <map>
 #include <set>
 
+#include "server/device/device_op.h"
+
 namespace shardd {
 namespace {
 

@@ -6,7 +6,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/job_events.h"
+#include "server/job/membership/leavers.h"
 #include "server/job/membership/past_process.h"
+#include "server/job/membership/sessions.h"
+#include "server/session/session.h"
 
 namespace shardd {
 

@@ -12,11 +12,13 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/shm/unique_fd.h"
-#include "server/job/job_events.h"
-#include "server/job/membership/leavers.h"
-#include "server/job/membership/sessions.h"
+#include "server/loop/monotonic_now.h"
 
 namespace shardd {
+
+class JobEvents;
+class Leavers;
+class Sessions;
 
 // Another answer to the same description is not to be had.
 bool IsFinalRefusal(const absl::Status& status);

@@ -4,6 +4,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/job/full_params/full_params.h"
+#include "server/job/gradients/pairing.h"
+#include "server/job/membership/leavers.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/writes/hand_ins.h"
+#include "server/job/writes/passes.h"
 #include "server/session/session.h"
 
 namespace shardd {

@@ -11,18 +11,21 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "common/plan/extend.h"
-#include "server/job/full_params/full_params.h"
-#include "server/job/gradients/pairing.h"
 #include "server/job/job_part.h"
-#include "server/job/membership/leavers.h"
-#include "server/job/step/asked_steps.h"
-#include "server/job/step/committed.h"
-#include "server/job/step/step_decision.h"
 #include "server/job/wait.h"
-#include "server/job/writes/hand_ins.h"
-#include "server/job/writes/passes.h"
+#include "server/multinode/backwards.h"
 
 namespace shardd {
+
+class AskedSteps;
+class Committed;
+class FullParams;
+class HandIns;
+class Leavers;
+class Pairing;
+class Passes;
+class Session;
+class StepDecision;
 
 // Ranks that ask that another job, with more to train, take their one's place. Owns what each waits for, until all
 // have asked for the same and that job is being built. Reads whether ranks may ask, and whether others have gone on.

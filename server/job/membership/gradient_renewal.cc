@@ -4,6 +4,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/job/epoch_end.h"
+#include "server/job/job_events.h"
+#include "server/job/job_part.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/work/job_work.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/job/writes/write_undo.h"
+#include "server/loop/core_loop.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 

@@ -11,21 +11,23 @@
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
 #include "common/shm/unique_fd.h"
-#include "server/job/epoch_end.h"
-#include "server/job/job_events.h"
-#include "server/job/job_part.h"
-#include "server/job/membership/attach_answer.h"
 #include "server/job/membership/gradient_writers.h"
-#include "server/job/membership/sessions.h"
-#include "server/job/step/step_decision.h"
-#include "server/job/work/job_work.h"
-#include "server/job/work/optimizer_devices.h"
-#include "server/job/writes/write_undo.h"
-#include "server/loop/core_loop.h"
-#include "server/session/session.h"
-#include "server/storage/job_memory.h"
 
 namespace shardd {
+
+class CoreLoop;
+class EpochEnd;
+class JobControl;
+class JobEvents;
+class JobMemory;
+class JobSlab;
+class JobWork;
+class OptimizerDevices;
+struct PastProcess;
+class Session;
+class Sessions;
+class StepDecision;
+class WriteUndo;
 
 // Gives a job new gradient shards where a rank cannot attach to the old ones, because an earlier process may still
 // write them; whoever has a session begins anew with them. Owns who these processes are (GradientWriters) and whether

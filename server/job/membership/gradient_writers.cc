@@ -7,7 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/loop/core_loop.h"
+#include "server/job/membership/past_process.h"
+#include "server/loop/monotonic_now.h"
+#include "server/session/session.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 namespace {
@@ -15,6 +19,10 @@ namespace {
 constexpr absl::Duration kDyingLimit = absl::Seconds(2);  // of a process that was killed and hangs in the kernel
 
 }  // namespace
+
+GradientWriters::GradientWriters(const JobMemory* memory) : memory_(*memory) {}
+
+GradientWriters::~GradientWriters() = default;
 
 std::string GradientWriters::TextOf(const std::list<Writer>& writers) {
   return absl::StrJoin(writers, ", ", [](std::string* out, const Writer& writer) {

@@ -23,18 +23,21 @@
 #include "absl/time/time.h"
 #include "common/shm/unique_fd.h"
 #include "server/job/membership/attach_answer.h"
-#include "server/job/membership/past_process.h"
-#include "server/session/session.h"
-#include "server/storage/job_memory.h"
 
 namespace shardd {
+
+class JobMemory;
+class JobSlab;
+struct PastProcess;
+class Session;
 
 // Owns what is known of processes that may write gradient shards, and the slab that was left to them. GradientRenewal
 // makes new ones. Loop-confined.
 class GradientWriters {
  public:
   // `memory` outlives this.
-  explicit GradientWriters(const JobMemory* memory) : memory_(*memory) {}
+  explicit GradientWriters(const JobMemory* memory);
+  ~GradientWriters();
 
   // Nobody knows who may write them: they are the daemon's before.
   void TakeUp() { anybody_ = true; }

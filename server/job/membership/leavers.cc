@@ -3,6 +3,14 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/full_params/full_params.h"
+#include "server/job/gradients/pairing.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/writes/hand_ins.h"
+#include "server/job/writes/passes.h"
+#include "server/job/writes/value_commit.h"
 
 namespace shardd {
 

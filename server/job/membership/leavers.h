@@ -14,17 +14,18 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "server/job/full_params/full_params.h"
-#include "server/job/gradients/pairing.h"
 #include "server/job/job_part.h"
-#include "server/job/membership/sessions.h"
-#include "server/job/step/asked_steps.h"
-#include "server/job/step/committed.h"
-#include "server/job/writes/hand_ins.h"
-#include "server/job/writes/passes.h"
-#include "server/job/writes/value_commit.h"
 
 namespace shardd {
+
+class AskedSteps;
+class Committed;
+class FullParams;
+class HandIns;
+class Pairing;
+class Passes;
+class Sessions;
+class ValueCommit;
 
 // Owns which ranks have finished, and which are leaving. Reads what ranks are in the middle of. Loop-confined.
 class Leavers final : public JobPart {

@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/loop/core_loop.h"
+#include "server/session/session.h"
+#include "server/session/session_stream.h"
+
 namespace shardd {
 namespace {
 
@@ -10,6 +14,12 @@ constexpr absl::Duration kTellWaitingAfter = absl::Milliseconds(500);
 constexpr int kMostToldAtOnce = 16;  // for each, all ranks are looked at
 
 }  // namespace
+
+Sessions::Sessions(int world_size, CoreLoop* loop) : loop_(loop), by_rank_(world_size) {}
+
+Sessions::~Sessions() = default;
+
+std::unique_ptr<Session> Sessions::Take(int rank) { return std::move(by_rank_[rank]); }
 
 Session* Sessions::Find(uint64_t session_id) const {
   const auto found = std::find_if(by_rank_.begin(), by_rank_.end(), [session_id](const auto& session) {

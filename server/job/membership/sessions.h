@@ -10,15 +10,17 @@
 #include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
 #include "common/shm/unique_fd.h"
-#include "server/loop/core_loop.h"
-#include "server/session/session.h"
 
 namespace shardd {
+
+class CoreLoop;
+class Session;
 
 // The sessions of a job's ranks in the current epoch. Owns them and what the loop watches of them. Loop-confined.
 class Sessions {
  public:
-  Sessions(int world_size, CoreLoop* loop) : loop_(loop), by_rank_(world_size) {}
+  Sessions(int world_size, CoreLoop* loop);
+  ~Sessions();
 
   // Null: the rank has none.
   const std::unique_ptr<Session>& operator[](int rank) const { return by_rank_[rank]; }
@@ -43,7 +45,7 @@ class Sessions {
   void Unwatch(const Session& session);
   // Posts what waits until the session is not held any more, which finds it so, or gone.
   void PostReleased(Session* session) const;
-  std::unique_ptr<Session> Take(int rank) { return std::move(by_rank_[rank]); }
+  std::unique_ptr<Session> Take(int rank);
 
  private:
   CoreLoop* const loop_;

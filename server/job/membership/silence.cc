@@ -4,6 +4,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/committed.h"
+#include "server/session/session.h"
 
 namespace shardd {
 namespace {

@@ -4,11 +4,12 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "server/job/membership/sessions.h"
-#include "server/job/step/committed.h"
 #include "server/job/wait.h"
 
 namespace shardd {
+
+class Committed;
+class Sessions;
 
 // DEADLINE_EXCEEDED: a rank has sent nothing for `limit`, less where its program gave up a forward or backward, and
 // another rank waits for it, as `waiting_for` says; *silent is that rank. Asks for each rank once, and only where one

@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/collective/trainers/sum_channel.h"
 #include "server/job/membership/past_process.h"
+#include "server/session/session.h"
 
 namespace shardd {
 

@@ -21,9 +21,11 @@
 #include "server/collective/trainers/trainer_collective.h"
 #include "server/job/job_part.h"
 #include "server/job/membership/attach_answer.h"
-#include "server/session/session.h"
 
 namespace shardd {
+
+class Session;
+class SumChannel;
 
 // Tells the collective which session adds a rank's part. Owns what has to be known of ended sessions whose sums are
 // under way. Where devices add (by_trainers() false) there are none. Loop-confined.

@@ -9,15 +9,16 @@
 #include "absl/status/status.h"
 #include "common/shm/ring.h"
 #include "server/job/job_part.h"
-#include "server/job/membership/sessions.h"
 #include "server/job/meter/goodput.h"
 #include "server/job/meter/rank_waits.h"
 #include "server/job/meter/step_phases.h"
-#include "server/job/step/committed.h"
-#include "server/job/step/step_decision.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+class Committed;
+class Sessions;
+class StepDecision;
 
 // What a job's time goes into, as the daemon sees it: it decides when a step is one and when work is dropped, so none
 // of this is guessed. Owns the figures that GetMetrics says of the job, and changes nothing else. It costs a command

@@ -3,8 +3,27 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/collective/nodes/node_collective.h"
+#include "server/collective/nodes/node_gather.h"
+#include "server/job/nodes/model_digests.h"
+#include "server/job/nodes/state_transfers.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/unshard/node_gathers.h"
+#include "server/job/work/job_work.h"
+#include "server/job/writes/value_writes.h"
+#include "server/loop/core_loop.h"
+#include "server/multinode/node_member.h"
+#include "server/observe/duration_histogram.h"
+#include "server/peer/peer_links.h"
 
 namespace shardd {
+
+NodeParts::~NodeParts() {
+  if (events != nullptr && links != nullptr) events->ForgetExchange();  // it came to no job
+}
+
+JobNodes::~JobNodes() = default;
 
 JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& services, Results results)
     : see_(facts),
@@ -192,5 +211,33 @@ void JobNodes::NodeIsUp() {
     gathers_->Retry();
   }
 }
+
+void JobNodes::VersionCommitted() { SetReadable(use_.committed->version()); }
+
+int64_t JobNodes::NodeStep() const { return use_.committed->step() + (see_.decision->decided() ? 1 : 0); }
+
+bool JobNodes::NodeInitialized() const { return use_.committed->version() > 0 || see_.decision->committing(); }
+
+int64_t JobNodes::held_step() const {
+  return over_nodes() ? member_->held_step() : std::numeric_limits<int64_t>::max();
+}
+
+bool JobNodes::fetching() const { return over_nodes() && member_->fetching(); }
+
+bool JobNodes::MayBeSentState() const { return over_nodes() && member_->MayBeSentState(); }
+
+std::string JobNodes::WaitText() const { return over_nodes() ? member_->WaitText() : ""; }
+
+uint64_t JobNodes::generation() const { return member_->generation(); }
+
+int JobNodes::node() const { return over_nodes() ? member_->node() : 0; }
+
+bool JobNodes::promised() const { return over_nodes() && member_->promised(); }
+
+int JobNodes::closed() const { return over_nodes() ? sums_->closed() : kAllBackwards; }
+
+bool JobNodes::MayDecide() const { return closed() == kAllBackwards && (!over_nodes() || !digests_->under_way()); }
+
+void JobNodes::WantsToEnd(const absl::Status& cause) { member_->WantsToEnd(cause); }
 
 }  // namespace shardd

@@ -11,23 +11,34 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/plan/plan.h"
-#include "server/collective/nodes/node_collective.h"
-#include "server/collective/nodes/node_gather.h"
-#include "server/job/job_events.h"
 #include "server/job/job_part.h"
 #include "server/job/membership/leavers.h"
-#include "server/job/nodes/model_digests.h"
-#include "server/job/nodes/state_transfers.h"
 #include "server/job/nodes/steps_over_nodes.h"
 #include "server/job/nodes/sums_over_nodes.h"
-#include "server/job/unshard/node_gathers.h"
-#include "server/job/writes/value_writes.h"
 #include "server/multinode/backwards.h"
-#include "server/multinode/node_events.h"
+#include "server/multinode/node_left.h"
 #include "server/multinode/node_listeners.h"
-#include "server/multinode/node_member.h"
+#include "server/observe/duration_histogram.h"
+#include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+class AskedSteps;
+class Committed;
+class CoreLoop;
+class JobEvents;
+class JobMemory;
+class JobWork;
+class ModelDigests;
+class NodeCollective;
+class NodeEvents;
+class NodeGather;
+class NodeGathers;
+class NodeMember;
+class OptimizerDevices;
+class PeerLinks;
+class StateTransfers;
+class ValueWrites;
 
 // What is made for a job over several nodes when it is opened (core_nodes.cc).
 struct NodeParts {
@@ -38,9 +49,7 @@ struct NodeParts {
   std::unique_ptr<NodeGather> gather;    // where parameters are cut over nodes, else null; uses `links` and slabs
   CoreLoop* worker = nullptr;            // reads initial values
   std::optional<NodeLeft> left;          // by the daemon before, which the job has outlived
-  ~NodeParts() {
-    if (events != nullptr && links != nullptr) events->ForgetExchange();  // it came to no job
-  }
+  ~NodeParts();
 };
 
 // A job's other nodes. A job on one node has none; each question below has an answer for it, too.
@@ -74,30 +83,31 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   };
   // All outlive it. Takes links, events and the gather out of `parts`; null: the job is on one node.
   JobNodes(NodeParts* parts, const Facts& facts, const Services& services, Results results);
+  ~JobNodes();
   // Hears of the others from here on. To be called once.
   void Start();
   // Nothing reaches exchanges any more, which may then go; they go before this, which ends the links.
   void ForgetExchange();
 
   bool over_nodes() const { return member_ != nullptr; }
-  int node() const { return over_nodes() ? member_->node() : 0; }
+  int node() const;
   // Of the running step, how many backwards all nodes have closed; on one node every rank decides it.
-  int closed() const { return over_nodes() ? sums_->closed() : kAllBackwards; }
+  int closed() const;
   // This node gives nothing up by itself: the step may be decided already.
-  bool promised() const { return over_nodes() && member_->promised(); }
+  bool promised() const;
   // The last step that all nodes hold, so that ranks may be shown it.
-  int64_t held_step() const { return over_nodes() ? member_->held_step() : std::numeric_limits<int64_t>::max(); }
+  int64_t held_step() const;
   // All nodes have closed the step, and what is to be compared with it is there.
-  bool MayDecide() const { return closed() == kAllBackwards && (!over_nodes() || !digests_->under_way()); }
+  bool MayDecide() const;
   // The state is brought from another node.
-  bool fetching() const { return over_nodes() && member_->fetching(); }
+  bool fetching() const;
   // This node has nothing of the job, and may still be sent the state of another node that has.
-  bool MayBeSentState() const { return over_nodes() && member_->MayBeSentState(); }
+  bool MayBeSentState() const;
   // All of this node's ranks have finished, and no other node needs it; else: it serves the others.
   bool finished() const;
   bool ServesOthers() const { return gathers_ != nullptr && see_.leavers->all_finished() && !finished(); }
   // What those wait for whom no rank of this node lets wait; empty: for nobody.
-  std::string WaitText() const { return over_nodes() ? member_->WaitText() : ""; }
+  std::string WaitText() const;
   void Describe(v1::Job* out) const;
 
   // REQUIRES of these four: over_nodes().
@@ -106,7 +116,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   StepsOverNodes& steps() { return *steps_; }
   StateTransfers& states() { return *states_; }
   const StateTransfers& states() const { return *states_; }
-  uint64_t generation() const { return member_->generation(); }
+  uint64_t generation() const;
   // Null where nothing is cut over nodes.
   NodeGathers* gathers() const { return gathers_.get(); }
 
@@ -115,11 +125,11 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   // The decision is journaled here, and shards are about to change. REQUIRES: over_nodes().
   void SayDecided();
   void StepCommitted() override;
-  void VersionCommitted() override { SetReadable(use_.committed->version()); }
+  void VersionCommitted() override;
   absl::Status CheckMayBegin(const std::string& what) override;
   void EndEpoch() override;
   // The attempt is to end, and has been promised.
-  void WantsToEnd(const absl::Status& cause) { member_->WantsToEnd(cause); }
+  void WantsToEnd(const absl::Status& cause);
   // The epoch has ended here.
   void AttemptEnded(const absl::Status& cause);
   // Where parameters are cut over nodes, the others need this one until they have finished, too.
@@ -136,8 +146,8 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   void Close(const std::string& why, const Closing& closing);
 
  private:
-  int64_t NodeStep() const override { return use_.committed->step() + (see_.decision->decided() ? 1 : 0); }
-  bool NodeInitialized() const override { return use_.committed->version() > 0 || see_.decision->committing(); }
+  int64_t NodeStep() const override;
+  bool NodeInitialized() const override;
   void NodeAbort(const absl::Status& cause) override { tell_.end_attempt(cause); }
   void NodeGeneration(uint64_t generation) override;
   void NodeIsUp() override;

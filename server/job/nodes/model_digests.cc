@@ -5,7 +5,13 @@
 #include <utility>
 
 #include "common/status/status_macros.h"
+#include "server/job/job_part.h"
+#include "server/job/step/committed.h"
+#include "server/job/work/job_work.h"
+#include "server/loop/core_loop.h"
+#include "server/multinode/node_member.h"
 #include "server/multinode/value_digest.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 namespace {

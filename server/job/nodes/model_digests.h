@@ -7,16 +7,17 @@
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
-#include "server/job/job_part.h"
-#include "server/job/step/committed.h"
-#include "server/job/work/job_work.h"
 #include "server/job/writes/parameter_parts.h"
-#include "server/loop/core_loop.h"
-#include "server/multinode/node_member.h"
-#include "server/storage/job_memory.h"
 #include "shardd/v1/peer.pb.h"
 
 namespace shardd {
+
+class Committed;
+class CoreLoop;
+class JobControl;
+class JobMemory;
+class JobWork;
+class NodeMember;
 
 // Digests of what this node has of the model, which node 0 compares with those of the other nodes: of initial values
 // before they are committed, and of replicas every `compare_every` steps.

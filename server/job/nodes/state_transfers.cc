@@ -3,6 +3,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/job_events.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/work/job_work.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/loop/core_loop.h"
+#include "server/optimizer/optimizer.h"
+#include "server/storage/job_memory.h"
 
 namespace shardd {
 

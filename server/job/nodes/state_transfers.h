@@ -7,21 +7,22 @@
 
 #include "absl/functional/any_invocable.h"
 #include "common/plan/plan.h"
-#include "server/job/job_events.h"
-#include "server/job/job_part.h"
-#include "server/job/step/asked_steps.h"
-#include "server/job/step/committed.h"
 #include "server/job/step/step_decision.h"
-#include "server/job/work/job_work.h"
-#include "server/job/work/optimizer_devices.h"
-#include "server/multinode/node_events.h"
 #include "server/multinode/node_fetch.h"
 #include "server/multinode/node_listeners.h"
 #include "server/multinode/node_member.h"
 #include "server/multinode/state_senders.h"
-#include "server/storage/job_memory.h"
 
 namespace shardd {
+
+class AskedSteps;
+class Committed;
+class CoreLoop;
+class JobControl;
+class JobEvents;
+class JobMemory;
+class JobWork;
+class OptimizerDevices;
 
 // A node whose daemon was lost with its slabs gets what is committed from another, a replica: shards, the optimizer's
 // state, counts. Node 0 gives it to the others, and gets it from one of them where it has lost its own. What is sent

@@ -3,9 +3,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/gradients/gradient_presence.h"
+#include "server/job/nodes/model_digests.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
 #include "server/multinode/given_gradients.h"
+#include "server/multinode/node_member.h"
 #include "server/multinode/param_mask.h"
 #include "server/multinode/reduced_steps.h"
+#include "server/observe/duration_histogram.h"
+#include "shardd/v1/journal.pb.h"
 
 namespace shardd {
 

@@ -9,15 +9,16 @@
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
 #include "common/tensor/norm.h"
-#include "server/job/gradients/gradient_presence.h"
-#include "server/job/nodes/model_digests.h"
-#include "server/job/step/asked_steps.h"
-#include "server/job/step/committed.h"
-#include "server/job/step/step_decision.h"
 #include "server/multinode/node_listeners.h"
-#include "server/multinode/node_member.h"
 
 namespace shardd {
+
+class AskedSteps;
+class Committed;
+class GradientPresence;
+class ModelDigests;
+class NodeMember;
+class StepDecision;
 
 // A step over nodes is decided in one round: all say that theirs is reduced, node 0 measures, journals and says what it
 // has found, and all update with that. Initial values are agreed on likewise.

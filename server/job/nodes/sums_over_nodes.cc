@@ -3,7 +3,13 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "server/job/job_part.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
 #include "server/multinode/backwards.h"
+#include "server/multinode/given_gradients.h"
+#include "server/multinode/node_member.h"
 #include "server/multinode/param_mask.h"
 
 namespace shardd {

@@ -6,15 +6,16 @@
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
 #include "server/job/gradients/pairing.h"
-#include "server/job/job_part.h"
-#include "server/job/step/asked_steps.h"
-#include "server/job/step/committed.h"
-#include "server/job/step/step_decision.h"
-#include "server/multinode/given_gradients.h"
 #include "server/multinode/node_listeners.h"
-#include "server/multinode/node_member.h"
 
 namespace shardd {
+
+class AskedSteps;
+class Committed;
+struct GivenGradients;
+class JobControl;
+class NodeMember;
+class StepDecision;
 
 // Gradients over nodes: what this node's ranks give together is said to node 0 (Ready), and added when all nodes have
 // theirs (Go), in the order of Go on every node. What a node closes without counts as none.

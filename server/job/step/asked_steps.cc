@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/step/committed.h"
 #include "server/optimizer/step_difference.h"
 
 namespace shardd {

@@ -6,10 +6,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/job/step/committed.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {
+
+class Committed;
 
 // The running step as ranks ask for it. Owns what each rank has sent with Step and, where the optimizer runs in the
 // trainers, what it keeps with the step that it enters a pass with. Loop-confined.

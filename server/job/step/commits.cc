@@ -7,8 +7,21 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/job/full_params/summons.h"
+#include "server/job/membership/extensions.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/committed.h"
+#include "server/job/trace/job_trace.h"
+#include "server/job/unshard/unsharding.h"
+#include "server/job/work/job_work.h"
 #include "server/job/writes/parameter_parts.h"
+#include "server/job/writes/snapshot_keeper.h"
+#include "server/job/writes/trainer_writes.h"
 #include "server/multinode/param_mask.h"
+#include "server/optimizer/optimizer.h"
+#include "server/session/session.h"
+#include "server/session/session_stream.h"
+#include "server/storage/job_memory.h"
 
 namespace shardd {
 
@@ -299,5 +312,9 @@ void Commits::EndEpoch() {
   steps_.EndEpoch();
   decision_.EndEpoch();
 }
+
+bool Commits::MayShow() const { return nodes_.held_step == nullptr || nodes_.held_step() > use_.committed->step(); }
+
+void Commits::CommitStepInTrainers() { use_.committed->CommitStep({}, steps_.TakeTrainerStates()); }
 
 }  // namespace shardd

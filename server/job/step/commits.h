@@ -9,29 +9,29 @@
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
 #include "common/tensor/norm.h"
-#include "server/job/full_params/summons.h"
 #include "server/job/gradients/gradients.h"
 #include "server/job/job_part.h"
-#include "server/job/membership/extensions.h"
-#include "server/job/membership/sessions.h"
 #include "server/job/step/asked_steps.h"
-#include "server/job/step/committed.h"
 #include "server/job/step/step_decision.h"
-#include "server/job/trace/job_trace.h"
-#include "server/job/unshard/unsharding.h"
 #include "server/job/wait.h"
-#include "server/job/work/given_back.h"
-#include "server/job/work/job_work.h"
 #include "server/job/work/optimizer_devices.h"
-#include "server/job/writes/snapshot_keeper.h"
-#include "server/job/writes/trainer_writes.h"
 #include "server/session/rank_command.h"
-#include "server/session/session.h"
-#include "server/storage/job_memory.h"
 #include "shardd/v1/jobs.pb.h"
 #include "shardd/v1/peer.pb.h"
 
 namespace shardd {
+
+class Committed;
+class Extensions;
+class JobMemory;
+class JobTrace;
+class JobWork;
+class Session;
+class Sessions;
+class SnapshotKeeper;
+class Summons;
+class TrainerWrites;
+class Unsharding;
 
 // Makes the versions of a job's shards. A step goes
 //
@@ -95,7 +95,7 @@ class Commits final : public JobPart {
   // Over nodes, elsewhere.
   void Heard(const v1::PeerMessage::Decided& decided);
   // A step that every node holds is shown: were a node lost that alone knows of it, the others would make another one.
-  bool MayShow() const { return nodes_.held_step == nullptr || nodes_.held_step() > use_.committed->step(); }
+  bool MayShow() const;
   void Show();
   // A step that is being shown completes forward. One that may not be shown yet may be so for as long as another node
   // is silent, and the epoch may end meanwhile.
@@ -104,7 +104,7 @@ class Commits final : public JobPart {
   // ranks have gone without having been told.
   void CommitStep();
   // The step that ranks made by their own optimizers, whose shards are there.
-  void CommitStepInTrainers() { use_.committed->CommitStep({}, steps_.TakeTrainerStates()); }
+  void CommitStepInTrainers();
 
   // Other versions -----------------------------------------------------------------------------------
   struct Version {

@@ -4,8 +4,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/process/kept_write.h"
+#include "server/device/device_op.h"
 #include "server/job/work/optimizer_devices.h"
 #include "server/observe/log.h"
+#include "server/storage/journal.h"
+#include "server/storage/take_up_log.h"
 
 namespace shardd {
 
@@ -198,6 +201,18 @@ absl::Status Committed::LogFacts(const SnapshotOf& of, const std::vector<std::st
   }
   for (const std::string& state : trainer_states) facts.add_trainer_states(state);
   return log_->Commit(facts, {epoch_, of.step, of.version}, counts);
+}
+
+Committed::~Committed() = default;
+
+absl::Status Committed::Decide(const v1::DecidedStepRecord& record) { return journal_->WriteDecided(record); }
+
+void Committed::SetProcess(int rank, const FormerProcess& process) {
+  if (log_ != nullptr) log_->SetProcess(rank, process);
+}
+
+void Committed::ForgetProcess(int rank, bool finished) {
+  if (log_ != nullptr) log_->ForgetProcess(rank, finished);
 }
 
 }  // namespace shardd

@@ -13,14 +13,17 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "server/device/device.h"
+#include "server/device/device_op.h"
 #include "server/job/job_part.h"
 #include "server/job/step/rank_error.h"
-#include "server/storage/journal.h"
-#include "server/storage/take_up_log.h"
+#include "server/storage/take_up_facts.h"
 #include "shardd/v1/jobs.pb.h"
+#include "shardd/v1/journal.pb.h"
 
 namespace shardd {
+
+class Journal;
+class TakeUpLog;
 
 // What a job takes over from the one whose place it takes.
 struct CommittedFacts {
@@ -42,6 +45,7 @@ class Committed {
  public:
   // `job`: its name, for the log.
   Committed(std::string job, int params, int ranks, std::unique_ptr<Journal> journal);
+  ~Committed();
 
   uint64_t epoch() const { return epoch_; }
   uint64_t version() const { return version_; }  // 0: there are no parameters yet
@@ -66,12 +70,8 @@ class Committed {
   // Its parts, of which others than the first have logs of their own. REQUIRES: BeginUpdate was called.
   void LogByPart(int rank, std::vector<DeviceOp>* parts, int count);
   // The rank has a session of this process, or has let go of all that it had.
-  void SetProcess(int rank, const TakeUpLog::Process& process) {
-    if (log_ != nullptr) log_->SetProcess(rank, process);
-  }
-  void ForgetProcess(int rank, bool finished) {
-    if (log_ != nullptr) log_->ForgetProcess(rank, finished);
-  }
+  void SetProcess(int rank, const FormerProcess& process);
+  void ForgetProcess(int rank, bool finished);
   // No other daemon takes the job up any more: its memory is no longer wanted.
   void EndCustody();
   bool custody_ended() const { return custody_ended_; }
@@ -98,7 +98,7 @@ class Committed {
   // had decided, unless EndCustody comes.
   void EndLastEpoch();
   // A step is decided and about to change shards. RESOURCE_EXHAUSTED: its record is too large, and nothing is decided.
-  absl::Status Decide(const v1::DecidedStepRecord& record) { return journal_->WriteDecided(record); }
+  absl::Status Decide(const v1::DecidedStepRecord& record);
   // Several nodes: another node is about to hear that the step is reduced here, and may decide it.
   void Promise(v1::PromisedStepRecord record);
   // ... this node's ranks have finished, and it goes on for the others.
@@ -131,8 +131,8 @@ class Committed {
   void CommitVersion(void (JobPart::*of)(), Changed what);
   void WriteHeader(Changed what);
   absl::Status WriteLog(Changed what);
-  absl::Status LogFacts(const SnapshotOf& of, const std::vector<std::string>& trainer_states, TakeUpLog::Counts counts);
-  void LogSnapshot(const SnapshotOf& of, const std::vector<std::string>& trainer_states, TakeUpLog::Counts counts);
+  absl::Status LogFacts(const SnapshotOf& of, const std::vector<std::string>& trainer_states, WhatCounts counts);
+  void LogSnapshot(const SnapshotOf& of, const std::vector<std::string>& trainer_states, WhatCounts counts);
   std::vector<int64_t>& OwnStepCounts();
 
   const std::string job_;

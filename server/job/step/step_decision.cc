@@ -2,8 +2,9 @@
 
 #include <cmath>
 
-#include "server/loop/core_loop.h"
+#include "server/loop/monotonic_now.h"
 #include "server/multinode/param_mask.h"
+#include "server/optimizer/optimizer.h"
 
 namespace shardd {
 namespace {

@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/optimizer/optimizer.h"
+#include "common/plan/plan.h"
+#include "server/loop/monotonic_now.h"
+#include "server/optimizer/decided_step.h"
 #include "shardd/v1/journal.pb.h"
 #include "shardd/v1/peer.pb.h"
 #include "shardd/v1/trainer.pb.h"

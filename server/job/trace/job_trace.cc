@@ -5,7 +5,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/version.h"
+#include "server/device/device.h"
+#include "server/device/traced_device.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/memory_account.h"
+#include "server/job/step/committed.h"
+#include "server/job/work/job_work.h"
 #include "server/loop/core_loop.h"
+#include "server/observe/trace_sink.h"
+#include "server/session/session.h"
 
 namespace shardd {
 namespace {

@@ -15,18 +15,21 @@
 #include <vector>
 
 #include "common/plan/plan.h"
-#include "server/device/device.h"
-#include "server/device/traced_device.h"
+#include "common/shm/trace_ring.h"
 #include "server/job/job_part.h"
-#include "server/job/membership/sessions.h"
-#include "server/job/memory_account.h"
-#include "server/job/step/committed.h"
-#include "server/job/work/job_work.h"
-#include "server/observe/trace_sink.h"
-#include "server/session/session.h"
+#include "server/observe/duration_histogram.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+class Committed;
+class Device;
+class JobWork;
+class MemoryAccount;
+class Session;
+class Sessions;
+class TraceSink;
+class WorkTrace;
 
 // Loop-confined. The owner calls the hooks; each is free while nobody traces.
 class JobTrace final : public JobPart {

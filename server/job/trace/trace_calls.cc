@@ -5,7 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "server/device/traced_device.h"
 #include "server/job/trace/job_trace.h"
+#include "server/session/session.h"
 
 namespace shardd {
 namespace {

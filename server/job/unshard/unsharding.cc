@@ -5,6 +5,20 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/collective/collective.h"
+#include "server/job/job_events.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/unshard/node_gathers.h"
+#include "server/job/work/given_back.h"
+#include "server/job/work/job_work.h"
+#include "server/job/writes/trainer_writes.h"
+#include "server/loop/monotonic_now.h"
+#include "server/session/session.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 
@@ -213,5 +227,7 @@ void Unsharding::EndEpoch() {
   orders_.EndEpoch();
   unshards_.EndEpoch();
 }
+
+void Unsharding::SessionEnds(Session* session) { unshards_.EndSession(session->rank()); }
 
 }  // namespace shardd

@@ -6,24 +6,25 @@
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
-#include "server/collective/collective.h"
-#include "server/job/job_events.h"
 #include "server/job/job_part.h"
-#include "server/job/membership/sessions.h"
-#include "server/job/step/asked_steps.h"
-#include "server/job/step/committed.h"
-#include "server/job/step/step_decision.h"
-#include "server/job/unshard/node_gathers.h"
 #include "server/job/unshard/pooled_unshards.h"
 #include "server/job/unshard/request_orders.h"
-#include "server/job/work/given_back.h"
-#include "server/job/work/job_work.h"
-#include "server/job/writes/trainer_writes.h"
-#include "server/session/session.h"
-#include "server/storage/job_memory.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+class AskedSteps;
+class Collective;
+class Committed;
+class GivenBack;
+class JobEvents;
+class JobMemory;
+class JobWork;
+class NodeGathers;
+class Session;
+class Sessions;
+class StepDecision;
+class TrainerWrites;
 
 // Unshard and reshard: what ranks may request, in which order they do, which slots of the pool that takes, and the
 // gathers that fill these. Owns the orders, the requests and the slots; publishes grants in the ranks' pages.
@@ -74,7 +75,7 @@ class Unsharding final : public JobPart {
   // The step that all ranks have ended is about to be committed: an error where their orders differ and the job is
   // strict.
   absl::Status CompareOrders();
-  void SessionEnds(Session* session) override { unshards_.EndSession(session->rank()); }
+  void SessionEnds(Session* session) override;
   void Forget(int rank) override;
 
   void StepCommitted() override { orders_.StepCommitted(); }

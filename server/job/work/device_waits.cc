@@ -3,6 +3,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/device/device.h"
+#include "server/device/device_memory.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/committed.h"
+#include "server/loop/core_loop.h"
+#include "server/session/session.h"
 
 namespace shardd {
 

@@ -10,15 +10,17 @@
 #include "absl/time/time.h"
 #include "common/plan/plan.h"
 #include "common/shm/fd_channel.h"
-#include "server/device/device.h"
 #include "server/job/job_part.h"
 #include "server/job/membership/attach_answer.h"
-#include "server/job/membership/sessions.h"
 #include "server/job/membership/trainer_sums.h"
-#include "server/job/step/committed.h"
 #include "server/job/work/given_back.h"
 
 namespace shardd {
+
+class Committed;
+class CoreLoop;
+class Device;
+class Sessions;
 
 // What a job waits for that its ranks' processes and devices say in memory alone, so that somebody has to look: memory
 // that devices have done with (GivenBack), and sums that trainers make (TrainerSums). Owns both, and the timer that

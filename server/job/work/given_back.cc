@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/job/membership/sessions.h"
+#include "server/loop/core_loop.h"
 #include "server/session/session.h"
 
 namespace shardd {

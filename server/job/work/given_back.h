@@ -18,10 +18,11 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/shm/unique_fd.h"
-#include "server/job/membership/sessions.h"
-#include "server/loop/core_loop.h"
 
 namespace shardd {
+
+class CoreLoop;
+class Sessions;
 
 // A signal of one session's device. The rank's next session, or none, waits for nothing.
 struct DoneSignal {

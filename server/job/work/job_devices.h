@@ -2,16 +2,16 @@
 #define SHARDD_SERVER_JOB_WORK_JOB_DEVICES_H_
 
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/collective/collective.h"
-#include "server/device/device.h"
 #include "server/job/work/optimizer_devices.h"
-#include "server/loop/core_loop.h"
 
 namespace shardd {
+
+class Collective;
+class CoreLoop;
+class Device;
 
 // Who does a job's work: the devices of its ranks and of its optimizer, the collective between them, and the thread
 // that makes sessions and frees what they leave. Owns the devices that are the job's own, the collective and the
@@ -25,12 +25,8 @@ class JobDevices {
     std::unique_ptr<Collective> collective;
     std::unique_ptr<CoreLoop> memory_worker;
   };
-  explicit JobDevices(Parts parts)
-      : own_(std::move(parts.own)),
-        by_rank_(std::move(parts.by_rank)),
-        optimizer_(parts.optimizer.empty() ? by_rank_ : std::move(parts.optimizer), static_cast<int>(by_rank_.size())),
-        collective_(std::move(parts.collective)),
-        memory_worker_(std::move(parts.memory_worker)) {}
+  explicit JobDevices(Parts parts);
+  ~JobDevices();
 
   const std::vector<Device*>& by_rank() const { return by_rank_; }
   const OptimizerDevices& optimizer() const { return optimizer_; }
@@ -42,13 +38,8 @@ class JobDevices {
   // The end of the job, in this order; whatever else uses the collective goes in between.
   // Stops the thread when it has freed all that it was given. Returns false if that takes longer than `limit`: then the
   // thread keeps that memory, and the job's own devices with it, for ever.
-  bool EndMemoryWorker(absl::Duration limit) {
-    if (memory_worker_->Stop(limit)) return true;
-    (void)memory_worker_.release();
-    for (std::unique_ptr<Device>& device : own_) (void)device.release();
-    return false;
-  }
-  void EndCollective() { collective_.reset(); }
+  bool EndMemoryWorker(absl::Duration limit);
+  void EndCollective();
 
  private:
   std::vector<std::unique_ptr<Device>> own_;

@@ -7,9 +7,10 @@
 
 #include "absl/status/status.h"
 #include "server/job/job_part.h"
-#include "server/loop/core_loop.h"
 
 namespace shardd {
+
+class CoreLoop;
 
 // One job's device work in flight: keeps the job, and so its slabs, alive until the last piece has ended, and comes
 // back to the loop. Owns the count of what writes gradient shards. Loop-confined; devices call what Join returns.

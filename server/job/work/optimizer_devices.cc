@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "server/device/device.h"
 #include "server/device/ops/check.h"
 #include "server/device/ops/rest_of_update.h"
 #include "server/device/ops/slice.h"

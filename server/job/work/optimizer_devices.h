@@ -7,9 +7,11 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "server/device/device.h"
+#include "server/device/device_op.h"
 
 namespace shardd {
+
+class Device;
 
 using DeviceOps = std::vector<std::vector<DeviceOp>>;  // by device, which is by rank unless said otherwise
 

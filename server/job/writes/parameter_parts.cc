@@ -5,6 +5,8 @@
 #include "common/plan/node_part.h"
 #include "common/status/status_macros.h"
 #include "common/tensor/dtype.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 

@@ -8,9 +8,11 @@
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
-#include "server/storage/job_memory.h"
 
 namespace shardd {
+
+class JobMemory;
+class JobSlab;
 
 // A range of one slab. The slab outlives it.
 struct SlabPart {

@@ -4,6 +4,14 @@
 #include <utility>
 
 #include "common/status/status_macros.h"
+#include "server/job/full_params/summons.h"
+#include "server/job/step/commits.h"
+#include "server/job/step/committed.h"
+#include "server/job/unshard/unsharding.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/job/writes/snapshot_keeper.h"
+#include "server/optimizer/optimizer.h"
+#include "server/storage/job_memory.h"
 
 namespace shardd {
 

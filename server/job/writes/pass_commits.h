@@ -6,18 +6,18 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
-#include "server/job/full_params/summons.h"
-#include "server/job/step/commits.h"
-#include "server/job/step/committed.h"
-#include "server/job/unshard/unsharding.h"
 #include "server/job/work/given_back.h"
-#include "server/job/work/job_work.h"
-#include "server/job/writes/snapshot_keeper.h"
 #include "server/job/writes/trainer_writes.h"
 #include "server/session/rank_command.h"
-#include "server/storage/job_memory.h"
 
 namespace shardd {
+
+class Commits;
+class JobMemory;
+class JobWork;
+class SnapshotKeeper;
+class Summons;
+class Unsharding;
 
 // Jobs whose trainers write: what ranks wrote before a pass becomes the next version where the pass begins, and they
 // are let in to hand in what they wrote, or to store. What allows each is TrainerWrites' to say. A rank that dies in

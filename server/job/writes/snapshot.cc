@@ -1,7 +1,10 @@
 #include "server/job/writes/snapshot.h"
 
 #include "absl/strings/str_cat.h"
+#include "server/job/work/optimizer_devices.h"
 #include "server/optimizer/optimizer.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 

@@ -20,10 +20,11 @@
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
-#include "server/job/work/optimizer_devices.h"
-#include "server/storage/job_memory.h"
 
 namespace shardd {
+
+class JobMemory;
+class OptimizerDevices;
 
 // Owns what is known of the copy: whether it is whole, and of which step, trainer states and age it is. Its bytes are
 // JobMemory's. Loop-confined.

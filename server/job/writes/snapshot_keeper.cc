@@ -6,7 +6,20 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/job_events.h"
 #include "server/job/membership/past_process.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/work/job_work.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/job/writes/trainer_writes.h"
+#include "server/loop/core_loop.h"
+#include "server/optimizer/optimizer.h"
+#include "server/session/session.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 

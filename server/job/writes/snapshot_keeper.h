@@ -8,22 +8,23 @@
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
-#include "server/job/job_events.h"
 #include "server/job/job_part.h"
 #include "server/job/membership/past_process.h"
-#include "server/job/membership/sessions.h"
-#include "server/job/step/asked_steps.h"
-#include "server/job/step/committed.h"
-#include "server/job/step/step_decision.h"
-#include "server/job/work/job_work.h"
-#include "server/job/work/optimizer_devices.h"
 #include "server/job/writes/former_writers.h"
 #include "server/job/writes/snapshot.h"
-#include "server/job/writes/trainer_writes.h"
-#include "server/loop/core_loop.h"
-#include "server/storage/job_memory.h"
 
 namespace shardd {
+
+class AskedSteps;
+class Committed;
+class CoreLoop;
+class JobEvents;
+class JobMemory;
+class JobWork;
+class OptimizerDevices;
+class Sessions;
+class StepDecision;
+class TrainerWrites;
 
 // Takes the snapshot of a job whose trainers write, and brings the job back to it.
 //

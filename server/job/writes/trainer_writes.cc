@@ -4,7 +4,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/session_layout.h"
 #include "common/status/status_macros.h"
+#include "server/job/full_params/full_params.h"
+#include "server/job/gradients/pairing.h"
+#include "server/job/membership/extensions.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/writes/snapshot.h"
+#include "server/session/session.h"
 
 namespace shardd {
 namespace {
@@ -268,6 +277,11 @@ void TrainerWrites::Forget(int rank) {
 void TrainerWrites::EndEpoch() {
   passes_.EndEpoch();
   hand_ins_.EndEpoch();
+}
+
+absl::Status TrainerWrites::Error(absl::StatusCode code, int rank, absl::string_view what,
+                                  absl::string_view fact) const {
+  return see_.committed->RankError(code, rank, what, fact);
 }
 
 }  // namespace shardd

@@ -17,20 +17,21 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/plan/plan.h"
-#include "server/job/full_params/full_params.h"
-#include "server/job/gradients/pairing.h"
 #include "server/job/job_part.h"
-#include "server/job/membership/extensions.h"
-#include "server/job/membership/sessions.h"
-#include "server/job/step/asked_steps.h"
-#include "server/job/step/committed.h"
 #include "server/job/wait.h"
 #include "server/job/writes/hand_ins.h"
 #include "server/job/writes/passes.h"
-#include "server/job/writes/snapshot.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+class AskedSteps;
+class Committed;
+class Extensions;
+class FullParams;
+class Pairing;
+class Sessions;
+class Snapshot;
 
 // Owns where each rank stands between its passes and its writes; decides who may enter, leave and hand in, and tells
 // ranks in their pages that they may. Loop-confined. A command that returns an error has changed nothing.
@@ -111,9 +112,7 @@ class TrainerWrites final : public JobPart {
   void CommitHandIns();
   int world_size() const { return see_.plan->world_size; }
   absl::Status CheckTrainersWrite(int rank, absl::string_view what) const;
-  absl::Status Error(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {
-    return see_.committed->RankError(code, rank, what, fact);
-  }
+  absl::Status Error(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const;
 
   const Facts see_;
   v1::Counters* const counters_;

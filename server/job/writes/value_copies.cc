@@ -2,6 +2,10 @@
 
 #include <utility>
 
+#include "server/loop/core_loop.h"
+#include "server/storage/job_slab.h"
+#include "server/turns/turn_queue.h"
+
 namespace shardd {
 namespace {
 

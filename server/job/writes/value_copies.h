@@ -13,11 +13,14 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "server/loop/core_loop.h"
-#include "server/storage/job_slab.h"
-#include "server/turns/turn_queue.h"
+#include "server/loop/monotonic_now.h"
+#include "server/turns/work_owner.h"
 
 namespace shardd {
+
+class CoreLoop;
+class JobSlab;
+class TurnQueue;
 
 // Owns the count of the job's copies and the time of their last progress. Loop-confined.
 class ValueCopies {

@@ -4,6 +4,22 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/job/full_params/full_params.h"
+#include "server/job/full_params/summons.h"
+#include "server/job/job_events.h"
+#include "server/job/membership/extensions.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/commits.h"
+#include "server/job/step/committed.h"
+#include "server/job/work/job_work.h"
+#include "server/job/writes/write_request.h"
+#include "server/optimizer/optimizer.h"
+#include "server/session/rank_command.h"
+#include "server/session/session.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
+#include "server/storage/undo_slab.h"
+#include "server/turns/turn_queue.h"
 
 namespace shardd {
 namespace {
@@ -335,6 +351,10 @@ void ValueWrites::BeginRestore() {
 void ValueWrites::EndEpoch() {
   commit_.EndEpoch();
   written_gradients_.assign(see_.plan->params.size(), false);
+}
+
+absl::Status ValueWrites::Error(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {
+  return use_.counts->RankError(code, rank, what, fact);
 }
 
 }  // namespace shardd

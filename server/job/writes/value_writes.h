@@ -11,27 +11,30 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/plan/plan.h"
-#include "server/job/full_params/summons.h"
-#include "server/job/gradients/gradient_presence.h"
-#include "server/job/job_events.h"
 #include "server/job/job_part.h"
-#include "server/job/membership/extensions.h"
-#include "server/job/membership/sessions.h"
-#include "server/job/step/commits.h"
-#include "server/job/step/committed.h"
-#include "server/job/step/step_decision.h"
-#include "server/job/work/job_work.h"
 #include "server/job/writes/initial_values.h"
 #include "server/job/writes/parameter_parts.h"
 #include "server/job/writes/value_commit.h"
 #include "server/job/writes/value_copies.h"
-#include "server/job/writes/write_request.h"
 #include "server/job/writes/write_undo.h"
-#include "server/session/rank_command.h"
-#include "server/session/session.h"
-#include "server/storage/job_memory.h"
 
 namespace shardd {
+
+class Commits;
+class Committed;
+class Extensions;
+class GradientPresence;
+class JobEvents;
+class JobMemory;
+class JobSlab;
+class JobWork;
+struct RankCommand;
+class Session;
+class Sessions;
+class StepDecision;
+class Summons;
+class TurnQueue;
+struct WriteRequest;
 
 // Values from trainers: initial ones, writeback of full parameters, and with them the state of the daemon's optimizer.
 // Nothing of it is in a version before every rank has sent CommitParameters; until then it can be undone.
@@ -116,9 +119,7 @@ class ValueWrites final : public JobPart {
   // What was written stays from here on. `then` runs once what is stale is cleared, at once where there is nothing.
   void ClearStale(ValueCopies::Then then);
   void SubmitCommit(bool forgets);
-  absl::Status Error(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {
-    return use_.counts->RankError(code, rank, what, fact);
-  }
+  absl::Status Error(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const;
 
   const Facts see_;
   const Services use_;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/shm/ring.h"
 #include "common/tensor/dtype.h"
+#include "server/session/rank_command.h"
 
 namespace shardd {
 namespace {

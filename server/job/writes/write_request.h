@@ -7,9 +7,10 @@
 
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
-#include "server/session/session.h"
 
 namespace shardd {
+
+struct RankCommand;
 
 struct WriteRequest {
   enum class Target {

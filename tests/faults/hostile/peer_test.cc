@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/job/wait.h"
 #include "tests/e2e/nodes/nodes.h"
 #include "tests/faults/peer_daemon.h"
 #include "tests/faults/raw_client.h"

@@ -22,6 +22,7 @@
 #include "common/shm/fd_channel.h"
 #include "common/shm/session_view.h"
 #include "server/custodian/wire.h"
+#include "server/job/wait.h"
 #include "tests/faults/bad_input.h"
 #include "tests/testing/programs.h"
 #include "tests/testing/run_as_uid.h"

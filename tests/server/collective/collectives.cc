@@ -1,5 +1,6 @@
 // What the collectives' suite runs on without a GPU.
 
+#include "server/device/devices.h"
 #include "tests/server/collective/nccl/fake_nccl_world.h"
 #include "tests/server/collective/nodes/node_world.h"
 #include "tests/server/collective/trainer_world.h"

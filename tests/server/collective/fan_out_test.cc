@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/types/optional.h"
+#include "server/device/device.h"
 
 namespace shardd {
 namespace {

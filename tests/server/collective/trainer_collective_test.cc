@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "server/device/devices.h"
+#include "server/job/gradients/gradients.h"
 #include "tests/server/collective/trainer_world.h"
 
 namespace shardd {

@@ -5,7 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "server/collective/trainers/sum_channel.h"
 #include "server/collective/trainers/trainer_collective.h"
+#include "server/device/devices.h"
 #include "tests/server/collective/add_records.h"
 #include "tests/server/collective/collective_fixture.h"
 

@@ -22,6 +22,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/shm/slab.h"
 #include "server/custodian/custody.h"
+#include "server/job/wait.h"
+#include "server/job/work/given_back.h"
 #include "tests/testing/files.h"
 #include "tests/testing/poll.h"
 #include "tests/testing/process.h"

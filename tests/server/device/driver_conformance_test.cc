@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "common/cuda/slab.h"
 #include "server/device/device_memory.h"
+#include "server/job/wait.h"
 #include "tests/server/device/device_world.h"
 #include "tests/testing/process.h"
 

@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "server/collective/nccl/nccl_api.h"
 #include "server/device/cuda/make_cuda_devices.h"
+#include "server/device/devices.h"
 #include "tests/fakes/cuda/kernels.h"
 #include "tests/fakes/cuda/machine.h"
 #include "tests/server/device/device_world.h"

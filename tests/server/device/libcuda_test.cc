@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "server/device/cuda/kernels.h"
+#include "server/job/wait.h"
 #include "tests/server/device/libcuda_program.h"
 #include "tests/testing/files.h"
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "server/device/device.h"
+#include "server/device/devices.h"
 
 namespace shardd {
 namespace {

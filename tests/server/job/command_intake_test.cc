@@ -1,5 +1,7 @@
 #include "server/job/command_intake.h"
 
+#include "server/session/session.h"
+#include "server/session/session_stream.h"
 #include "tests/server/job/facts_fixture.h"
 
 namespace shardd {

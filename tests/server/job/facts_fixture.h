@@ -12,10 +12,22 @@
 #include <string>
 #include <utility>
 
+#include "server/job/full_params/full_params.h"
+#include "server/job/gradients/pairing.h"
 #include "server/job/membership/extensions.h"
 #include "server/job/membership/leavers.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
 #include "server/job/work/job_work.h"
+#include "server/job/writes/snapshot.h"
 #include "server/job/writes/trainer_writes.h"
+#include "server/job/writes/value_commit.h"
+#include "server/loop/core_loop.h"
+#include "server/session/rank_command.h"
+#include "server/session/session.h"
+#include "server/storage/journal.h"
 #include "tests/common/plan/spec_builder.h"
 #include "tests/server/job/fake_job.h"
 

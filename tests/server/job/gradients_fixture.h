@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 
+#include "server/storage/job_slab.h"
 #include "tests/server/job/job_core_fixture.h"
 
 namespace shardd {

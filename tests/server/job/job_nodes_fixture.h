@@ -19,8 +19,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/collective/nodes/node_collective.h"
 #include "server/collective/nodes/node_gather.h"
 #include "server/collective/nodes/peer_exchange.h"
+#include "server/device/devices.h"
+#include "server/multinode/node_events.h"
+#include "server/storage/job_slab.h"
 #include "tests/server/job/job_core_fixture.h"
 
 namespace shardd {

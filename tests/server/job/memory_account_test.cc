@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "server/job/membership/gradient_writers.h"
+#include "server/storage/job_memory.h"
 #include "tests/server/job/facts_fixture.h"
 
 namespace shardd {

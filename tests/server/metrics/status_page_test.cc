@@ -7,6 +7,7 @@
 #include <string>
 
 #include "nlohmann/json.hpp"
+#include "server/history/history.h"
 #include "server/metrics/page_files.h"
 #include "tests/server/metrics/full_metrics.h"
 #include "tests/testing/http_get.h"

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/work/given_back.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/backwards.h"
 #include "tests/server/multinode/node_world.h"

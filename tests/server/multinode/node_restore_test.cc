@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/shm/slab.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 namespace {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "server/loop/core_loop.h"
 #include "server/multinode/backwards.h"
 
 namespace shardd::testing {

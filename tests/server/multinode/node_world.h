@@ -20,6 +20,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
+#include "server/job/advance.h"
+#include "server/loop/core_loop.h"
 #include "server/multinode/node_member.h"
 #include "tests/common/plan/spec_builder.h"
 

@@ -14,6 +14,7 @@
 #include "common/tensor/update_log.h"
 #include "server/device/cpu/cpu_ops.h"
 #include "server/device/device.h"
+#include "server/job/wait.h"
 #include "tests/testing/process.h"
 
 namespace shardd {

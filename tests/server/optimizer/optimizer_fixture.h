@@ -11,6 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "server/device/device.h"
+#include "server/device/devices.h"
 #include "server/optimizer/optimizer.h"
 #include "tests/common/plan/spec_builder.h"
 #include "tests/server/device/plan_slabs.h"

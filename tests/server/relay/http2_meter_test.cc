@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "server/job/writes/passes.h"
+#include "server/session/session.h"
 
 namespace shardd {
 namespace {

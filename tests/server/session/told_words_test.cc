@@ -6,7 +6,9 @@
 #include <memory>
 #include <vector>
 
+#include "server/loop/core_loop.h"
 #include "server/session/session.h"
+#include "server/session/session_stream.h"
 #include "tests/common/plan/spec_builder.h"
 
 namespace shardd {

@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "common/tensor/update_log.h"
+#include "server/collective/nccl/nccl_api.h"
 #include "server/device/cuda/cuda_memory.h"
 #include "server/storage/job_memory.h"
+#include "server/storage/old_values_plan.h"
 #include "tests/common/plan/spec_builder.h"
 #include "tests/fakes/cuda/machine.h"
 

@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/collective/nodes/nccl_exchange.h"
 #include "server/device/device_memory.h"
+#include "server/job/wait.h"
 #include "tests/server/collective/nodes/node_values.h"
 
 namespace shardd {

@@ -16,6 +16,7 @@
 #include "common/plan/node_part.h"
 #include "common/tensor/kernels.h"
 #include "server/collective/nodes/node_gather.h"
+#include "server/job/wait.h"
 #include "server/peer/peer_network.h"
 #include "tests/common/plan/spec_builder.h"
 #include "tests/server/collective/nodes/fake_links.h"

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "server/collective/nodes/node_collective.h"
+#include "server/device/devices.h"
+#include "server/job/wait.h"
 #include "tests/server/collective/collective_fixture.h"
 #include "tests/server/collective/nodes/node_switch.h"
 #include "tests/server/device/fake_cuda_world.h"

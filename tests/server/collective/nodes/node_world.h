@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "server/collective/nodes/node_collective.h"
+#include "server/device/devices.h"
 #include "tests/server/collective/collective_fixture.h"
 #include "tests/server/collective/nodes/node_switch.h"
 

@@ -2,6 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include "server/device/device.h"
+#include "server/job/job_events.h"
+#include "server/job/work/given_back.h"
+#include "server/job/writes/write_undo.h"
+#include "server/observe/events.h"
+#include "server/tenant/tenant.h"
 #include "tests/server/job/facts_fixture.h"
 
 namespace shardd {

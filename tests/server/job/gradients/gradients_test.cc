@@ -1,5 +1,8 @@
 #include "server/job/gradients/gradients.h"
 
+#include "server/job/job_events.h"
+#include "server/observe/events.h"
+#include "server/tenant/tenant.h"
 #include "tests/server/job/gradients/kept_sums.h"
 
 namespace shardd {

@@ -9,9 +9,13 @@
 #include <vector>
 
 #include "server/job/gradients/reductions.h"
+#include "server/job/trace/job_trace.h"
+#include "server/storage/job_memory.h"
 #include "tests/server/job/facts_fixture.h"
 
 namespace shardd {
+
+class Device;
 
 class KeptSums final : public Collective {
  public:

@@ -6,6 +6,9 @@
 #include <memory>
 #include <utility>
 
+#include "server/job/step/committed.h"
+#include "server/multinode/backwards.h"
+#include "server/storage/journal.h"
 #include "tests/common/plan/spec_builder.h"
 
 namespace shardd {

@@ -1,5 +1,6 @@
 #include "server/job/gradients/reductions.h"
 
+#include "server/multinode/given_gradients.h"
 #include "tests/server/job/gradients/kept_sums.h"
 
 namespace shardd {

@@ -3,6 +3,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "server/job/job_events.h"
+#include "server/observe/events.h"
+#include "server/session/session_stream.h"
+#include "server/tenant/tenant.h"
 #include "tests/server/job/facts_fixture.h"
 #include "tests/testing/poll.h"
 #include "tests/testing/process.h"

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "server/service/answer.h"
 #include "tests/server/job/facts_fixture.h"
 
 namespace shardd {

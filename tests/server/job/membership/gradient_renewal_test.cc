@@ -2,6 +2,16 @@
 
 #include <unistd.h>
 
+#include "server/device/device.h"
+#include "server/device/devices.h"
+#include "server/job/epoch_end.h"
+#include "server/job/job_events.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/job/writes/write_undo.h"
+#include "server/observe/events.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
+#include "server/tenant/tenant.h"
 #include "tests/server/job/facts_fixture.h"
 #include "tests/testing/process.h"
 

@@ -4,6 +4,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "server/job/wait.h"
+#include "server/session/session.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
 #include "tests/common/plan/spec_builder.h"
 #include "tests/testing/process.h"
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "server/job/wait.h"
 #include "tests/testing/process.h"
 
 namespace shardd {

@@ -10,6 +10,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/wait.h"
+#include "server/loop/core_loop.h"
+#include "server/session/session.h"
+#include "server/session/session_stream.h"
 #include "tests/common/plan/spec_builder.h"
 #include "tests/testing/process.h"
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "server/job/step/committed.h"
+
 namespace shardd {
 namespace {
 

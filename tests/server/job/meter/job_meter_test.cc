@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/time/clock.h"
+#include "server/storage/journal.h"
 #include "tests/server/job/job_core_fixture.h"
 
 namespace shardd {

@@ -1,5 +1,7 @@
 #include "server/job/nodes/model_digests.h"
 
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
 #include "tests/server/job/nodes/over_nodes_fixture.h"
 
 namespace shardd {

@@ -17,7 +17,9 @@
 #include "server/job/step/committed.h"
 #include "server/job/step/step_decision.h"
 #include "server/job/work/job_work.h"
+#include "server/loop/core_loop.h"
 #include "server/multinode/node_member.h"
+#include "server/storage/journal.h"
 #include "tests/server/job/fake_job.h"
 #include "tests/server/multinode/node_world.h"
 

@@ -1,6 +1,13 @@
 #include "server/job/nodes/state_transfers.h"
 
 #include "server/device/device.h"
+#include "server/device/devices.h"
+#include "server/job/job_events.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/observe/events.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
+#include "server/tenant/tenant.h"
 #include "tests/server/job/nodes/over_nodes_fixture.h"
 #include "tests/testing/poll.h"
 

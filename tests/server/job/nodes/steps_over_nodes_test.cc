@@ -1,6 +1,9 @@
 #include "server/job/nodes/steps_over_nodes.h"
 
+#include "server/job/nodes/model_digests.h"
 #include "server/multinode/param_mask.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/take_up_log.h"
 #include "tests/server/job/nodes/over_nodes_fixture.h"
 
 namespace shardd {

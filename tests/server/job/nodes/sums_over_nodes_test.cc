@@ -1,6 +1,7 @@
 #include "server/job/nodes/sums_over_nodes.h"
 
 #include "server/multinode/backwards.h"
+#include "server/multinode/given_gradients.h"
 #include "server/multinode/param_mask.h"
 #include "tests/server/job/nodes/over_nodes_fixture.h"
 

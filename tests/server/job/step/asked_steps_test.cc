@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/job/step/committed.h"
+#include "server/storage/journal.h"
+
 namespace shardd {
 namespace {
 

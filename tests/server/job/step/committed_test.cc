@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/storage/journal.h"
+#include "server/storage/take_up_log.h"
 
 namespace shardd {
 namespace {

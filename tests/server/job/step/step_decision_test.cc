@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "server/job/step/committed.h"
+
 namespace shardd {
 namespace {
 

@@ -1,5 +1,9 @@
 #include "server/job/trace/job_trace.h"
 
+#include "server/job/membership/gradient_writers.h"
+#include "server/job/memory_account.h"
+#include "server/observe/trace_sink.h"
+#include "server/storage/job_memory.h"
 #include "tests/server/job/facts_fixture.h"
 #include "tests/server/job/writes/kept_work.h"
 #include "tests/testing/poll.h"

@@ -6,7 +6,25 @@
 #include <utility>
 #include <vector>
 
+#include "server/collective/collective.h"
+#include "server/job/full_params/full_params.h"
+#include "server/job/gradients/pairing.h"
+#include "server/job/job_events.h"
 #include "server/job/membership/leavers.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/work/given_back.h"
+#include "server/job/work/job_work.h"
+#include "server/job/writes/trainer_writes.h"
+#include "server/loop/core_loop.h"
+#include "server/observe/duration_histogram.h"
+#include "server/observe/events.h"
+#include "server/session/session.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/journal.h"
+#include "server/tenant/tenant.h"
 #include "tests/common/plan/spec_builder.h"
 #include "tests/server/job/fake_job.h"
 

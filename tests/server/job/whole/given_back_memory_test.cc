@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 
+#include "server/storage/job_slab.h"
 #include "tests/server/job/job_core_fixture.h"
 
 namespace shardd {

@@ -10,6 +10,7 @@
 #include <csignal>
 
 #include "absl/strings/match.h"
+#include "server/storage/job_slab.h"
 #include "tests/server/job/held_memory.h"
 #include "tests/server/job/job_core_fixture.h"
 

@@ -1,6 +1,8 @@
 #include "server/job/work/device_waits.h"
 
 #include "server/collective/local/local_collective.h"
+#include "server/device/device.h"
+#include "server/device/devices.h"
 #include "tests/server/job/facts_fixture.h"
 
 namespace shardd {

@@ -5,6 +5,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "server/collective/local/local_collective.h"
+#include "server/loop/core_loop.h"
 #include "tests/server/job/writes/kept_work.h"
 
 namespace shardd {

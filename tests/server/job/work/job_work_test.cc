@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "server/loop/core_loop.h"
 #include "tests/server/job/fake_job.h"
 #include "tests/testing/process.h"
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/wait.h"
 
 namespace shardd {
 namespace {

@@ -1,5 +1,6 @@
 #include "server/job/writes/pass_commits.h"
 
+#include "server/storage/take_up_log.h"
 #include "tests/server/job/commits_fixture.h"
 
 namespace shardd {

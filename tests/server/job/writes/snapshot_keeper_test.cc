@@ -3,6 +3,12 @@
 #include <unistd.h>
 
 #include "absl/synchronization/notification.h"
+#include "server/job/job_events.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/observe/events.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/take_up_log.h"
+#include "server/tenant/tenant.h"
 #include "tests/server/job/facts_fixture.h"
 #include "tests/server/job/writes/kept_work.h"
 

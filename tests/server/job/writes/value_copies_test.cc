@@ -8,6 +8,9 @@
 
 #include "absl/synchronization/notification.h"
 #include "common/shm/slab.h"
+#include "server/loop/core_loop.h"
+#include "server/storage/job_slab.h"
+#include "server/turns/turn_queue.h"
 
 namespace shardd {
 namespace {

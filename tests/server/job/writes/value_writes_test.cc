@@ -4,6 +4,15 @@
 
 #include <cstring>
 
+#include "server/device/device.h"
+#include "server/job/full_params/summons.h"
+#include "server/job/job_events.h"
+#include "server/job/work/given_back.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/observe/events.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
+#include "server/tenant/tenant.h"
 #include "tests/server/job/facts_fixture.h"
 
 namespace shardd {

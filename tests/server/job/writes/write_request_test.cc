@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/shm/ring.h"
+#include "server/session/rank_command.h"
 #include "tests/common/plan/spec_builder.h"
 
 namespace shardd {

@@ -1,4 +1,4 @@
-#include "server/device/device.h"
+#include "server/device/devices.h"
 
 #include <stdlib.h>
 

@@ -1,0 +1,150 @@
+#ifndef SHARDD_SERVER_DEVICE_DEVICE_OP_H_
+#define SHARDD_SERVER_DEVICE_DEVICE_OP_H_
+
+// What a device is asked to do, as plain types: operations, the work that they make up, and the streams that order it.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "common/tensor/kernels.h"
+#include "common/tensor/norm.h"
+#include "server/turns/work_owner.h"
+
+namespace shardd {
+
+class UpdateLog;
+
+// Ordered queues of a device. Work of one job in one stream runs in order. Between streams, and between jobs, the only
+// order is what the caller makes by submitting after a completion.
+enum class StreamId { kUnshard = 0, kPostBackward, kOptimizer };
+inline constexpr int kStreamCount = 3;
+absl::string_view StreamName(StreamId stream);  // "unshard", "post_backward", "optimizer"
+
+// Memory that an operation names must stay valid until its `done` runs. common/tensor/kernels.h has the kernels'
+// contracts.
+struct CopyOp {
+  const void* src;
+  void* dst;
+  int64_t size_bytes;
+};
+struct ZeroOp {
+  void* dst;
+  int64_t size_bytes;
+};
+struct CastOp {
+  const void* src;
+  DType from;
+  void* dst;
+  DType to;
+  int64_t numel;
+};
+struct ReduceOp {
+  std::vector<const void*> sources;  // in rank order
+  DType source_dtype;
+  DType reduce_dtype;
+  float scale;
+  bool accumulate;
+  float* dst;
+  int64_t numel;
+  DType keep = v1::DTYPE_UNSPECIFIED;
+  // File and offset of `dst`, if it is a mapping of a memory file. Absent pages are then written through the file, at
+  // half the cost of faults by stores. A hint; -1: nobody gives pages of `dst` back.
+  int dst_file = -1;
+  int64_t dst_file_offset_bytes = 0;
+};
+// Adds to *result, whose order applies. No two NormOps may add to the same result at a time.
+struct NormOp {
+  const float* src;
+  int64_t numel;
+  Norm* result;
+};
+// Where an update writes what it is about to change, so that another process can complete it
+// (common/tensor/update_log.h; ops/rest_of_update.h).
+struct Logged {
+  // Old values of one piece of an update by a GPU: memory of that GPU, kMaxElementBytes for each element of each array.
+  // The log, which lies in pinned memory then, has no room for them.
+  struct Place {
+    char* old = nullptr;  // null: the log itself
+    int64_t numel = 0;    // of a piece, at most
+  };
+  UpdateLog* log = nullptr;  // null: nowhere
+  int64_t first = 0;         // number of the operation's first element
+  Place place = {};
+};
+struct AdamWOp {
+  AdamWParams params;
+  void* p;
+  DType param_dtype;
+  const float* g;
+  float* m;
+  float* v;
+  void* cast_dst;  // nullptr: none
+  DType cast_dtype;
+  int64_t numel;
+  Logged logged = {};
+};
+struct SgdOp {
+  SgdParams params;
+  void* p;
+  DType param_dtype;
+  const float* g;
+  float* buf;      // nullptr: none
+  void* cast_dst;  // nullptr: none
+  DType cast_dtype;
+  int64_t numel;
+  Logged logged = {};
+};
+// One device's part in fp32 sums over the devices of a communicator. All of them run an operation with the same parts,
+// and all their operations of this kind in the same order.
+class Communicator;
+struct SumPart {
+  const float* src;  // this device's addend
+  float* dst;        // destination of the sum on the root, may equal its src; ignored on the others
+  int64_t numel;
+  int root;  // a member
+};
+struct SumOp {
+  Communicator* communicator;
+  int member;  // this device's index in the communicator
+  std::vector<SumPart> parts;
+  // There are as many parts as members, of equal size; part i has root i, and sources are adjacent.
+  bool scatter = false;
+  int64_t numel = 0;  // of all parts
+};
+using DeviceOp = std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, NormOp, AdamWOp, SgdOp, SumOp>;
+
+// When a work ran, CLOCK_MONOTONIC in nanoseconds; written before `done`. 0: none of it ran.
+struct WorkTiming {
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;
+};
+
+// A batch that runs as one entry of a stream.
+struct DeviceWork {
+  std::string label;  // "reduce layers.3 step 12": shown in status, errors and traces
+  std::vector<DeviceOp> ops;
+  // Runs on a thread of the device after all ops, also when the device shuts down (then ops were skipped and the status
+  // is CANCELLED). Must be short and must not block; may Submit.
+  std::function<void(absl::Status)> done;
+  std::shared_ptr<WorkTiming> timing = nullptr;  // null: not measured
+  WorkOwner owner = {};                          // whose turn it takes; TracedDevice sets it
+};
+
+// For status: never waits for the work.
+struct StreamStatus {
+  StreamId stream;
+  uint64_t submitted = 0;
+  uint64_t done = 0;
+  std::string current;  // label of the running work; empty when idle
+  int64_t busy_us = 0;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DEVICE_DEVICE_OP_H_

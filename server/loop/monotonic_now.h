@@ -1,0 +1,13 @@
+#ifndef SHARDD_SERVER_LOOP_MONOTONIC_NOW_H_
+#define SHARDD_SERVER_LOOP_MONOTONIC_NOW_H_
+
+#include "absl/time/time.h"
+
+namespace shardd {
+
+// For leases, deadlines and timers: not moved by whoever sets the clock. Comparable only with itself.
+absl::Time MonotonicNow();
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_LOOP_MONOTONIC_NOW_H_
