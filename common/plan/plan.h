@@ -173,6 +173,9 @@ struct ShardPlan {
   bool cut_over_nodes = false;
   int node = 0;
   v1::JobConfig config;  // with defaults filled in
+  // The optimizer is the trainers', and the job does not say how often snapshots are taken: what they cost decides, and
+  // config.keep_every is the most. Not in the digest: it is the daemon's alone.
+  bool snapshots_by_cost = false;
   Placement placement;
   // Number of copies of shards, optimizer state and gradient shards in their slabs: 1, or one per replica
   // (JobConfig.replica_copies). Copy c begins c strides after copy 0, which the daemon reads and updates.

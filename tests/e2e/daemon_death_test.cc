@@ -59,13 +59,26 @@ TEST_F(DaemonDeath, KillsUnderFourRanksLoseNothing) {
   ExpectNothingLeft();
 }
 
-// With them an abort goes back to the snapshot.
-TEST_P(DaemonDeathWith, KillsWhereRanksUpdateGoBackToTheSnapshot) {
-  const Args args = TrainingByRanks(15 * Kills(), GetParam() == std::string("sgd") ? "sgd" : "adam");
+// A step of theirs is committed when its snapshot is taken.
+TEST_P(DaemonDeathWith, KillsWhereRanksUpdateLoseNothing) {
+  const Args args =
+      TrainingByRanks(15 * Kills(), GetParam() == std::string("sgd") ? "sgd" : "adam").With({{"keep_every", "1"}});
   StartCustodian();
   StartKept();
   std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/kKeepEvery);
+  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
+  ExpectUndisturbed(args, ranks);
+  ExpectNothingLeft();
+}
+
+// Where fewer are taken, an abort goes back further.
+TEST_P(DaemonDeathWith, KillsWhereRanksUpdateGoBackToTheSnapshot) {
+  const int kills = (Kills() + 2) / 3;
+  const Args args = TrainingByRanks(15 * kills, GetParam() == std::string("sgd") ? "sgd" : "adam");
+  StartCustodian();
+  StartKept();
+  std::vector<Child> ranks = StartRanks(args);
+  KillAgainAndAgain(ranks[0], kills, /*most_steps_lost=*/kKeepEvery);
   ExpectUndisturbed(args, ranks);
   ExpectNothingLeft();
 }

@@ -10,12 +10,14 @@
 #include "server/job/unshard/unsharding.h"
 #include "server/job/work/optimizer_devices.h"
 #include "server/job/writes/snapshot_keeper.h"
+#include "server/loop/monotonic_now.h"
 #include "server/optimizer/optimizer.h"
 #include "server/storage/job_memory.h"
 
 namespace shardd {
 
 absl::Status PassCommits::Enter(int rank, RankCommand command) {
+  use_.snapshots->PassBegins(MonotonicNow());
   const bool stepped = (command.flags & kStepped) != 0;
   SHARDD_RETURN_IF_ERROR(use_.writes->EnterPass(rank, stepped, command.done, &command.trainer_state));
   return stepped ? use_.commits->StepInTrainer(rank, std::move(command.trainer_state)) : absl::OkStatus();

@@ -14,6 +14,7 @@ void Snapshot::Taken(int64_t step, const std::vector<std::string>& trainer_state
   step_ = step;
   trainer_states_ = trainer_states;
   age_ = 0;
+  due_ = false;
 }
 
 void Snapshot::Submit(bool back, int64_t step, const std::function<void(absl::Status)>& done) const {

@@ -19,7 +19,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "common/plan/plan.h"
+#include "server/job/writes/snapshot_pace.h"
 
 namespace shardd {
 
@@ -45,7 +47,9 @@ class Snapshot {
   bool fresh() const { return whole_ && age_ == 0; }
   // Ranks hand in, and passes commit, so often before the next copy is taken (JobConfig.keep_every).
   bool IsDueBeforeHandIn() const { return !whole_ || age_ >= plan_->config.keep_every(); }
-  bool IsDueWithPass() const { return with_each_ || !whole_ || age_ + 1 >= plan_->config.keep_every(); }
+  bool IsDueWithPass() const { return with_each_ || due_ || !whole_ || age_ + 1 >= plan_->config.keep_every(); }
+  // A rank enters a pass. Where the job does not say how often, what snapshots cost decides; it stays due until taken.
+  void PassBegins(absl::Time now) { due_ = due_ || (plan_->snapshots_by_cost && pace_.IsDue(now)); }
 
   // Trainers have written one more version.
   void Age() { ++age_; }
@@ -63,6 +67,9 @@ class Snapshot {
   }
   // As BeginTaking, while a commit is under way that waits for the copy and is part of it.
   void BeginTakingWithCommit() { whole_ = false; }
+  // What it costs: ranks wait from one to the other.
+  void CopyBegins(absl::Time now) { pace_.Began(now); }
+  void CopyEnds(absl::Time now) { pace_.Ended(now); }
   // The copy has what the commit under way is about to make the version: CommitTaken, once it has, returns true.
   void TakenWithCommit() { with_commit_ = true; }
   bool taken_with_commit() const { return with_commit_; }
@@ -75,6 +82,7 @@ class Snapshot {
   // Begins to go back. step() and trainer_states() are the committed ones from here on.
   void GoBack() {
     going_back_ = true;
+    due_ = false;
     age_ = 0;
   }
   void EndGoBack() { going_back_ = false; }
@@ -95,7 +103,9 @@ class Snapshot {
   bool going_back_ = false;
   int64_t step_ = 0;
   std::vector<std::string> trainer_states_;  // by rank
-  int age_ = 0;                              // versions that trainers have written since
+  SnapshotPace pace_;
+  bool due_ = false;  // as its pace says
+  int age_ = 0;       // versions that trainers have written since
 };
 
 }  // namespace shardd

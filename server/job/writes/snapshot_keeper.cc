@@ -101,6 +101,7 @@ void SnapshotKeeper::TakeThen(bool due, bool stepped, std::function<void()> comm
     return;
   }
   snapshot_.BeginTakingWithCommit();
+  snapshot_.CopyBegins(MonotonicNow());
   BeginSnapshot(stepped, use_.committed->version() + 1);
   Copy(/*back=*/false, [this, epoch = use_.committed->epoch(), commit = std::move(commit)](const absl::Status& status) {
     if (epoch != use_.committed->epoch()) {
@@ -110,6 +111,7 @@ void SnapshotKeeper::TakeThen(bool due, bool stepped, std::function<void()> comm
       use_.job->Close(absl::StrCat("take the snapshot: ", status.message()));
       return;
     }
+    snapshot_.CopyEnds(MonotonicNow());
     snapshot_.TakenWithCommit();
     use_.committed->SnapshotTaken();  // before anybody hears of the version, and stores again
     commit();

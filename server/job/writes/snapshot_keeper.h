@@ -68,6 +68,7 @@ class SnapshotKeeper final : public JobPart {
   // The shards that another daemon has left may be torn, and its snapshot is whole: goes back to that. REQUIRES: it is
   // of the committed step, and no trainer has these shards but `former`.
   void TakeUp(std::vector<PastProcess> former);
+  void PassBegins(absl::Time now) { snapshot_.PassBegins(now); }
   // Trainers have stored into the shards what is about to be committed, or the shards have changed otherwise.
   void Age() { snapshot_.Age(); }
   void Outdate() { snapshot_.Outdate(); }

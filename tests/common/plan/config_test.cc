@@ -48,7 +48,11 @@ TEST(Config, JobsWhoseTrainersWritePlanASnapshot) {
   b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
   b.config().mutable_optimizer()->set_trainer_states(2);
   EXPECT_EQ(b.Plan().config.keep_every(), 10);
+  EXPECT_TRUE(b.Plan().snapshots_by_cost);
   EXPECT_EQ(b.Plan().memory.kept_bytes, b.Plan().memory.shards_bytes + b.Plan().memory.optimizer_bytes);
+  b.config().set_keep_every(10);
+  EXPECT_FALSE(b.Plan().snapshots_by_cost);
+  b.config().set_keep_every(0);
   b.config().set_trainers_never_write(true);
   EXPECT_TRUE(Invalid(b.spec(), {"trainers_never_write", "got true"}));
 }

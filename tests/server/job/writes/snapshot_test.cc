@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/time/time.h"
 #include "tests/common/plan/spec_builder.h"
 
 namespace shardd {
@@ -50,6 +51,71 @@ TEST_F(SnapshotTest, IsDueOnceTheShardsChangedOtherwise) {
   snapshot_.Outdate();
   EXPECT_TRUE(snapshot_.IsDueBeforeHandIn());
   EXPECT_TRUE(snapshot_.whole()) << "there is one to go back to until the next is taken";
+}
+
+// Of trainers with their own optimizer, whose job does not say how often.
+class SnapshotByCostTest : public ::testing::Test {
+ protected:
+  static ShardPlan Plan() {
+    SpecBuilder builder;
+    builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+    builder.Param(0, "w", {8});
+    return builder.Plan();
+  }
+  // A pass of `step` ends with another one's begin; returns whether a snapshot is due, and takes it then.
+  bool PassOf(absl::Duration step, absl::Duration cost) {
+    now_ += step;
+    snapshot_.PassBegins(now_);
+    const bool due = snapshot_.IsDueWithPass();
+    if (due) {
+      snapshot_.CopyBegins(now_);
+      now_ += cost;
+      snapshot_.CopyEnds(now_);
+    }
+    snapshot_.Age();
+    if (due) snapshot_.Taken(++step_, {});
+    return due;
+  }
+  // How many passes of ten had one.
+  int DueOfTen(absl::Duration step, absl::Duration cost) {
+    int due = 0;
+    for (int pass = 0; pass < 10; ++pass) due += PassOf(step, cost);
+    return due;
+  }
+  const ShardPlan plan_ = Plan();
+  Snapshot snapshot_{&plan_, /*memory=*/nullptr, /*devices=*/nullptr};
+  absl::Time now_ = absl::UnixEpoch();
+  int64_t step_ = 0;
+};
+
+TEST_F(SnapshotByCostTest, EachPassHasOneWhereItIsCheap) {
+  EXPECT_EQ(DueOfTen(absl::Milliseconds(100), absl::Milliseconds(3)), 10);
+}
+
+TEST_F(SnapshotByCostTest, TakesNoMoreThanItsShareOfTheTime) {
+  EXPECT_EQ(DueOfTen(absl::Milliseconds(100), absl::Milliseconds(6)), 5);
+  DueOfTen(absl::Milliseconds(100), absl::Milliseconds(7));
+  EXPECT_EQ(DueOfTen(absl::Milliseconds(100), absl::Milliseconds(7)), 3);
+}
+
+TEST_F(SnapshotByCostTest, TenthPassHasOneWhateverItCosts) {
+  EXPECT_TRUE(PassOf(absl::Milliseconds(100), absl::Seconds(10)));
+  for (int pass = 1; pass < 10; ++pass) EXPECT_FALSE(PassOf(absl::Milliseconds(100), absl::Seconds(10))) << pass;
+  EXPECT_TRUE(PassOf(absl::Milliseconds(100), absl::Seconds(10)));
+}
+
+TEST_F(SnapshotByCostTest, OneDelayDoesNotMakeThemRare) {
+  EXPECT_EQ(DueOfTen(absl::Milliseconds(100), absl::Milliseconds(1)), 10);
+  EXPECT_TRUE(PassOf(absl::Milliseconds(100), absl::Seconds(1)));
+  EXPECT_TRUE(PassOf(absl::Milliseconds(100), absl::Milliseconds(1)));
+}
+
+TEST_F(SnapshotByCostTest, StaysDueUntilItIsTaken) {
+  PassOf(absl::Milliseconds(100), absl::Milliseconds(6));
+  now_ += absl::Milliseconds(200);
+  snapshot_.PassBegins(now_);
+  snapshot_.PassBegins(absl::UnixEpoch());
+  EXPECT_TRUE(snapshot_.IsDueWithPass());
 }
 
 TEST_F(SnapshotTest, ThereIsNoneWhileItIsWrittenOver) {
