@@ -118,7 +118,7 @@ def main():
         answers = {"scrape": 0, "page": 0}
 
         def turn(daemon, number):
-            job = f"job{number}"
+            job = f"{'seen' if daemon is seen else 'plain'}{number}"  # also names its ranks' files, which runs append to
             env = dict(os.environ, SHARDD_ADDRESS=f"unix:{daemon.socket}", OMP_NUM_THREADS="1")
             looking = Looking(port, job)
             before = daemon.cpu_s()
