@@ -16,6 +16,7 @@
 #include "server/collective/nccl/nccl_api.h"
 #include "server/device/cuda/cuda_memory.h"
 #include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
 #include "server/storage/old_values_plan.h"
 #include "tests/common/plan/spec_builder.h"
 #include "tests/fakes/cuda/machine.h"
