@@ -58,6 +58,7 @@ class SnapshotByCostTest : public ::testing::Test {
  protected:
   static ShardPlan Plan() {
     SpecBuilder builder;
+    builder.config().set_trainers_never_write(false);
     builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
     builder.Param(0, "w", {8});
     return builder.Plan();
