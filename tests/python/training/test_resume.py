@@ -152,14 +152,14 @@ def test_ctrl_c_ends_the_wait_for_a_missing_rank() -> None:
         cluster.kill(0)
 
 
-def test_a_kill_costs_a_stock_optimizer_at_most_ten_steps() -> None:
+def test_a_kill_costs_a_stock_optimizer_its_own_step_alone() -> None:
     kills = ((1, 3, "backward"), (0, 5, "after"))
     run = relaunched(resume_scenarios.train, 2, _STEPS, "stock-sgd", kills, restarts=len(kills), name="stock")
     results = _finished(run)
     first, second = (max(e["step"] for e in run.of("step") if e["attempt"] < number) for number in (1, 2))
     for attempt, reached in ((1, first), (2, second)):
         starts = {e["step"] for e in run.of("start", attempt=attempt)}
-        assert len(starts) == 1 and reached - 10 <= starts.pop() <= reached
+        assert len(starts) == 1 and reached - 1 <= starts.pop() <= reached
     _same(results, run_ranks(resume_scenarios.train, 2, _STEPS, "stock-sgd", ()))
     assert results[0]["counters"]["commits"] >= _STEPS - 1
 
