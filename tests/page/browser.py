@@ -32,7 +32,8 @@ class Page:
         self._number = 0
         self._session: str | None = None
         self.complaints: list[str] = []
-        target = self.call("Target.createTarget", url="about:blank", width=1280, height=900)["targetId"]
+        # A window of its own: Chromium 156 gives a size to no other target.
+        target = self.call("Target.createTarget", url="about:blank", newWindow=True, width=1280, height=900)["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
