@@ -117,10 +117,13 @@ def main() -> None:
             found, difference = compare_file(item, ours, theirs, RESTARTED.get(name, TENSORS))
             tensors, worst_tensor = tensors + found, max(worst_tensor, difference)
         jobs = [json.loads(line) for line in counts.read_text().splitlines()] if counts.exists() else []
-        reductions, commits = (sum(job.get(key, 0) for job in jobs) for key in ("reductions", "commits"))
-        if not reductions or not commits:
+        reductions, commits, updated = (
+            sum(job.get(key, 0) for job in jobs) for key in ("reductions", "commits", "bytes_updated")
+        )
+        if not reductions or not commits or not updated:
             raise Differs(
-                f"the daemon has not done the work (got {reductions} reductions and {commits} committed steps)"
+                f"the daemon has not done the work (got {reductions} reductions, {commits} committed steps and {updated} "
+                "bytes of shards updated by its optimizer)"
             )
     except Differs as error:
         print(f"{name}: DIFFERS: {error}")
