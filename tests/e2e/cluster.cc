@@ -98,11 +98,8 @@ Cluster::Empty Cluster::EmptyWith(const Child& custodian) const {
 }
 
 void Cluster::ExpectNothingLeft(const Empty& empty, const Child& custodian) const {
-  // The daemon that had just begun may have had a connection more.
-  const auto at_most = [&](const Footprint& now) {
-    return now.descriptors <= empty.daemon.descriptors && now.shared_maps <= empty.daemon.shared_maps;
-  };
-  EXPECT_TRUE(PollUntil([&] { return at_most(DaemonFootprint()); })) << DaemonFootprint() << ", want " << empty.daemon;
+  EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() <= empty.daemon; }))
+      << DaemonFootprint() << ", want " << empty.daemon;
   const auto kept = [&] { return DescriptorsOf(custodian.pid()); };
   EXPECT_TRUE(PollUntil([&] { return kept() == empty.custodian_descriptors; }))
       << "the custodian has " << kept() << " descriptors, want " << empty.custodian_descriptors;

@@ -49,7 +49,7 @@ class Offloaded : public Cluster {
     return total_ns;
   }
   void ExpectNothingLeaks(const Footprint& before) {
-    EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() == before; })) << DaemonFootprint() << ", want " << before;
+    EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() <= before; })) << DaemonFootprint() << ", want " << before;
   }
   TrainerReport Refusal(const Args& args) {
     const Args one = args.With({{"device_memory", "1"}, {"world", "2"}, {"steps", "1"}, {"timeout_ms", "20000"}});
