@@ -103,8 +103,9 @@ absl::Span<const Transition> JobCore::Transitions() {
        "No sum that would be waited for makes it right."},
       {"let into full parameters", kAllFullParams, kCommitting,
        [](const JobCore& job) {
-         return job.summons_.MayGrant() && !job.summons_.SumsHold(job.gradients_.reductions().under_way() &&
-                                                                  job.devices_.collective()->may_hold_requests());
+         return job.summons_.MayGrant() && (!job.summons_.full_params().AnyWrites() || job.nodes_.MayWriteBack()) &&
+                !job.summons_.SumsHold(job.gradients_.reductions().under_way() &&
+                                       job.devices_.collective()->may_hold_requests());
        },
        [](JobCore& job) { return job.summons_.LetIn(); },
        [](const JobCore& job, int rank) { return job.summons_.WaitingFor(rank); },

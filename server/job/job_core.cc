@@ -79,7 +79,8 @@ JobCore::JobCore(Init init)
       unsharding_(plan(), {&committed_, &commits_.decision(), &commits_.steps(), &writes_, &sessions_, memory_.get()},
                   {devices_.collective(), &waits_.given_back(), &work_, &events_, &counters_, this}),
       nodes_(init.nodes.get(),
-             {plan(), memory_.get(), &commits_.decision(), &commits_.steps(), &leavers_, &devices_.optimizer()},
+             {plan(), memory_.get(), &commits_.decision(), &commits_.steps(), &leavers_, &devices_.optimizer(),
+              &summons_.full_params()},
              {&committed_, &gradients_.pairing(), &gradients_.presence(), &values_, &work_, &events_, this},
              {[this](PairKey key, int occurrence, const GivenGradients& given) {
                 return gradients_.reductions().AddGiven(key, occurrence, given);

@@ -69,11 +69,20 @@ void NodeCoordinator::SendBegin(int node, const absl::Status& cause) {
   begin->set_initialized(initialized_);
   begin->set_agreed_generation(agreed_generation_);
   begin->set_held_step(held_step_);
+  begin->set_version(Version());
   if (decided_.step() > 0 && decided_known_) {
     *begin->mutable_decided() = decided_;
     begin->mutable_decided()->clear_ends_attempt();  // which has ended
   }
   send_(node, std::move(message));
+}
+
+bool NodeCoordinator::SomeFetch() const {
+  return std::any_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.up && node.fetching; });
+}
+
+uint64_t NodeCoordinator::Version() const {
+  return values_agreed_ == 0 ? 0 : values_agreed_ + static_cast<uint64_t>(decided_.step());
 }
 
 void NodeCoordinator::ForgetStep() {
@@ -337,16 +346,16 @@ std::string NodeCoordinator::Waiting() const {
   if (!initialized_ && any(given) && Latest() >= 0) {
     return Lacking();
   }
-  if (!initialized_ && any(given) && Missing(given) >= 0) {
-    return text(Missing(given), " has not given its initial values");
+  if (any(given) && Missing(given) >= 0) {
+    return text(Missing(given),
+                initialized_ ? " has not given the values that others write" : " has not given its initial values");
   }
   return "";
 }
 
 void NodeCoordinator::CheckSilence(absl::Time now, absl::Duration limit) {
   std::string waiting = Waiting();
-  if (source_ >= 0 ||
-      std::any_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.up && node.fetching; })) {
+  if (source_ >= 0 || SomeFetch()) {
     progress_ = now;
   }
   if (AwaitsLeaver() && now - progress_ >= std::min(kLeave, limit)) {

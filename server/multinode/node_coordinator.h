@@ -63,6 +63,7 @@ class NodeCoordinator {
   void OnFinished(int node);
   // It is sent what it has lost: others wait for as long as that takes.
   void SetFetching(int node, bool fetching) { nodes_[static_cast<size_t>(node)].fetching = fetching; }
+  bool SomeFetch() const;
   // Of the kinds that go to node 0; anything else, and what does not fit the plan or the node's place in the step, ends
   // the generation.
   void OnMessage(int node, const v1::PeerMessage& message);
@@ -125,6 +126,7 @@ class NodeCoordinator {
   absl::Status MaybeAllClosed();
   absl::Status CompareSteps() const;
   absl::Status CompareValues() const;
+  uint64_t Version() const;  // 0: not known
   void ForgetStep();
   void NextGeneration(const absl::Status& cause);
   // All end their attempts behind the decided step: the next generation begins when the links of all nodes that leave
@@ -145,7 +147,8 @@ class NodeCoordinator {
   uint64_t generation_;
   uint64_t sequence_ = 0;  // of the next Go
   bool initialized_ = false;
-  uint64_t agreed_generation_ = 0;    // for initial values of this one; 0: by an earlier daemon of node 0
+  uint64_t agreed_generation_ = 0;    // for values of this one; 0: by an earlier daemon of node 0
+  uint64_t values_agreed_ = 0;        // how often, so that each is a version beside the steps; 0: not known
   v1::PeerMessage::Decided decided_;  // the last; step 0: none
   bool decided_known_ = true;         // all of it, not only its step
   int64_t held_step_ = 0;             // the last that all nodes have held

@@ -1,4 +1,4 @@
-// How node 0 decides a step, and how every node comes to hold the decision; and agrees on initial values.
+// How node 0 decides a step, and how every node comes to hold the decision; and agrees on values that ranks write.
 
 #include <algorithm>
 
@@ -106,18 +106,24 @@ bool NodeCoordinator::AllServed() const {
 
 absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& values) {
   Node& from = nodes_[static_cast<size_t>(node)];
-  if (initialized_ || from.values.has_value() || values.digests_size() != static_cast<int>(plan_->params.size())) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(NodeText(node), ", initial values: not before version 1, or not of all parameters (got ",
-                     values.digests_size(), " digests, want ", plan_->params.size(), ")"));
+  // Between steps alone: what a step sums, or has decided, is of the values before.
+  const bool in_turn = !initialized_ || (!plan_->cut_over_nodes && Version() > 0 && values.version() == Version() + 1 &&
+                                         all_closed_ != kAllBackwards);
+  if (!in_turn || from.values.has_value() || values.digests_size() != static_cast<int>(plan_->params.size())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        NodeText(node), ", initial values or later ones: not its turn, or not of all parameters (got version ",
+        values.version(), " and ", values.digests_size(), " digests, want version ", Version() + 1, " and ",
+        plan_->params.size(), ")"));
   }
   from.values = values;
   if (Missing([](const Node& n) { return n.values.has_value(); }) >= 0) {
     return absl::OkStatus();
   }
   SHARDD_RETURN_IF_ERROR(CompareValues());
+  values_agreed_ = initialized_ ? values_agreed_ + 1 : 1;
   initialized_ = true;
   agreed_generation_ = generation_;
+  for (Node& each : nodes_) each.values.reset();
   v1::PeerMessage message;
   message.set_generation(generation_);
   message.mutable_values_agreed();
@@ -133,8 +139,8 @@ absl::Status NodeCoordinator::CompareValues() const {
       const bool counts = !plan_->cut_over_nodes || (got != 0 && want != 0);
       if (got != want && counts) {
         return absl::FailedPreconditionError(absl::StrCat(
-            "CommitParameters: the initial value of \"", plan_->params[static_cast<size_t>(param)].fqn, "\" on ",
-            NodeText(static_cast<int>(node)),
+            "CommitParameters: the ", initialized_ ? "value" : "initial value", " of \"",
+            plan_->params[static_cast<size_t>(param)].fqn, "\" on ", NodeText(static_cast<int>(node)),
             " differs from node 0's; give all nodes the same (the same seed, the same checkpoint, or a broadcast)"));
       }
     }

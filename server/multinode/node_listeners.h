@@ -17,6 +17,7 @@ class NodeFacts {
   virtual ~NodeFacts() = default;
   virtual int64_t NodeStep() const = 0;      // committed, or about to be
   virtual bool NodeInitialized() const = 0;  // likewise version 1
+  virtual uint64_t NodeVersion() const = 0;  // likewise
 };
 
 class NodeSumsListener {

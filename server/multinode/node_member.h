@@ -10,7 +10,7 @@
 //
 // A job that gives its attempt up says so and waits for the next generation; what it has to say of the next attempt by
 // then is kept and sent in that. Between Reduced and what node 0 decides nothing is given up here (promised): the step
-// may be decided already, and then it is committed on every node. Likewise with initial values.
+// may be decided already, and then it is committed on every node. Likewise with values that ranks write.
 //
 // Node 0 is lost: the attempt is given up, but not a promise, and the job is kept. On the next link the member says
 // what it has (Holds), also to a daemon of node 0 that is a new one, and Begin says how it goes on (OnBegin):
@@ -77,6 +77,11 @@ class NodeMember final : public NodeEvents::Listener {
   int64_t held_step() const { return held_step_; }
   // Nobody needs this node to hear of what was decided: it may go when its ranks have finished.
   bool AllServed() const { return coordinator_ == nullptr || coordinator_->AllServed(); }
+
+  // As far as this node would be asked for it, which sends what its slabs hold.
+  bool OthersHaveState() const {
+    return coordinator_ == nullptr ? heard_ && !fetching_ : !fetching_ && !coordinator_->SomeFetch();
+  }
 
   bool promised() const { return promised_; }
   int node() const { return node_; }

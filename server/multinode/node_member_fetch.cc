@@ -13,6 +13,7 @@ v1::PeerMessage::Holds NodeMember::OwnHolds() const {
   holds.set_generation(std::max(generation_, adopting_));
   holds.set_initialized(facts_->NodeInitialized());
   holds.set_step(facts_->NodeStep());
+  holds.set_version(facts_->NodeVersion());
   if (decided_.step() > 0 && decided_.step() == facts_->NodeStep()) {
     *holds.mutable_decided() = decided_;
     holds.mutable_decided()->clear_ends_attempt();  // which has ended

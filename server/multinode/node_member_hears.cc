@@ -187,13 +187,16 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
     if (promised_ && !promised_values_ && begin.has_decided() && begin.decided_step() == facts_->NodeStep() + 1) {
       said_ = promised_ = false;
       hear_.steps->NodeDecided(begin.decided());
-    } else if (promised_values_ && begin.initialized() && begin.agreed_generation() == generation_) {
+    } else if (promised_values_ && begin.initialized() && begin.agreed_generation() == generation_ &&
+               (begin.version() == 0 || begin.version() == facts_->NodeVersion() + 1)) {
       said_ = promised_ = promised_values_ = false;
       hear_.steps->NodeValuesAgreed();
-    } else if (begin.initialized() && (!facts_->NodeInitialized() || facts_->NodeStep() < begin.decided_step())) {
+    } else if (begin.initialized() && (!facts_->NodeInitialized() || facts_->NodeStep() < begin.decided_step() ||
+                                       facts_->NodeVersion() < begin.version())) {
       Fetch(0, begin.generation());
       return;
-    } else if (begin.decided_step() != facts_->NodeStep() || begin.initialized() != facts_->NodeInitialized()) {
+    } else if (begin.decided_step() != facts_->NodeStep() || begin.initialized() != facts_->NodeInitialized() ||
+               (begin.version() != 0 && begin.version() != facts_->NodeVersion())) {
       hear_.attempts->NodeClose(
           absl::StrCat("the nodes' states do not belong together: this node has ",
                        facts_->NodeInitialized() ? absl::StrCat("step ", facts_->NodeStep()) : "no parameters",

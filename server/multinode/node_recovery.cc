@@ -14,6 +14,10 @@ namespace {
 
 constexpr uint64_t kMaxGeneration = std::numeric_limits<uint64_t>::max() / 2;  // there is always a next one
 
+bool IsBehind(const v1::PeerMessage::Holds& one, const v1::PeerMessage::Holds& other) {
+  return std::pair(one.step(), one.version()) < std::pair(other.step(), other.version());
+}
+
 }  // namespace
 
 void NodeCoordinator::OnUp(int node) {
@@ -99,7 +103,7 @@ int NodeCoordinator::Latest() const {
   for (size_t node = 0; node < nodes_.size(); ++node) {
     const auto& holds = nodes_[node].holds;
     if (holds.has_value() && holds->initialized() && !nodes_[node].finished &&
-        (latest < 0 || holds->step() > nodes_[static_cast<size_t>(latest)].holds->step())) {
+        (latest < 0 || IsBehind(*nodes_[static_cast<size_t>(latest)].holds, *holds))) {
       latest = static_cast<int>(node);
     }
   }
@@ -170,6 +174,9 @@ void NodeCoordinator::Recovered(int64_t step) {
   const v1::PeerMessage::Holds& holds = *nodes_[static_cast<size_t>(source)].holds;
   initialized_ = true;
   agreed_generation_ = 0;
+  values_agreed_ = holds.version() <= static_cast<uint64_t>(holds.step())
+                       ? 0
+                       : holds.version() - static_cast<uint64_t>(holds.step());
   decided_ = holds.decided();
   decided_known_ = holds.has_decided() && decided_.step() == step;
   decided_.set_step(step);

@@ -49,7 +49,7 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
       std::make_unique<StepsOverNodes>(StepsOverNodes::Facts{plan, see_.steps, see_.decision, digests_.get()},
                                        StepsOverNodes::Services{use_.committed, member, use_.presence}, tell_.steps);
   states_ = std::make_unique<StateTransfers>(
-      StateTransfers::Facts{plan, see_.memory, see_.decision, see_.steps},
+      StateTransfers::Facts{plan, see_.memory, see_.decision, see_.steps, see_.full_params, &use_.values->undo()},
       StateTransfers::Services{member, links_.get(), events_.get(), parts->worker, use_.committed, use_.work,
                                see_.devices, use_.events, use_.job},
       StateTransfers::Results{
@@ -215,6 +215,11 @@ void JobNodes::NodeIsUp() {
 void JobNodes::VersionCommitted() { SetReadable(use_.committed->version()); }
 
 int64_t JobNodes::NodeStep() const { return use_.committed->step() + (see_.decision->decided() ? 1 : 0); }
+
+// A step or values: whichever is being made is one more version.
+uint64_t JobNodes::NodeVersion() const { return use_.committed->version() + (see_.decision->committing() ? 1 : 0); }
+
+bool JobNodes::MayWriteBack() const { return !over_nodes() || member_->OthersHaveState(); }
 
 bool JobNodes::NodeInitialized() const { return use_.committed->version() > 0 || see_.decision->committing(); }
 

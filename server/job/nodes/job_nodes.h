@@ -26,6 +26,7 @@ namespace shardd {
 class AskedSteps;
 class Committed;
 class CoreLoop;
+class FullParams;
 class JobEvents;
 class JobMemory;
 class JobWork;
@@ -66,6 +67,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
     const AskedSteps* steps = nullptr;
     const Leavers* leavers = nullptr;
     const OptimizerDevices* devices = nullptr;
+    const FullParams* full_params = nullptr;
   };
   struct Services {
     Committed* committed = nullptr;
@@ -120,7 +122,9 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   // Null where nothing is cut over nodes.
   NodeGathers* gathers() const { return gathers_.get(); }
 
-  // Initial values are asked to be committed, which they are when all nodes have the same.
+  // Ranks may write full parameters back: no other node is being sent what they would change.
+  bool MayWriteBack() const;
+  // Values are asked to be committed, which they are when all nodes have the same.
   void SayValues();
   // The decision is journaled here, and shards are about to change. REQUIRES: over_nodes().
   void SayDecided();
@@ -147,6 +151,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
 
  private:
   int64_t NodeStep() const override;
+  uint64_t NodeVersion() const override;
   bool NodeInitialized() const override;
   void NodeAbort(const absl::Status& cause) override { tell_.end_attempt(cause); }
   void NodeGeneration(uint64_t generation) override;

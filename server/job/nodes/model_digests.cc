@@ -49,6 +49,7 @@ void ModelDigests::SayValues(std::vector<SlabPart> stale, std::function<void()> 
          if (see_.committed->epoch() != epoch) {
            return;
          }
+         digests.set_version(see_.committed->version() + 1);
          status.ok() ? use_.member->Values(std::move(digests)) : use_.job->Fail(status);
        });
 }

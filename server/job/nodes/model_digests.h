@@ -19,8 +19,8 @@ class JobMemory;
 class JobWork;
 class NodeMember;
 
-// Digests of what this node has of the model, which node 0 compares with those of the other nodes: of initial values
-// before they are committed, and of replicas every `compare_every` steps.
+// Digests of what this node has of the model, which node 0 compares with those of the other nodes: of values that
+// ranks write before they are committed, and of replicas every `compare_every` steps.
 //
 // Owns the last digests of a version, and how many are being taken. Loop-confined; slabs are read on the worker, which
 // takes as long as reading all of the model does, and keeps the job alive.
@@ -47,8 +47,8 @@ class ModelDigests {
   // By parameter; empty: none were taken at that version.
   const std::vector<uint64_t>& At(uint64_t version) const;
 
-  // Clears `stale`, and says the digests of initial values to node 0, if the epoch lasts so long. `ended` runs once
-  // they are read.
+  // Clears `stale`, and says the digests of values that ranks have written to node 0, if the epoch lasts so long.
+  // `ended` runs once they are read.
   void SayValues(std::vector<SlabPart> stale, std::function<void()> ended);
 
  private:

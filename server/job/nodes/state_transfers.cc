@@ -3,11 +3,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/full_params/full_params.h"
 #include "server/job/job_events.h"
 #include "server/job/step/asked_steps.h"
 #include "server/job/step/committed.h"
 #include "server/job/work/job_work.h"
 #include "server/job/work/optimizer_devices.h"
+#include "server/job/writes/write_undo.h"
 #include "server/loop/core_loop.h"
 #include "server/optimizer/optimizer.h"
 #include "server/storage/job_memory.h"
@@ -28,11 +30,19 @@ void StateTransfers::SendWaited() {
   }
 }
 
+bool StateTransfers::HasUncommitted() const {
+  return see_.undo->undoing() || (see_.full_params->granted() && see_.full_params->AnyWrites());
+}
+
 // Also a step that is not shown yet: the node that asks may be the one that is to hold it.
 void StateTransfers::NodeSendState(int node, uint64_t transfer) {
   senders_.Stop(node);
-  if (AwaitsUpdate()) {
+  if (AwaitsUpdate() || HasUncommitted()) {
     senders_.Await(node, transfer);
+    if (!AwaitsUpdate() && !see_.undo->undoing()) {  // they cannot be a version without that node
+      use_.job->Fail(absl::AbortedError(absl::StrCat(
+          "node ", node, " has lost its state and is sent this node's, without what ranks are writing; attach again")));
+    }
     return;
   }
   const Committed& committed = *use_.committed;

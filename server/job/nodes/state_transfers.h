@@ -18,11 +18,13 @@ namespace shardd {
 class AskedSteps;
 class Committed;
 class CoreLoop;
+class FullParams;
 class JobControl;
 class JobEvents;
 class JobMemory;
 class JobWork;
 class OptimizerDevices;
+class WriteUndo;
 
 // A node whose daemon was lost with its slabs gets what is committed from another, a replica: shards, the optimizer's
 // state, counts. Node 0 gives it to the others, and gets it from one of them where it has lost its own. What is sent
@@ -37,6 +39,8 @@ class StateTransfers final : public NodeStateListener {
     const JobMemory* memory = nullptr;
     const StepDecision* decision = nullptr;
     const AskedSteps* steps = nullptr;
+    const FullParams* full_params = nullptr;
+    const WriteUndo* undo = nullptr;
   };
   struct Services {
     NodeMember* member = nullptr;
@@ -60,7 +64,7 @@ class StateTransfers final : public NodeStateListener {
   StateTransfers(Facts facts, Services services, Results results);
 
   // A node waits for a state, and it can be sent: behind a commit under way, and a step that is not shown yet with it.
-  bool MaySend() const { return senders_.waiting() && !AwaitsUpdate(); }
+  bool MaySend() const { return senders_.waiting() && !AwaitsUpdate() && !HasUncommitted(); }
   void SendWaited();
   // All of the other node's state has come.
   bool MayRestore() const { return fetch_ != nullptr && fetch_->complete() && use_.member->fetching(); }
@@ -76,6 +80,8 @@ class StateTransfers final : public NodeStateListener {
 
  private:
   bool AwaitsUpdate() const { return see_.decision->committing() && !see_.decision->applied(); }
+  // Ranks write full parameters, in place, or what they wrote is being taken back.
+  bool HasUncommitted() const;
   StateSlabs Slabs() const;
   void Restored(const absl::Status& status, const v1::PeerMessage::State& state);
 

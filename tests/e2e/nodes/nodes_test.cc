@@ -112,18 +112,19 @@ class NodesTest : public Nodes {
   }
 
   // A daemon of one of two nodes is killed and another takes its place, while the ranks of both nodes live on.
-  void OutliveDaemon(int ended) {
+  void OutliveDaemon(int ended, const std::string& moment = "before_step", const Args& extra = {}) {
     Start(2);
-    const Args args = {{"steps", "12"}, {"recover", "1"}, {"outlive_daemon", "1"}, {"optimizer", "adamw"}};
+    const Args args =
+        Args({{"steps", "12"}, {"recover", "1"}, {"outlive_daemon", "1"}, {"optimizer", "adamw"}}).With(extra);
     std::vector<Child> ranks;
     for (int k = 0; k < 2; ++k) {
       for (int rank = 0; rank < 2; ++rank) {
-        ranks.push_back(StartRank(k, rank, k == ended ? args : args.With({{"pause", "before_step@5"}})));
+        ranks.push_back(StartRank(k, rank, k == ended ? args : args.With({{"pause", absl::StrCat(moment, "@5")}})));
       }
     }
-    for (int rank = 0; rank < 2; ++rank) node(1 - ended).AwaitPause(Of(1 - ended, args), "before_step", rank);
+    for (int rank = 0; rank < 2; ++rank) node(1 - ended).AwaitPause(Of(1 - ended, args), moment, rank);
     ReplaceDaemon(ended);
-    for (int rank = 0; rank < 2; ++rank) node(1 - ended).LetGo(Of(1 - ended, args), "before_step", rank);
+    for (int rank = 0; rank < 2; ++rank) node(1 - ended).LetGo(Of(1 - ended, args), moment, rank);
     for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
     std::vector<TrainerReport> reports;
     for (int k = 0; k < 2; ++k) {
@@ -176,6 +177,7 @@ TEST_F(NodesTest, ARankOfNode1DiesBetweenBackwardAndStep) { KillAndReplace("back
 TEST_F(NodesTest, ARankOfNode0DiesBetweenBackwardAndStep) { KillAndReplace("backward_done@4", 0, 0); }
 TEST_F(NodesTest, ARankDiesBehindItsStep) { KillAndReplace("step_sent@6", 1, 0); }
 TEST_F(NodesTest, ARankOfNode0DiesBehindItsStep) { KillAndReplace("step_sent@6", 0, 1); }
+TEST_F(NodesTest, ARankDiesInAWriteback) { KillAndReplace("writeback@10", 1, 1, {{"writeback_at_end", "1"}}); }
 TEST_F(NodesTest, ARankDiesBeforeTheInitialValues) { KillAndReplace("initial@0", 1, 0); }
 
 TEST_F(NodesTest, ARankOnAGpuDiesWhileNcclMayAdd) {
@@ -261,6 +263,12 @@ TEST_F(NodesTest, ANodeThatFallsSilentIsNamed) {
 
 TEST_F(NodesTest, LivingRanksReattachToANewDaemonOfTheirNode) { OutliveDaemon(1); }
 TEST_F(NodesTest, LivingRanksReattachToANewDaemonOfNode0) { OutliveDaemon(0); }
+TEST_F(NodesTest, ADaemonsDeathTakesBackWhatIsWrittenOnOtherNodes) {
+  OutliveDaemon(1, "writeback", {{"steps", "5"}, {"writeback_at_end", "1"}});
+}
+TEST_F(NodesTest, Node0sDaemonsDeathTakesBackWhatIsWrittenOnOthers) {
+  OutliveDaemon(0, "writeback", {{"steps", "5"}, {"writeback_at_end", "1"}});
+}
 TEST_F(NodesTest, AKilledDaemonGetsTheStateFromAReplica) { EndDaemon(1, SIGKILL); }
 TEST_F(NodesTest, AStoppedDaemonGetsTheStateFromAReplica) { EndDaemon(1, SIGTERM); }
 TEST_F(NodesTest, Node0sKilledDaemonGetsTheStateFromAReplica) { EndDaemon(0, SIGKILL); }

@@ -125,11 +125,15 @@ def plain_load(case: Case) -> dict[str, Any]:
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     again = _steps(model, optimizer, range(3, 5))
-    refused = _text_of(lambda: model.load_state_dict(saved[0]))
-    refused_too = _text_of(lambda: optimizer.load_state_dict(saved[1]))
+    refused = []
+    if not case.mesh:
+        refused = [
+            _text_of(lambda: model.load_state_dict(saved[0])),
+            _text_of(lambda: optimizer.load_state_dict(saved[1])),
+        ]
     dist.barrier()
     finish(model)
-    return {"on": on, "again": again, "refused": [refused, refused_too]}
+    return {"on": on, "again": again, "refused": refused}
 
 
 def safetensors(folder: str, case: Case) -> dict[str, Any]:

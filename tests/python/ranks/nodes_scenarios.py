@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -191,8 +192,6 @@ def refused_calls() -> dict[str, str]:
 
     model, optimizer = _trainer()
     rank = dist.get_rank()
-    saved = {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()}
-    kept = optimizer.state_dict()
     losses = []
 
     def step(number: int) -> None:
@@ -204,20 +203,76 @@ def refused_calls() -> dict[str, str]:
 
     step(0)
 
-    def summon() -> None:
-        with summon_full_params(model):
+    def summon(**options: bool) -> None:
+        with summon_full_params(model, **options):
             pass
 
     texts = {
-        "load": _text_of(lambda: model.load_state_dict(saved)),
-        "optimizer": _text_of(lambda: optimizer.load_state_dict(kept)),
-        "summon": _text_of(summon),
+        "summon": _text_of(lambda: summon(rank0_only=True)),
+        "gradients": _text_of(lambda: summon(with_grads=True)),
         "edits": _text_of(lambda: hand_in_edits(model)),
     }
     step(1)
     alone = train_alone(Case(steps=2), dist.get_world_size())["losses"][rank]
     texts["losses"] = str([abs(a - b) < 1e-6 for a, b in zip(losses, alone)])
     return texts
+
+
+def changed() -> dict[str, Any]:
+    """Loads in the middle of training, and an edit of full parameters: what each has made of the job."""
+    from shardd.torch import counters, summon_full_params
+
+    model, optimizer = _trainer()
+
+    def steps(numbers: range) -> list[float]:
+        losses = []
+        for number in numbers:
+            loss = loss_of(model, number, 0, dist.get_rank())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    steps(range(2))
+    saved = {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()}
+    kept, before = copy.deepcopy(optimizer.state_dict()), _whole(model)
+    on = steps(range(2, 4))
+    model.load_state_dict(saved)
+    optimizer.load_state_dict(kept)
+    loaded = _whole(model)
+    again = steps(range(2, 4))
+    with summon_full_params(model, writeback=False):
+        want = {n: p.detach() / 2 for n, p in model.named_parameters()}
+    with summon_full_params(model), torch.no_grad():
+        for parameter in model.parameters():
+            parameter.div_(2)
+    edited = _whole(model)
+    steps(range(4, 5))
+    return {
+        "loaded": [torch.equal(loaded[n], before[n]) for n in before],
+        "on": on,
+        "again": again,
+        "edited": [torch.equal(edited[n], want[n]) for n in want],
+        "parameters": _whole(model),
+        "aborts": counters(model)["aborts"],
+        "committed": _job_of(model)["info"]["committed_step"],
+    }
+
+
+def other_edits() -> str:
+    """Node 1 writes another value back into one parameter."""
+    from shardd.torch import summon_full_params
+
+    model, optimizer = _trainer()
+    loss_of(model, 0, 0, dist.get_rank()).backward()
+    optimizer.step()
+
+    def edit() -> None:
+        with summon_full_params(model), torch.no_grad():
+            model.layers[1].up.weight.add_(1 + dist.get_rank() // 2)
+
+    return _text_of(edit)
 
 
 def other_values() -> str:

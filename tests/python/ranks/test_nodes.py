@@ -163,6 +163,21 @@ def test_changes_to_a_job_over_nodes_are_harmlessly_refused(two: Nodes) -> None:
             assert text.startswith("NotImplementedError") and "spans 2 nodes" in text, (name, text)
 
 
+def test_loads_and_edits_are_the_same_on_all_nodes(two: Nodes) -> None:
+    results = run_on_nodes(two, nodes_scenarios.changed)
+    for result in results:
+        assert all(result["loaded"]) and all(result["edited"])
+        assert result["on"] == result["again"]
+        assert (result["aborts"], result["committed"]) == (0, 7)
+        for name, value in results[0]["parameters"].items():
+            assert torch.equal(result["parameters"][name], value), name
+
+
+def test_edits_that_differ_between_nodes_are_named(two: Nodes) -> None:
+    for text in run_on_nodes(two, nodes_scenarios.other_edits):
+        assert "layers.1.up.weight" in text and "initial" not in text, text
+
+
 def test_a_daemon_that_serves_no_other_nodes_is_named() -> None:
     with nodes(peers=False) as alone:
         for text in run_on_nodes(alone, nodes_scenarios.one_mesh):

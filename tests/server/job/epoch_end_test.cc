@@ -11,7 +11,7 @@ using ::testing::ElementsAre;
 class EpochEndTest : public CommitsFixture {
  protected:
   JobNodes nodes_{/*parts=*/nullptr,
-                  {plan_, memory_.get(), &commits_.decision(), &commits_.steps(), &leavers_, &devices_},
+                  {plan_, memory_.get(), &commits_.decision(), &commits_.steps(), &leavers_, &devices_, nullptr},
                   {&committed_},
                   {}};
   EpochEnd end_{&commits_, &nodes_};

@@ -64,8 +64,9 @@ class NodeCoordinatorTest : public ::testing::Test {
     coordinator_->OnMessage(node, message);
   }
 
-  v1::PeerMessage Values(uint64_t last = 10) const {
+  v1::PeerMessage Values(uint64_t last = 10, uint64_t version = 0) const {
     v1::PeerMessage message;
+    message.mutable_values()->set_version(version);
     for (size_t param = 1; param < plan_->params.size(); ++param) message.mutable_values()->add_digests(param);
     message.mutable_values()->add_digests(last);
     return message;
@@ -344,6 +345,26 @@ TEST_F(NodeCoordinatorTest, DifferingInitialValuesAreNamedAndMayBeGivenAnew) {
   EXPECT_TRUE(TrainsAStep());
   Say(1, Values());
   EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1"), HasSubstr("initial values")));
+}
+
+TEST_F(NodeCoordinatorOfThree, LaterValuesAreAVersionWhereAllNodesGiveTheSame) {
+  EXPECT_TRUE(TrainsAStep());
+  for (const uint64_t version : {3u, 4u}) {
+    sent_.clear();
+    for (int node = 0; node < 3; ++node) Say(node, Values(10 + version, version));
+    EXPECT_EQ(Kinds(1), "values_agreed ");
+  }
+  EXPECT_TRUE(TrainsAStep());
+  Say(1, Values(20, 6));
+  EXPECT_THAT(coordinator_->Waiting(), AllOf(HasSubstr("node 0"), HasSubstr("the values that others write")));
+  Say(0, Values(21, 6));
+  Say(2, Values(21, 6));
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("the value of \"b.w\""), HasSubstr("node 1")));
+  Say(1, Values(20, 7));
+  EXPECT_THAT(EndedBecause(), HasSubstr("want version 6"));
+  for (int node = 0; node < 3; ++node) Say(node, Closed(kAllBackwards));
+  Say(1, Values(20, 6));
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1"), HasSubstr("not its turn")));
 }
 
 TEST_F(NodeCoordinatorOfTwo, WhatIsOfAnotherGenerationIsNotHeard) {

@@ -70,6 +70,9 @@ class RandomJob final : public NodeFacts,
 
   int64_t NodeStep() const override { return step + (committing_ && initialized ? 1 : 0); }
   bool NodeInitialized() const override { return initialized || committing_; }
+  uint64_t NodeVersion() const override {  // its initial values, and steps
+    return NodeInitialized() ? 1 + static_cast<uint64_t>(NodeStep()) : 0;
+  }
   void NodeGo(const v1::PeerMessage::Go& go) override;
   void NodesClosed(int backwards) override;
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;

@@ -101,8 +101,8 @@ TEST_F(FullParamsTest, WhatAPlanDoesNotServeIsRefused) {
                 "(got 2, want -1 to 1)");
   ExpectRefused(CheckFullParams(plan_, {.recurse = false}, false), absl::StatusCode::kInvalidArgument,
                 "recurse false names no module");
-  ExpectRefused(CheckFullParams(plan_, {.writeback = true}, /*over_nodes=*/true), absl::StatusCode::kUnimplemented,
-                "several nodes");
+  ExpectRefused(CheckFullParams(plan_, {.writeback = true, .with_grads = true}, /*over_nodes=*/true),
+                absl::StatusCode::kUnimplemented, "several nodes");
 }
 
 }  // namespace

@@ -83,6 +83,7 @@ class OverNodesTest : public ::testing::Test,
 
   int64_t NodeStep() const override { return committed_.step(); }
   bool NodeInitialized() const override { return committed_.version() > 0; }
+  uint64_t NodeVersion() const override { return committed_.version(); }
   void NodeGo(const v1::PeerMessage::Go&) override {}
   void NodesClosed(int) override {}
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>&) override {}

@@ -2,8 +2,10 @@
 
 #include "server/device/device.h"
 #include "server/device/devices.h"
+#include "server/job/full_params/full_params.h"
 #include "server/job/job_events.h"
 #include "server/job/work/optimizer_devices.h"
+#include "server/job/writes/write_undo.h"
 #include "server/observe/events.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/job_slab.h"
@@ -88,11 +90,13 @@ class StateTransfersTest : public OverNodesTest {
   const OptimizerDevices devices_{{made_.devices[0].get()}, 1};
   EventLog log_;
   JobEvents job_events_{"job", Tenant{}, &committed_, &log_};
+  FullParams full_params_{1};
+  WriteUndo undo_;
   int begun_ = 0;
   int restored_ = 0;
   std::vector<absl::AnyInvocable<void()>> writes_;  // what is to run behind them
   StateTransfers states_{
-      {plan_.get(), memory_.get(), &decision_, &steps_},
+      {plan_.get(), memory_.get(), &decision_, &steps_, &full_params_, &undo_},
       {&member_, &links_, events_.get(), &worker_, &committed_, &work_, &devices_, &job_events_, &job_},
       {[this] { ++begun_; }, [this] { ++restored_; },
        [this](absl::AnyInvocable<void()> then) { writes_.push_back(std::move(then)); }}};
@@ -134,6 +138,23 @@ TEST_F(StateTransfersTest, AStepNotYetVisibleIsSentAfterItsUpdate) {
   EXPECT_EQ(sent[0].state().version(), 2u);
   EXPECT_EQ(sent[0].state().step_counts(0), 1);
   EXPECT_EQ(Sent(v1::PeerMessage::kRankState)[0].rank_state().trainer_state(), "of the step");
+}
+
+TEST_F(StateTransfersTest, WhatRanksAreWritingIsTakenBackAndNotSent) {
+  Begin();
+  full_params_.Ask(0, {.writeback = true}, /*signal=*/0);
+  full_params_.Grant(std::vector<bool>(static_cast<size_t>(params_), true));
+  undo_.WillSave(1);
+  AskForState();
+  EXPECT_TRUE(absl::IsAborted(job_.failure())) << job_.failure();
+  EXPECT_FALSE(states_.MaySend());
+  full_params_.EndEpoch();
+  std::vector<int64_t> counts;
+  EXPECT_TRUE(undo_.BeginUndo(&counts).has_value());
+  EXPECT_FALSE(states_.MaySend());
+  EXPECT_TRUE(Sent(v1::PeerMessage::kState).empty());
+  undo_.EndUndo();
+  EXPECT_TRUE(states_.MaySend());
 }
 
 TEST_F(StateTransfersTest, WhoseLinkIsLostWaitsForNoState) {

@@ -202,7 +202,7 @@ def summon_full_params(
     another call inside. Any module will do; what in it is not sharded is left alone.
 
     writeback: what a rank leaves in the part of each parameter that is its shard becomes everybody's, edits inside a body
-        that raises included. False: edits are dropped.
+        that raises included. False: edits are dropped. Nodes that are replicas must be left with the same values.
     rank0_only: only rank 0 is given full parameters, the others hold their shards. With ``writeback`` all of what rank 0
         leaves becomes everybody's, which PyTorch refuses.
     offload_to_cpu: copies are in host memory; on CPU devices they are anyway.
@@ -225,8 +225,10 @@ def summon_full_params(
         assert state._unit is not None
         _refuse_inside(job)
         job.refuse_where_cut("summon_full_params")
-        if writeback:
-            job.refuse_on_nodes("summon_full_params with writeback", "pass writeback=False")
+        if writeback and (rank0_only or with_grads):
+            job.refuse_on_nodes(
+                "summon_full_params with writeback and rank0_only or with_grads", "edit on all ranks, and no gradients"
+            )
         params = jobs.setdefault(id(job), (job, []))[1]
         params.extend(full_param(job, fsdp_param) for fsdp_param in state._unit.fsdp_params)
     shows = True

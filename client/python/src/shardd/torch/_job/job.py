@@ -100,8 +100,7 @@ class TorchJob:
         """Raises NotImplementedError where the job spans several nodes."""
         if self.ranks.several:
             raise NotImplementedError(
-                f'{what}: job "{self.name}" spans {len(self.ranks.addresses)} nodes, where only optimizer steps change it; '
-                f"{instead}"
+                f'{what}: job "{self.name}" spans {len(self.ranks.addresses)} nodes, where it is not served; {instead}'
             )
 
     def refuse_where_cut(self, what: str) -> None:
@@ -116,10 +115,11 @@ class TorchJob:
     def retire_for_load(self, what: str) -> bool:
         """Prepares for a load of the program's into a registered model, on all ranks; returns whether the job is given up for it.
 
-        On several nodes only optimizer steps change a job. Before the first one it is given up, what it has stays in this
-        process, and the next use of the model makes it anew with what was loaded meanwhile. NotImplementedError after it.
+        Where parameters are cut over nodes only optimizer steps change it. Before the first one it is given up, what it has
+        stays in this process, and the next use of the model makes it anew with what was loaded meanwhile.
+        NotImplementedError after it.
         """
-        if not self.ranks.several:
+        if not self.ranks.cut:
             return False
         root = self.root()
         if root is None or self.engine is None or self.engine.info()["committed_step"] > 0:
