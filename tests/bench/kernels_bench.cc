@@ -19,6 +19,7 @@
 #include "server/device/cpu/cpu_ops.h"
 #include "server/device/device.h"
 #include "server/device/devices.h"
+#include "server/multinode/value_digest.h"
 
 // The baseline loops are what a careful programmer would write and a compiler vectorise, on the widest level.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -250,6 +251,18 @@ void SquaredNormBench(benchmark::State& state) {
       state, numel * 4, [&] { benchmark::DoNotOptimize(sink += SquaredNorm(src.data(), numel)); }, Memcpy(numel * 4));
 }
 
+// What replicas compare after every `compareEvery` steps (server/multinode/value_digest.h).
+void Digest(benchmark::State& state) {
+  const int64_t numel = state.range(0) / 4;
+  Buffer<float> src(numel, 0.5f);
+  const auto digest = [&] {
+    ValueDigest of;
+    of.Add(src.data(), static_cast<size_t>(numel) * 4);
+    benchmark::DoNotOptimize(of.value());
+  };
+  Compare(state, numel * 4, digest, Memcpy(numel * 4));
+}
+
 constexpr DType kF32 = v1::DTYPE_FLOAT32, kBf16 = v1::DTYPE_BFLOAT16, kF16 = v1::DTYPE_FLOAT16;
 constexpr DType kNone = v1::DTYPE_UNSPECIFIED;
 constexpr int64_t kLarge = int64_t{64} << 20;
@@ -268,6 +281,7 @@ BENCHMARK_CAPTURE(Reduce, 2xf32_to_bf16, 2, kF32, kBf16, false)->Arg(kLarge)->Us
 BENCHMARK_CAPTURE(Reduce, 2xf16, 2, kF16, kNone, false)->Arg(kLarge)->UseManualTime();
 BENCHMARK_CAPTURE(Reduce, 8xf32, 8, kF32, kNone, false)->Arg(kLarge)->UseManualTime();
 BENCHMARK(SquaredNormBench)->Arg(kLarge)->UseManualTime();
+BENCHMARK(Digest)->Arg(kLarge)->UseManualTime();
 BENCHMARK_TEMPLATE(AdamW, false)->Arg(256 << 10)->Arg(kLarge)->UseManualTime();
 BENCHMARK_TEMPLATE(AdamW, true)->Arg(kLarge)->UseManualTime();
 BENCHMARK(AdamWLogged)->Arg(4 << 20)->Arg(kLarge)->UseManualTime();

@@ -80,7 +80,10 @@ class Node final : public PeerLinks::Events {
  public:
   absl::Status CheckHello(int, const v1::PeerHello&) override { return absl::OkStatus(); }
   void OnUp(int) override { up = true; }
-  void OnMessage(int, v1::PeerMessage, PeerReceipt) override {}
+  void OnMessage(int from, v1::PeerMessage message, PeerReceipt) override {
+    if (answers) links->Send(from, std::move(message));
+    ++messages;
+  }
   void OnDown(int, absl::Status) override { up = false; }
   void OnData(int node, const v1::PeerData& header, absl::string_view elements) override {
     if (exchange != nullptr) {
@@ -90,6 +93,8 @@ class Node final : public PeerLinks::Events {
     }
   }
   std::atomic<bool> up = false;
+  std::atomic<bool> answers = false;  // messages go back as they came
+  std::atomic<int64_t> messages = 0;
   std::atomic<int64_t> received = 0;
   std::unique_ptr<PeerNetwork> network;
   std::unique_ptr<PeerLinks> links;
@@ -155,6 +160,24 @@ void BM_LinkPieces(benchmark::State& state) {
   state.counters["of_tcp"] = benchmark::Counter(static_cast<double>(total) / tcp, benchmark::Counter::kIsRate);
 }
 BENCHMARK(BM_LinkPieces)->ArgName("relay")->Arg(0)->Arg(1)->UseRealTime()->Unit(benchmark::kMillisecond);
+
+// One round trip on a link, as from Held to AllHold: a step over nodes is shown that much later than it is decided,
+// less what the nodes update meanwhile.
+void BM_LinkRoundTrip(benchmark::State& state) {
+  Pair pair(0, state.range(0) != 0);
+  pair.nodes[1].answers = true;
+  v1::PeerMessage message;
+  message.mutable_held()->set_step(1);
+  int64_t answered = pair.nodes[0].messages;
+  for (auto _ : state) {
+    pair.nodes[0].links->Send(1, message);
+    ++answered;
+    while (pair.nodes[0].messages < answered) {
+      std::this_thread::yield();
+    }
+  }
+}
+BENCHMARK(BM_LinkRoundTrip)->ArgName("relay")->Arg(0)->Arg(1)->UseRealTime()->Unit(benchmark::kMicrosecond);
 
 // Each of two nodes sends and receives as many bytes as the sum has.
 void BM_SumOverTwoNodes(benchmark::State& state) {
