@@ -68,7 +68,8 @@ class Writer {
       if (span.kind() == v1::TRACE_KIND_STEP) {
         const bool whole = span.step() >= end_.first_step() && span.step() <= end_.last_step();
         Span(kJobPid, kOnlyThread, absl::StrCat("step ", span.step()), "step", span.begin_ns(), span.end_ns(),
-             absl::StrCat("\"step\":", span.step(), ",\"whole\":", whole ? "true" : "false"));
+             absl::StrCat("\"step\":", span.step(), ",\"whole\":", whole ? "true" : "false",
+                          span.label().empty() ? "" : absl::StrCat(",\"waits\":", Quoted(span.label()))));
       } else if (span.kind() == v1::TRACE_KIND_WORK) {
         AddWork(span);
       }

@@ -168,6 +168,7 @@ void JobCore::Remember(const v1::StepRecord& times) {
   step.set_clip_factor(commits_.decision().clip_factor());
   step.set_memory_bytes(memory_->allocated_bytes());
   events_.AddStep(step);
+  trace_.Awaited(times.step(), times.slowest_rank(), absl::Nanoseconds(times.slowest_rank_ns()));
 }
 
 JobCore::~JobCore() {

@@ -253,6 +253,17 @@ TEST_F(ChromeTraceTest, NamesAreQuotedAndTimesAreExact) {
   EXPECT_THAT(Spans(Parsed(), "reshard"), ElementsAre("reshard odd \"\\\n 1+1234567890"));
 }
 
+TEST_F(ChromeTraceTest, AStepSaysForWhomTheOthersWaited) {
+  Add(v1::TRACE_KIND_STEP, -1, 100, 200).set_label("others waited for rank 1, together 30ms");
+  Add(v1::TRACE_KIND_STEP, -1, 200, 300);
+  const json events = Parsed();
+  std::vector<std::string> waits;
+  for (const json& event : events) {
+    if (event.value("cat", "") == "step") waits.push_back(event["args"].value("waits", ""));
+  }
+  EXPECT_THAT(waits, ElementsAre("others waited for rank 1, together 30ms", ""));
+}
+
 TEST_F(ChromeTraceTest, GroupsThatTheStartDoesNotHaveDoNoHarm) {
   Unshard(9, 0);
   Add(v1::TRACE_KIND_REDUCE, 9, 100, 200);

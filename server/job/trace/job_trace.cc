@@ -251,6 +251,11 @@ void JobTrace::Reduced(int rank, int group, int64_t step) {
   Add(span);
 }
 
+void JobTrace::Awaited(int64_t step, int rank, absl::Duration together) {
+  if (!on() || rank < 0) return;
+  awaited_ = {step, absl::StrCat("others waited for rank ", rank, ", together ", absl::FormatDuration(together))};
+}
+
 void JobTrace::Committed(int64_t step, const std::vector<std::unique_ptr<Session>>& sessions) {
   committed_step_ = step;
   if (!on()) {
@@ -267,6 +272,7 @@ void JobTrace::Committed(int64_t step, const std::vector<std::unique_ptr<Session
     span->set_step(step);
     span->set_begin_ns(std::max(trace->begin_ns, last_commit_ns_));
     span->set_end_ns(now_ns);
+    if (awaited_.first == step) span->set_label(awaited_.second);
     trace->committed_step = step;
     const int64_t first = FirstWholeStep(*trace);
     if (first > 0 && trace->last_step == 0 && step >= first + trace->steps - 1) {

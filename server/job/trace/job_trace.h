@@ -12,8 +12,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "common/plan/plan.h"
 #include "common/shm/trace_ring.h"
 #include "server/job/job_part.h"
@@ -61,6 +63,8 @@ class JobTrace final : public JobPart {
   void Submitted(int rank, int group);
   void Released(int rank, int slot);
   void Reduced(int rank, int group, int64_t step);
+  // Before Committed: the rank of the step that the others waited for longest, and for how long, all of them together.
+  void Awaited(int64_t step, int rank, absl::Duration together);
   void Committed(int64_t step, const std::vector<std::unique_ptr<Session>>& sessions);
 
  private:
@@ -109,7 +113,8 @@ class JobTrace final : public JobPart {
   std::vector<std::unique_ptr<Trace>> traces_;
   int64_t last_commit_ns_ = 0;
   int64_t committed_step_ = 0;
-  size_t next_rank_ = 0;  // whose calls are taken next
+  std::pair<int64_t, std::string> awaited_;  // of a step, in words
+  size_t next_rank_ = 0;                     // whose calls are taken next
 };
 
 }  // namespace shardd

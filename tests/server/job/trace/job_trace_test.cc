@@ -79,6 +79,24 @@ TEST_F(JobTraceTest, WhoseTimeIsOverSaysForWhomRanksWait) {
   EXPECT_FALSE(trace_.on());
 }
 
+TEST_F(JobTraceTest, AStepSaysForWhomTheOthersWaited) {
+  Attach(0);
+  Begin(/*timeout_ms=*/60'000);
+  loop_.RunAndWait([&] {
+    trace_.Awaited(1, 1, absl::Milliseconds(30));
+    trace_.Committed(1, sessions_.by_rank());
+    trace_.Committed(2, sessions_.by_rank());  // in which nobody waited
+    trace_.EndAll("closed");
+  });
+  std::vector<std::string> steps;
+  for (const v1::TraceJobResponse& message : sink_->sent) {
+    for (const v1::TraceSpan& span : message.spans().spans()) {
+      if (span.kind() == v1::TRACE_KIND_STEP) steps.push_back(span.label());
+    }
+  }
+  EXPECT_THAT(steps, ::testing::ElementsAre("others waited for rank 1, together 30ms", ""));
+}
+
 TEST_F(JobTraceTest, EndsWithTheJobAndIsNotPolledBehindIt) {
   Begin(/*timeout_ms=*/60'000);
   loop_.RunAndWait([&] { trace_.EndAll("closed"); });
