@@ -112,19 +112,21 @@ void HeldShard::CopyGradientOut() {
   gradient_storage_.reset();
 }
 
-void HeldShard::ForgetGradient() {
+void HeldShard::LeaveGradient() {
   CopyGradientOut();
-  sharded_tensor().mutable_grad() = at::Tensor();
-  own_ = behind_own_ = at::Tensor();
-  own_shown_ = false;
   gradient_memory_ = nullptr;
   DropCarry();
 }
 
+void HeldShard::ForgetGradient() {
+  LeaveGradient();
+  sharded_tensor().mutable_grad() = at::Tensor();
+  own_ = behind_own_ = at::Tensor();
+  own_shown_ = false;
+}
+
 void HeldShard::ForgetShard() {
-  CopyGradientOut();
-  gradient_memory_ = nullptr;
-  DropCarry();
+  LeaveGradient();
   for (at::Tensor& state : states_) {
     if (state.defined() && state.numel() > 0) {
       CopyOut(StorageOf(state), fqn);

@@ -64,7 +64,9 @@ class HeldShard {
   void CopyShardOut();
   // The job is over: `.grad` and optimizer state stay, with the values they have.
   void ForgetShard();
-  // The job's memory is going away, and with it the gradient.
+  // The job's memory is going away. Whoever holds its gradient keeps it, with its values; `.grad`, too.
+  void LeaveGradient();
+  // The job's memory is going away, and with it the gradient: `.grad` is None.
   void ForgetGradient();
   // In a forked child, where the job's memory is not mapped: every later use raises `message`.
   void LoseMemory(const std::string& message);

@@ -162,9 +162,12 @@ void ManagedParam::CopyOut(const void* in_job, at::Device device, at::Tensor& ou
 
 void ManagedParam::Forget() {
   slot_ = at::Tensor();
+  written_ = pending = in_job = left_in_job = contributed = false;
+}
+
+void ManagedParam::DropOwnGradient() {
   HideOwnGradient();
   shard_->DropOwnGradient();
-  written_ = pending = in_job = left_in_job = contributed = false;
 }
 
 void ManagedParam::LoseMemory() {

@@ -77,6 +77,7 @@ class ManagedParam {
   void CopyOut(const void* in_job, at::Device device, at::Tensor& out) const;
   // The job is over, or its memory is not mapped any more.
   void Forget();
+  void DropOwnGradient();
   void LoseMemory();
   void SetGradientSlot(void* slot);
 

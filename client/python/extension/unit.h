@@ -95,7 +95,7 @@ class Unit : public UnitOptions, public std::enable_shared_from_this<Unit> {
   // From the engine.
   void EndBackward(bool whole);  // of all units
   void AbandonBackward();        // after the engine has abandoned it with the job
-  void ForgetMemory();
+  void ForgetMemory(bool keeps_gradients);
 
  private:
   void CheckInGraph(uint64_t generation) const;

@@ -170,12 +170,15 @@ void UnitGradients::LoadMemory() {
   }
 }
 
-void UnitGradients::ForgetMemory() {
+void UnitGradients::ForgetMemory(bool keeps_gradients) {
   for (const auto& param : params_) {
+    if (!keeps_gradients) {
+      param->DropOwnGradient();
+    }
     param->Forget();
   }
   for (const auto& shard : shards_) {
-    shard->ForgetGradient();
+    keeps_gradients ? shard->LeaveGradient() : shard->ForgetGradient();
   }
 }
 

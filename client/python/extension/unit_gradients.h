@@ -62,8 +62,9 @@ class UnitGradients {
 
   // Points all to the job's memory: parameters' shards, gradients and optimizer state.
   void LoadMemory();
-  // The attachment is over, and with it the gradients.
-  void ForgetMemory();
+  // The attachment is over, and with it the gradients. `keeps_gradients`: the job has lost nothing, so the program
+  // keeps what it has not dropped, in memory of its own.
+  void ForgetMemory(bool keeps_gradients);
   // The shards get memory of their own, which may be written.
   void CopyShardsOut();
 

@@ -42,10 +42,10 @@ void Unit::Unbind() {
   engine_.reset();
 }
 
-void Unit::ForgetMemory() {
+void Unit::ForgetMemory(bool keeps_gradients) {
   life_.Forget();
   (void)shown_.ShowSharded();
-  gradients_.ForgetMemory();
+  gradients_.ForgetMemory(keeps_gradients);
   requested_ = false;
 }
 

@@ -27,8 +27,10 @@ def _result(model: torch.nn.Module, optimizer: torch.optim.Optimizer, **more: An
     }
 
 
-def train_plainly(count: int, stock: str, edits: bool, ends: list[int]) -> dict[str, Any]:
-    """A loop that knows of no abort. ``stock``: as of ``train``. ``ends``: steps in which the daemon stops, each once."""
+def train_plainly(count: int, stock: str, edits: bool, zeroes: int, ends: list[int]) -> dict[str, Any]:
+    """A loop that knows of no abort. ``stock``: as of ``train``. ``zeroes``: every how many steps gradients are dropped.
+
+    ``ends``: steps in which the daemon stops, each once."""
     from shardd.torch import fully_shard
     from shardd.torch.optim import AdamW
 
@@ -45,7 +47,8 @@ def train_plainly(count: int, stock: str, edits: bool, ends: list[int]) -> dict[
                 report(event="midway", step=step)
             loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
+        if step % zeroes == zeroes - 1:
+            optimizer.zero_grad()
         schedule.step()
         if edits:
             with torch.no_grad():

@@ -186,19 +186,21 @@ def test_kills_at_any_moment_lose_nothing(stock: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stock", "edits", "copies"),
+    ("stock", "edits", "copies", "zeroes"),
     [
-        ("", False, False),
-        ("", True, False),
-        ("", True, True),
-        ("AdamW", False, False),
-        ("SGD", False, False),  # without state: the copy that passes read is the snapshot
+        ("", False, False, 1),
+        ("", True, False, 1),
+        ("", True, True, 3),  # so gradients of other steps are added to
+        ("AdamW", False, False, 3),
+        ("SGD", False, False, 1),  # without state: the copy that passes read is the snapshot
     ],
 )
-def test_a_plain_loop_does_not_notice_daemons_that_are_replaced(stock: str, edits: bool, copies: bool) -> None:
+def test_a_plain_loop_does_not_notice_daemons_that_are_replaced(
+    stock: str, edits: bool, copies: bool, zeroes: int
+) -> None:
     count, ends = 24, [3, 4, 9, 14, 20]
     environment = {"SHARDD_PASS_COPIES": "1"} if copies else {}
-    arguments = (count, stock, edits)
+    arguments = (count, stock, edits, zeroes)
     with (
         _daemon(embedded=False) as daemon,
         tempfile.TemporaryDirectory() as folder,

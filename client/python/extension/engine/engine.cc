@@ -86,13 +86,13 @@ void Engine::Reattach() {
   forward_since_step_ = false;
   passes_.Forget();
   full_params_ = false;
-  MapAgain();
+  MapAgain(/*keeps_gradients=*/false);
 }
 
-void Engine::MapAgain() {
+void Engine::MapAgain(bool keeps_gradients) {
   used_gradients_.MarkWanted();
   for (Unit* unit : units_) {
-    unit->ForgetMemory();
+    unit->ForgetMemory(keeps_gradients);
   }
   attached_->Reattach();
   LoadMemory();
@@ -103,7 +103,9 @@ void Engine::FollowDaemon() {
   if (info.lost_nothing == 0 || forward_since_step_) {
     return;
   }
-  Reattach();
+  iteration_.Abandon();
+  passes_.Forget();
+  MapAgain(/*keeps_gradients=*/true);
   CheckGoesOn(info);
 }
 
@@ -112,7 +114,7 @@ bool Engine::FollowInPass() {
   if (info.lost_nothing == 0) {
     return false;
   }
-  MapAgain();
+  MapAgain(/*keeps_gradients=*/true);
   CheckGoesOn(info);
   program_.Followed();
   return true;

@@ -140,7 +140,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
  private:
   // A new session, at whatever daemon is there, and its memory.
-  void MapAgain();
+  void MapAgain(bool keeps_gradients);
   // Raises DATA_LOSS where the next daemon does not go on at the step that `before` tells of.
   void CheckGoesOn(const shardd_job_info& before) const;
   void FinalCallback(uint64_t generation);
