@@ -22,6 +22,7 @@
 #include "absl/time/clock.h"
 #include "tests/testing/files.h"
 #include "tests/testing/poll.h"
+#include "tests/testing/run_as_uid.h"
 
 namespace shardd {
 namespace {
@@ -199,6 +200,25 @@ TEST_F(HistoryTest, DamagedFilesArePassedOver) {
   int lines = 0;
   EXPECT_TRUE(HistoryFiles::ReadBackwards(Folder(), [&](absl::string_view) { return ++lines < 100; }));
   EXPECT_EQ(lines, 2);
+}
+
+TEST_F(HistoryTest, AFileThatStaysHoldsNothingUp) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to be another user";
+  HistoryFiles files = *HistoryFiles::Open(Folder(), kMostBytes);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(files.Append(std::string(HistoryFiles::kFullBytes, 'a') + "\n").ok());
+  }
+  ASSERT_TRUE(files.Append("newest\n").ok());
+  const std::vector<int64_t> numbers = HistoryNumbers(Folder());
+  ASSERT_EQ(numbers.size(), 2u);
+  chmod(dir_.path().c_str(), 0755);
+  chmod(Folder().c_str(), 0755);
+  for (const int64_t number : numbers) chmod(HistoryPath(Folder(), number).c_str(), 0644);
+  // Who may read the files and not remove them.
+  testing::RunAsUid(12345, [&] { HistoryRoom().Make(Folder(), /*most_bytes=*/0, HistoryFiles::kFullBytes); });
+  EXPECT_EQ(HistoryNumbers(Folder()), numbers);
+  HistoryRoom().Make(Folder(), 0, HistoryFiles::kFullBytes);
+  EXPECT_TRUE(HistoryNumbers(Folder()).empty()) << "who may";
 }
 
 // Lines of files, the newest first.
