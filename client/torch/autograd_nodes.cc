@@ -52,13 +52,13 @@ struct GradientAccumulator : public Node {
 }  // namespace
 
 void PassInputs(const std::shared_ptr<Use>& use, const std::vector<at::Tensor*>& inputs) {
-  c10::intrusive_ptr<Node> node;
+  NodePtr node;
   for (at::Tensor* input : inputs) {
     if (!input->defined() || !input->requires_grad()) {
       continue;
     }
     if (node == nullptr) {
-      node = c10::make_intrusive<EndOfBackward>(use);
+      node = MakeNode<EndOfBackward>(use);
     }
     node->add_next_edge(torch::autograd::impl::gradient_edge(*input));
     // Shares storage and version counter, so an in-place change is still seen by whoever saved the original.
@@ -83,11 +83,11 @@ bool HookOutputs(const std::shared_ptr<Use>& use, const std::vector<at::Tensor>&
   return any;
 }
 
-c10::intrusive_ptr<Node> InstallGradientAccumulator(const std::shared_ptr<ShardedState>& state, int32_t param,
-                                                    const at::Tensor& tensor) {
-  c10::intrusive_ptr<Node> node = c10::make_intrusive<GradientAccumulator>(state, param);
+NodePtr InstallGradientAccumulator(const std::shared_ptr<ShardedState>& state, int32_t param,
+                                   const at::Tensor& tensor) {
+  NodePtr node = MakeNode<GradientAccumulator>(state, param);
   node->add_input_metadata(tensor);
-  torch::autograd::impl::set_grad_accumulator(tensor, c10::weak_intrusive_ptr<Node>(node));
+  SetGradAccumulator(tensor, node);
   return node;
 }
 

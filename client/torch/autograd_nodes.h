@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "client/torch/sharded_state.h"
+#include "client/torch/torch_versions.h"
 
 namespace shardd::internal {
 
@@ -24,8 +25,7 @@ bool HookOutputs(const std::shared_ptr<Use>& use, const std::vector<at::Tensor>&
 
 // Gradients of the leaf `tensor` go to OnGradient(param) instead of into its .grad: one copy, no allocation, nothing
 // zeroed. The caller keeps the node; torch holds it weakly.
-c10::intrusive_ptr<torch::autograd::Node> InstallGradientAccumulator(const std::shared_ptr<ShardedState>& state,
-                                                                     int32_t param, const at::Tensor& tensor);
+NodePtr InstallGradientAccumulator(const std::shared_ptr<ShardedState>& state, int32_t param, const at::Tensor& tensor);
 
 }  // namespace shardd::internal
 

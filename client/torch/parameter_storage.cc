@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "client/torch/torch_versions.h"
+
 namespace shardd {
 namespace {
 
@@ -50,8 +52,7 @@ bool ParameterStorage::Holds(const at::Tensor& tensor) const {
 
 void ParameterStorage::PointTo(const void* data) {
   // Torch has no read-only storage; where the memory is mapped read-only a write into it is a fault.
-  storage_->set_data_ptr_noswap(Marked(const_cast<void*>(data), device_));
-  storage_->clear_data_ptr_access_error_msg_();
+  PointStorage(storage_.get(), Marked(const_cast<void*>(data), device_));
 }
 
 void ParameterStorage::Clear() {

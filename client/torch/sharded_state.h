@@ -32,6 +32,7 @@
 #include "client/fsdp/iteration.h"
 #include "client/torch/parameter_storage.h"
 #include "client/torch/status_error.h"
+#include "client/torch/torch_versions.h"
 
 namespace shardd {
 
@@ -65,9 +66,9 @@ struct ParamState {
   bool requires_grad = false;
   at::ScalarType stored_dtype = at::kFloat;
   at::ScalarType unsharded_dtype = at::kFloat;
-  std::vector<at::Tensor> tensors;                                      // the module's, one per distinct tensor object
-  std::vector<c10::intrusive_ptr<torch::autograd::Node>> accumulators;  // of each; torch holds them weakly
-  std::unique_ptr<ParameterStorage> storage;                            // null until adopted
+  std::vector<at::Tensor> tensors;            // the module's, one per distinct tensor object
+  std::vector<NodePtr> accumulators;          // of each; torch holds them weakly
+  std::unique_ptr<ParameterStorage> storage;  // null until adopted
   at::Tensor gradient;  // over the gradient slot, in unsharded dtype; undefined for a frozen parameter
 };
 

@@ -56,7 +56,7 @@ done
 version=$(sed -n 's/.*kVersion\[\] = "\(.*\)".*/\1/p' "$source/common/version.h")
 "$python" -m venv --without-pip "$work/bare"
 PYTHONPATH=$site "$work/bare/bin/python" -c 'import shardd' 2>"$work/bare.log" && fail "import without torch works"
-grep -q 'ImportError: import shardd: wrong torch (got none, want 2.13.0); pip install' "$work/bare.log" ||
+grep -q 'ImportError: import shardd: wrong torch (got none, want 2.13.0); install shardd again' "$work/bare.log" ||
   fail "import without torch: $(tail -1 "$work/bare.log")"
 
 # From here on nothing of the source tree, and a home of its own, so that no daemon of this user is met.

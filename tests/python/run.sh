@@ -10,7 +10,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$(realpath "${1:?usage: tests/python/run.sh <build folder> [--build-only | pytest arguments]}")
 shift
 cd "$root"
-python=.venv/bin/python
+python=${SHARDD_PYTHON:-.venv/bin/python}              # of which torch (torch_versions.sh)
+python_build=${SHARDD_PYTHON_BUILD:-build/python}
 skip() {
   echo "tests/python skipped: $*; run deploy/bootstrap.sh"
   echo "0 passed, 0 failed, 1 skipped"
@@ -27,8 +28,8 @@ for file in bin/shardd bin/shardctl lib/libshardd.so; do
 done
 
 log=$build/python_extension.log
-{ cmake -S client/python -B build/python -G Ninja -DSHARDD_BUILD="$build" -DPython3_EXECUTABLE="$root/$python" &&
-  cmake --build build/python -j "$(nproc)"; } >"$log" 2>&1 ||
+{ cmake -S client/python -B "$python_build" -G Ninja -DSHARDD_BUILD="$build" -DPython3_EXECUTABLE="$root/$python" &&
+  cmake --build "$python_build" -j "$(nproc)"; } >"$log" 2>&1 ||
   { grep -E 'rror|FAILED' -A3 "$log" | head -40 && echo "tests/python: the extension does not build (log: $log)" && exit 1; }
 [[ ${1:-} != --build-only ]] || exit 0
 

@@ -10,6 +10,7 @@
 #include "client/python/extension/errors.h"
 #include "client/python/extension/memory.h"
 #include "client/python/extension/tensors.h"
+#include "client/torch/torch_versions.h"
 
 namespace shardd::python {
 namespace {
@@ -52,8 +53,7 @@ void HeldShard::PointShard(const void* data) {
   }
   const size_t size_bytes = local_.nbytes();
   c10::StorageImpl* storage = StorageOf(local_);
-  storage->set_data_ptr_noswap(at::DataPtr(const_cast<void*>(data), local_.device()));
-  storage->clear_data_ptr_access_error_msg_();
+  PointStorage(storage, at::DataPtr(const_cast<void*>(data), local_.device()));
   storage->set_nbytes(size_bytes);
   storage->set_resizable(false);
 }

@@ -219,9 +219,9 @@ void ManagedParam::WriteOwnGradient(double scale) {
   }
 }
 
-void ManagedParam::InstallAccumulator(c10::intrusive_ptr<torch::autograd::Node> node) {
+void ManagedParam::InstallAccumulator(NodePtr node) {
   node->add_input_metadata(unsharded_tensor_);
-  torch::autograd::impl::set_grad_accumulator(unsharded_tensor_, c10::weak_intrusive_ptr<torch::autograd::Node>(node));
+  SetGradAccumulator(unsharded_tensor_, node);
   accumulator_ = std::move(node);
 }
 

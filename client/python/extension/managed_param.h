@@ -18,6 +18,7 @@
 #include "client/python/extension/held_shard.h"
 #include "client/python/extension/shard_order.h"
 #include "client/torch/parameter_storage.h"
+#include "client/torch/torch_versions.h"
 
 namespace shardd::python {
 
@@ -114,7 +115,7 @@ class ManagedParam {
   bool left_in_job = false;  // a step of torch's optimizer has used it, and the job has it still
   bool contributed = false;  // something was submitted in this backward
 
-  void InstallAccumulator(c10::intrusive_ptr<torch::autograd::Node> node);
+  void InstallAccumulator(NodePtr node);
 
  private:
   const at::Tensor& own_shown_on() const { return shard_->is_plain() ? shard_->sharded_tensor() : unsharded_tensor_; }
@@ -130,7 +131,7 @@ class ManagedParam {
   uint32_t copy_version_ = 0;
   bool written_ = false;
   int users_ = 0;
-  c10::intrusive_ptr<torch::autograd::Node> accumulator_;
+  NodePtr accumulator_;
   at::Tensor slot_;  // unsharded dtype, split by shards where the job has another order; undefined: frozen
 };
 

@@ -81,7 +81,7 @@ struct OutputHook : public torch::autograd::FunctionPreHook {
 
 at::Tensor PostBackwardInputs::Pass(const at::Tensor& input) {
   if (node_ == nullptr) {
-    node_ = c10::make_intrusive<PostBackwardNode>(unit_, generation_);
+    node_ = MakeNode<PostBackwardNode>(unit_, generation_);
   }
   node_->add_next_edge(torch::autograd::impl::gradient_edge(input));
   // Shares storage and version counter, so an in-place change is still seen by whoever saved the original.
@@ -100,8 +100,8 @@ void HookOutput(const at::Tensor& output, std::weak_ptr<Unit> unit, uint64_t gen
       [unit = std::move(unit), generation](const at::TensorBase&) { Live(unit)->PreBackward(generation); });
 }
 
-c10::intrusive_ptr<Node> MakeAccumulator(std::weak_ptr<Unit> unit, size_t param) {
-  return c10::make_intrusive<AccumulatorNode>(std::move(unit), param);
+NodePtr MakeAccumulator(std::weak_ptr<Unit> unit, size_t param) {
+  return MakeNode<AccumulatorNode>(std::move(unit), param);
 }
 
 }  // namespace shardd::python

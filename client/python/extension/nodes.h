@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "client/python/extension/unit.h"
+#include "client/torch/torch_versions.h"
 
 namespace shardd::python {
 
@@ -24,14 +25,14 @@ class PostBackwardInputs {
  private:
   const std::weak_ptr<Unit> unit_;
   const uint64_t generation_;
-  c10::intrusive_ptr<torch::autograd::Node> node_;
+  NodePtr node_;
 };
 
 // Runs Unit::PreBackward before the backward of what made `output`. REQUIRES: output.requires_grad().
 void HookOutput(const at::Tensor& output, std::weak_ptr<Unit> unit, uint64_t generation);
 
 // Runs Unit::OnGradient in the place of torch's own accumulation into `.grad`.
-c10::intrusive_ptr<torch::autograd::Node> MakeAccumulator(std::weak_ptr<Unit> unit, size_t param);
+NodePtr MakeAccumulator(std::weak_ptr<Unit> unit, size_t param);
 
 }  // namespace shardd::python
 

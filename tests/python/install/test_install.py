@@ -28,7 +28,7 @@ def test_every_listed_name_is_swapped_and_back_whenever_imported() -> None:
     output = subprocess.run([sys.executable, "-c", code, folder], env=environment, capture_output=True, text=True)
     assert output.returncode == 0, output.stderr
     result = json.loads(output.stdout)
-    assert result.pop("checked") >= 13
+    assert result.pop("checked") >= 12  # 13 up to torch 2.14
     assert all(result.values()), result
 
 

@@ -1,7 +1,9 @@
 #include "client/python/extension/engine/attached_job.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <pybind11/pybind11.h>
 
+#include <cstdint>
 #include <utility>
 
 #include "client/python/extension/errors.h"
@@ -9,6 +11,20 @@
 
 namespace shardd::python {
 namespace {
+
+// CUDA's stream. torch 2.10 tells it in Python alone. Needs the GIL.
+template <typename Stream>
+void* NativeHandle(const Stream& stream) {
+  if constexpr (requires { stream.native_handle(); }) {
+    return stream.native_handle();
+  } else {
+    const pybind11::object same = pybind11::module_::import("torch").attr("cuda").attr("Stream")(
+        pybind11::arg("stream_id") = stream.id(),
+        pybind11::arg("device_index") = static_cast<int>(stream.device_index()),
+        pybind11::arg("device_type") = static_cast<int>(stream.device_type()));
+    return reinterpret_cast<void*>(same.attr("cuda_stream").template cast<uintptr_t>());
+  }
+}
 
 constexpr int64_t kDefaultTimeoutMs = 300'000;  // the library's own (shardd_attach_options.timeout_ms)
 
@@ -96,7 +112,7 @@ void AttachedJob::FollowStream() {
   }
   const c10::Stream current = CurrentStream(device_);
   if (current != stream_) {
-    Check(job_->SetCudaStream(current.native_handle()));
+    Check(job_->SetCudaStream(NativeHandle(current)));
     stream_ = current;
   }
 }

@@ -5,6 +5,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 from shardd.errors import Error, StepAborted, Unavailable
 
@@ -13,16 +14,17 @@ __version__ = "0.1.0"
 
 
 def _check_torch() -> None:
-    """The extension fits one torch only: with another its import would end in missing symbols, or worse."""
-    want = "2.13.0"
+    """The extension fits the torch it was built with: with another its import would end in missing symbols, or worse."""
     try:
+        want = (Path(__file__).parent / "_built_for.txt").read_text().strip()
         got = "none" if find_spec("torch") is None else version("torch")
-    except PackageNotFoundError:
-        return  # built from source, not installed: it is the user's to know
+    except (FileNotFoundError, PackageNotFoundError):
+        return  # not built yet, or a torch that is not installed: it is the user's to know
     if got.partition("+")[0] != want:
         raise ImportError(
-            f"import shardd: wrong torch (got {got}, want {want}); pip install torch=={want}, which is the CUDA build, or that "
-            "for CPUs with --index-url https://download.pytorch.org/whl/cpu"
+            f"import shardd: wrong torch (got {got}, want {want}); install shardd again, for the torch "
+            f"that is here, or `pip install torch=={want}`, which is the CUDA build (that for CPUs: --index-url "
+            "https://download.pytorch.org/whl/cpu)"
         )
 
 

@@ -21,7 +21,6 @@ from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
     CPUOffloadPolicy,
-    DataParallelMeshDims,
     FullOptimStateDictConfig,
     FullStateDictConfig,
     LocalOptimStateDictConfig,
@@ -47,6 +46,7 @@ from shardd.torch._full_params.summon import summon_full_params
 from shardd.torch._install.install import install, swapped, uninstall
 from shardd.torch._job.job import jobs as _jobs
 from shardd.torch._job.job_optimizer import steps_in_daemon as _steps_in_daemon
+from shardd.torch._process.torch_versions import DataParallelMeshDims
 from shardd.torch._sharding.fully_shard import FSDPModule, fully_shard
 from shardd.torch._sharding.wrapper import FullyShardedDataParallel
 from shardd.torch._state_dicts.safetensors import load_safetensors, save_safetensors

@@ -13,7 +13,6 @@ from torch.distributed._composable.contract import contract
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffload, MixedPrecision, MixedPrecisionPolicy, OffloadPolicy, ShardingStrategy
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
-from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.fsdp.wrap import _Policy
 from torch.distributed.tensor import DTensor
@@ -21,6 +20,7 @@ from torch.distributed.utils import _get_root_modules
 
 from shardd.torch._job.job import job_of
 from shardd.torch._job.registration import attach
+from shardd.torch._process.torch_versions import fsdp_init as _fsdp_init
 from shardd.torch._sharding.auto_wrap import warn_unmatched
 from shardd.torch._sharding.flat_options import FlatOptions, OlderKeywords, newer_options, older_options
 from shardd.torch._sharding.ignored import find_ignored

@@ -80,7 +80,7 @@ def _process_group(model: Any, info: Any) -> Any:
     return _their_process_group(model, info)
 
 
-_their_process_group = target._get_fsdp_process_group
+_their_process_group: Any = getattr(target, "_get_fsdp_process_group", None)  # torch_versions.py
 
 
 def _gather(state_dict: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -150,4 +150,5 @@ def install() -> None:
         target._get_fqns = _fqns
         target._unflatten_optim_state_dict = _unflatten
         target._get_module_fsdp_state_if_fully_sharded_module = _state_if_fully_sharded
-        target._get_fsdp_process_group = _process_group
+        if _their_process_group is not None:
+            target._get_fsdp_process_group = _process_group

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.tensor import Shard
+
+from shardd.torch._process.torch_versions import ShardPlacementResult
 
 __all__ = ["checked", "first_element", "from_job_order", "in_job_order", "shape_in_job", "shard_dim"]
 

@@ -15,6 +15,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_modu
 
 from shardd.torch._process.dynamo import no_dynamo, skip_frame
 from shardd.torch._process.extension import _C
+from shardd.torch._process.torch_versions import set_param_groups
 from shardd.torch._ranks.mesh import members_of
 from shardd.torch._units.model_identity import identity_of
 from shardd.torch._units.shard_group import ShardGroup
@@ -121,7 +122,7 @@ class ShardState(FSDPState):
     def list_groups(self) -> None:
         """Sets what FSDPModule's methods go through: no group without parameters."""
         unit = self._unit
-        self._fsdp_param_groups[:] = [unit] if unit is not None and unit.fsdp_params else []  # type: ignore[list-item]
+        set_param_groups(self, [unit] if unit is not None and unit.fsdp_params else [])
 
     def _joined(self) -> ShardState:
         """Returns the root of the model whose units this one's modules are."""

@@ -1,0 +1,134 @@
+"""What differs in Python between the versions of torch that are served: what the oldest ones lack, as later ones have it.
+
+| name | torch |
+|---|---|
+| ``DataParallelMeshDims`` | not in 2.10 |
+| ``ShardPlacementResult`` | not in 2.10, where ``shard_placement_fn`` returns a placement or None |
+| ``fsdp_init``: steps of ``fully_shard`` in ``_fsdp_init`` | 2.10 has half of them in ``fully_shard`` itself |
+| ``FSDPState._fsdp_param_groups`` | one, ``_fsdp_param_group``, in 2.10 |
+| ``checkpoint.state_dict._get_fsdp_process_group`` | not in 2.10, which asks for no group there |
+
+In C++ it is ``client/torch/torch_versions.h``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp._fully_shard import _fsdp_init as _torchs_init
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.utils import _get_root_modules
+
+__all__ = ["DataParallelMeshDims", "ShardPlacementResult", "fsdp_init", "set_param_groups"]
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import DataParallelMeshDims
+    from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
+else:
+    try:
+        from torch.distributed.fsdp import DataParallelMeshDims
+    except ImportError:
+
+        @dataclasses.dataclass(frozen=True)
+        class DataParallelMeshDims:
+            """Which dimensions of a mesh are data parallel: names, or tuples of names."""
+
+            shard: str | tuple[str, ...] | None = None
+            replicate: str | tuple[str, ...] | None = None
+
+            def __post_init__(self) -> None:
+                if self.shard is None and self.replicate is None:
+                    raise ValueError("At least one of shard or replicate must be set in DataParallelMeshDims")
+
+            @property
+            def shard_names(self) -> tuple[str, ...]:
+                return _names(self.shard)
+
+            @property
+            def replicate_names(self) -> tuple[str, ...]:
+                return _names(self.replicate)
+
+    try:
+        from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
+    except ImportError:
+
+        @dataclasses.dataclass
+        class ShardPlacementResult:
+            """A placement, and the mesh that it is on."""
+
+            placement: Any
+            mesh_info: Any
+
+
+def _names(dims: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (dims,) if isinstance(dims, str) else tuple(dims or ())
+
+
+class _Init:
+    """What ``_fsdp_init`` has in later versions, by the same names."""
+
+    @staticmethod
+    def _validate_module(module: Any, name: str) -> None:
+        if isinstance(module, nn.ModuleList | nn.ModuleDict) and type(module).forward is nn.Module.forward:
+            raise ValueError(f"{name} does not support containers that do not implement forward: {module}")
+
+    @staticmethod
+    def _validate_mesh(mesh: DeviceMesh, dp_mesh_dims: Any = None) -> None:
+        if mesh.ndim not in (1, 2):
+            raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
+        if mesh.ndim == 2 and mesh.mesh_dim_names is None:
+            raise AssertionError("Please init the 2D mesh for HSDP with mesh_dim_names specified")
+
+    @staticmethod
+    def _init_default_mesh() -> DeviceMesh:
+        if not dist.is_initialized():
+            dist.init_process_group()
+        return init_device_mesh(torch._C._get_accelerator().type, (dist.get_world_size(),))
+
+    @staticmethod
+    def _get_mesh_info(mesh: DeviceMesh, dp_mesh_dims: Any = None) -> FSDPMeshInfo:
+        if mesh.ndim == 1:
+            return FSDPMeshInfo(mesh, shard_mesh_dim=0)
+        return HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+
+    @staticmethod
+    def _get_modules_and_states(module: Any, device: torch.device, ignored: Any) -> tuple[Any, ...]:
+        modules = (module,) if isinstance(module, nn.Module) else tuple(_get_root_modules(module))
+        managed = _torchs_init._get_managed_modules(modules, ignored)
+        params, buffers = _torchs_init._get_managed_states(managed, ignored)
+        _torchs_init._move_states_to_device(params, buffers, device)
+        return module, modules, managed, params, buffers
+
+    @staticmethod
+    def _apply_to_module(
+        modules: tuple[nn.Module, ...], known: dict[type, type], base: type, prefix: str, deepcopy: Callable[..., Any]
+    ) -> None:
+        for module in modules:
+            cls = type(module)
+            if cls not in known:
+                known[cls] = type(f"{prefix}{cls.__name__}", (base, cls), {"__deepcopy__": deepcopy})
+            module.__class__ = known[cls]
+
+
+fsdp_init: Any = (
+    _torchs_init
+    if hasattr(_torchs_init, "_get_modules_and_states")
+    else types.SimpleNamespace(
+        **{n: getattr(_Init, n) for n in dir(_Init) if not n.startswith("__")}, **vars(_torchs_init)
+    )
+)
+
+
+def set_param_groups(state: Any, groups: list[Any]) -> None:
+    """``groups``, one at most, are what ``FSDPModule``'s methods go through."""
+    if hasattr(state, "_fsdp_param_groups"):
+        state._fsdp_param_groups[:] = groups
+    else:
+        state._fsdp_param_group = groups[0] if groups else None
