@@ -29,7 +29,7 @@ void UnitGradients::OnGradient(size_t index, const at::Tensor& gradient) {
   }
   Check(lives().PrepareGradients(group));
   const bool adds = in_slot(param);
-  const bool fresh = !adds && param.BeginGradient(engine_->steps());
+  const bool fresh = !adds && param.BeginGradient(engine_->steps(), /*alone=*/has_hook());
   param.WriteGradient(gradient, options_.gradient_scale, /*add=*/adds);
   if (!adds && !param.contributed) {
     param.WriteOwnGradient(options_.gradient_scale);

@@ -112,6 +112,13 @@ void BindUnit(py::module_& m) {
              }
            })
       .def("_set_lazy_init", &Unit::SetLazyInit)
+      .def(
+          "_set_gradient_hook",
+          [](Unit& unit, py::object hook, bool replaces) {
+            unit.replaces_reduction = replaces;
+            unit.gradients().SetHook(std::move(hook));
+          },
+          py::arg("hook"), py::arg("replaces"))
       .def("_bind", &Unit::Bind)
       .def("_add_param", &AddParam)
       .def("_borrow_param", &BorrowParam)

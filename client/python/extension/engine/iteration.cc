@@ -134,13 +134,15 @@ void Engine::FinalCallback(uint64_t generation) {
     Check(passes_.End(
         std::any_of(units_.begin(), units_.end(), [](const Unit* u) { return u->shown().reads_stored(); })));
   }
-  if (show) {
-    // Hooks on gradients run in the order of the units' backward, as with PyTorch.
-    std::vector<Unit*> units = units_;
-    std::stable_sort(units.begin(), units.end(), [](const Unit* a, const Unit* b) {
-      return a->life().backward_number() < b->life().backward_number();
-    });
-    for (Unit* unit : units) {
+  // Hooks on gradients run in the order of the units' backward, as with PyTorch.
+  std::vector<Unit*> units = units_;
+  std::stable_sort(units.begin(), units.end(), [](const Unit* a, const Unit* b) {
+    return a->life().backward_number() < b->life().backward_number();
+  });
+  for (Unit* unit : units) {
+    if (unit->replaces_reduction) {
+      unit->gradients().Replace();
+    } else if (show) {
       unit->gradients().Show();
     }
   }

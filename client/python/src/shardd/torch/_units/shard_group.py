@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import (
 from torch.distributed.tensor import DTensor
 
 from shardd.torch._process.extension import _C
+from shardd.torch._units import all_reduce_hook
 from shardd.torch._units.precision import UnitPrecision
 
 if TYPE_CHECKING:
@@ -32,6 +34,18 @@ _TRAINING_STATES = (TrainingState.IDLE, TrainingState.FORWARD, TrainingState.PRE
 
 def _refuse(what: str, instead: str) -> NotImplementedError:
     return NotImplementedError(f"{what}: shardd does not run trainer code in its communication; {instead}")
+
+
+def calls_weakly(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a function that calls ``method`` and does not keep its object, which must be there."""
+    bound = weakref.WeakMethod(method)
+
+    def call(argument: Any) -> Any:
+        alive = bound()
+        assert alive is not None
+        return alive(argument)
+
+    return call
 
 
 def _not_attached() -> None:
@@ -110,6 +124,11 @@ class ShardGroup(_C.Unit):
         self._module_to_pre_load_state_dict_hook_handle: dict[nn.Module, Any] = {}
         self._set_casts(mp_policy.param_dtype if mp_policy.cast_forward_inputs else None, mp_policy.output_dtype)
         self.ensure_registered: Callable[[], None] = _not_attached
+        self.held: dict[
+            int, Any
+        ] = {}  # by the job's number: parameters or FlatParameters, of which this rank has shards
+        self._reduced_hook: Callable[[torch.Tensor], None] | None = None
+        self._all_reduce_hook_stream: Any = None
 
     # Attributes that FSDPModule's methods set.
 
@@ -169,14 +188,21 @@ class ShardGroup(_C.Unit):
         )
 
     @property
-    def _all_reduce_hook(self) -> None:
-        return None
+    def _all_reduce_hook(self) -> Callable[[torch.Tensor], None] | None:
+        return self._reduced_hook
 
     @_all_reduce_hook.setter
-    def _all_reduce_hook(self, hook: Any) -> None:
-        raise _refuse("set_all_reduce_hook", "change gradients after backward, through the sharded parameters' .grad")
+    def _all_reduce_hook(self, hook: Callable[[torch.Tensor], None] | None) -> None:
+        self._reduced_hook = hook
+        # What C++ holds the collector does not look through, and the program's hook may have the model.
+        call = None if hook is None else calls_weakly(self._call_reduced_hook)
+        self._set_gradient_hook(call, replaces=False)
 
-    _all_reduce_hook_stream = None
+    def _call_reduced_hook(self, gradients: list[tuple[int, torch.Tensor]]) -> None:
+        hook = self._reduced_hook
+        assert hook is not None
+        held = [(self.held[number], gradient) for number, gradient in gradients]
+        all_reduce_hook.apply(self, hook, self._all_reduce_hook_stream, held)
 
     @property
     def _is_hsdp(self) -> bool:
