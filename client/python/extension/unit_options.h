@@ -22,6 +22,7 @@ struct UnitOptions {
   // After its forward modules have the sharded parameters again, which the program knows, also where it stays
   // unsharded.
   bool shows_shards = false;
+  bool contributes = true;    // false: zeros are submitted in the place of this rank's gradients
   double gradient_scale = 1;  // of gradients as they are written, beside the job's own factor
   bool cast_inputs = false;
   at::ScalarType param_dtype = at::kFloat;

@@ -57,6 +57,7 @@ from shardd.torch._training.clip import clip_grad_norm_
 from shardd.torch._training.memory_plan import MemoryPlan, memory_plan
 from shardd.torch._training.shards import shard_metadata
 from shardd.torch._training.steps import Step, steps
+from shardd.torch._training.uneven import UnevenInputs, join_uneven
 from shardd.torch._units.shard_metadata import ShardMetadata, ShardPiece
 
 _hooks.install(_jobs, but_not=lambda optimizer: _steps_in_daemon(optimizer) is not None)
@@ -88,6 +89,7 @@ __all__ = [
     "StateDictSettings",
     "StateDictType",
     "Step",
+    "UnevenInputs",
     "UnshardHandle",
     "clip_grad_norm_",
     "commit",
@@ -96,6 +98,7 @@ __all__ = [
     "fully_shard",
     "hand_in_edits",
     "install",
+    "join_uneven",
     "load_safetensors",
     "memory_plan",
     "optim",

@@ -113,6 +113,8 @@ class CommHook:
                 whole[offset : offset + gradient.numel()] = gradient.reshape(-1)
         if unit.mp_policy.reduce_dtype is not None and self.hook not in LOW_PRECISION_HOOKS:
             whole = whole.to(unit.mp_policy.reduce_dtype)
+        if unit.contributing != 1:
+            whole /= unit.contributing  # the hook divides by the number of ranks
         with torch.no_grad():
             if _is_whole(unit):
                 self.hook(self.state, whole)

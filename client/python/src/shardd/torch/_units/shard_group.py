@@ -116,6 +116,7 @@ class ShardGroup(_C.Unit):
         self.reduce_scatter_max_input_buffers = 1
         self._job_divide_factor: float | None = None
         self._gradient_divide_factor: float | None = None
+        self.contributing = 1.0  # which part of the ranks the mean is over; see join_uneven
         self._module_fqn: str | None = None
         self._kept: dict[nn.Module, list[tuple[Any, nn.Parameter, str]]] = {}  # of modules that are being loaded
         self._param_group_index = 0
@@ -161,13 +162,18 @@ class ShardGroup(_C.Unit):
         """Returns what gradients are divided by."""
         return self._gradient_divide_factor or float(self.mesh_info.mesh.size())
 
+    def let_contribute(self, contributes: bool, contributing: float) -> None:
+        """Says whether this rank's gradients count from now on, and over which part of the ranks the mean is."""
+        self.contributes, self.contributing = contributes, contributing
+        self._update_gradient_scale()
+
     def _update_gradient_scale(self, job_divide_factor: float | None = None) -> None:
         # The job divides by one factor, given when it is made; what a group wants otherwise goes in as gradients are
         # copied to the slot anyway.
         if job_divide_factor is not None:
             self._job_divide_factor = job_divide_factor
         if self._job_divide_factor is not None:
-            self._gradient_scale = self._job_divide_factor / self.divide_factor()
+            self._gradient_scale = self._job_divide_factor / (self.divide_factor() * self.contributing)
 
     @property
     def _all_gather_comm(self) -> None:
