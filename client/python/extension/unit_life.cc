@@ -46,7 +46,7 @@ void Unit::ForgetMemory() {
   life_.Forget();
   (void)shown_.ShowSharded();
   gradients_.ForgetMemory();
-  requested_ = false;
+  requested_ = graph_kept_ = false;
 }
 
 }  // namespace shardd::python

@@ -64,9 +64,13 @@ void Engine::QueueFinal(bool whole) {
   if (!iteration_.BeginBackward(whole)) {
     return;
   }
+  makes_graph_ = c10::GradMode::is_enabled();
   used_gradients_.MarkWanted();
   for (Unit* unit : units_) {
     unit->gradients().HideOwn();
+    if (unit->graph_kept()) {
+      unit->Unshard();
+    }
   }
   // The model is kept to the end of the backward, also of one that fails.
   torch::autograd::Engine::get_default_engine().queue_callback(
@@ -90,6 +94,9 @@ void Engine::EndUnits(bool partial) {
     return;
   }
   for (Unit* unit : units_) {
+    if (!makes_graph_) {
+      unit->EndGraph();
+    }
     if (unit->life().training() != fsdp::Training::kPostBackward) {
       unit->PostBackward();  // its inputs required no gradient
     }
@@ -123,9 +130,9 @@ void Engine::FinalCallback(uint64_t generation) {
   }
   if (partial) {
     Check(passes_.StopReading());
-  } else if (AnyUnsharded()) {  // set_reshard_after_backward(False)
+  } else if (AnyUnsharded()) {  // set_reshard_after_backward(False), create_graph
     for (Unit* unit : units_) {
-      if (unit->shows_shards) {
+      if (unit->shows_shards || unit->graph_kept()) {
         unit->shown().ShowShards();
       }
     }
