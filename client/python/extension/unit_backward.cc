@@ -50,7 +50,7 @@ void Unit::BeginHiddenBackward() {
 void Unit::PostBackward() {
   const py::gil_scoped_acquire gil;
   Check(life_.EndBackward(engine_->iteration().NextUnitBackward()));
-  graph_kept_ = graph_kept_ || engine_->makes_graph();
+  graph_kept_ = graph_kept_ || engine_->iteration().makes_graph();
   if (reshard_after_backward && !graph_kept_) {
     ToSharded();
   }

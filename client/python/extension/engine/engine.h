@@ -134,8 +134,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void ForwardFailed(const Unit* unit);
   // The backward of a unit begins; see Iteration::BeginBackward. Gradients of a part are shown where it ends.
   void QueueFinal(bool whole);
-  // The backward that is under way was asked for its own graph (create_graph).
-  bool makes_graph() const { return makes_graph_; }
   // Drops the forward or backward that an exception ended.
   void ResetIteration();
   bool IsRoot(const Unit* unit) const { return !units_.empty() && units_.front() == unit; }
@@ -164,7 +162,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool lost_ = false;  // in a forked child
   bool released_ = false;
   bool extension_asked_ = false;
-  bool makes_graph_ = false;
   bool forward_since_step_ = false;  // one whose graph the program may hold
   int64_t steps_ = 0;
   at::Tensor update_counts_;

@@ -61,10 +61,9 @@ void Engine::QueueFinal(bool whole) {
   if (!iteration_.in_backward()) {
     Check(passes_.ResumeReading());
   }
-  if (!iteration_.BeginBackward(whole)) {
+  if (!iteration_.BeginBackward(whole, /*makes_graph=*/c10::GradMode::is_enabled())) {
     return;
   }
-  makes_graph_ = c10::GradMode::is_enabled();
   used_gradients_.MarkWanted();
   for (Unit* unit : units_) {
     unit->gradients().HideOwn();
@@ -94,7 +93,7 @@ void Engine::EndUnits(bool partial) {
     return;
   }
   for (Unit* unit : units_) {
-    if (!makes_graph_) {
+    if (!iteration_.makes_graph()) {
       unit->EndGraph();
     }
     if (unit->life().training() != fsdp::Training::kPostBackward) {
