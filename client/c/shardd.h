@@ -294,6 +294,35 @@ typedef struct shardd_shard_range {
 } shardd_shard_range;
 SHARDD_API shardd_status* shardd_get_shard_range(const shardd_job* job, int32_t param, shardd_shard_range* range);
 
+/* The parameters of one group with the same dtype and requires_grad, one behind the other: what ranks have shards of
+ * (shardd_param_info.flat_param, from 0 on). In layout FLAT each begins at a multiple of 16 bytes, and shards are of
+ * one size. Elements between and behind parameters are padding: they are 0, and no sum, norm or update reads or changes
+ * them. Shards of layout DIM0 are whole rows and have none. */
+typedef struct shardd_flat_param_info {
+  size_t struct_size;
+  int32_t group;
+  int32_t param_count;
+  const int32_t* params; /* indices, in the order of offset_numel; valid while attached */
+  int64_t numel;         /* with padding between parameters, without that at the end */
+  int64_t padded_numel;  /* of all shards */
+  int64_t shard_numel;   /* of a shard; DIM0: of the largest */
+} shardd_flat_param_info;
+SHARDD_API shardd_status* shardd_get_flat_param_info(const shardd_job* job, int32_t flat_param,
+                                                     shardd_flat_param_info* info);
+
+/* Elements [first, first + numel) of a parameter, which are elements from offset_numel on of its flat parameter. */
+typedef struct shardd_shard_piece {
+  int32_t param;
+  int64_t first, numel; /* numel > 0 */
+  int64_t offset_numel;
+} shardd_shard_piece;
+/* What the shard of `rank`, any of this node's, has of a flat parameter: of which parameters, in the order of
+ * offset_numel, and how many elements of padding. Writes the first `capacity` pieces (at most param_count are there;
+ * NULL with 0) and how many there are. */
+SHARDD_API shardd_status* shardd_get_shard_pieces(const shardd_job* job, int32_t flat_param, int32_t rank,
+                                                  shardd_shard_piece* pieces, int32_t capacity, int32_t* count,
+                                                  int64_t* padding_numel);
+
 SHARDD_API int32_t shardd_find_param(const shardd_job* job,
                                      const char* fqn); /* -1: unknown; aliases and wrapper prefixes are understood */
 SHARDD_API int32_t shardd_find_group(const shardd_job* job, const char* name); /* -1: unknown */

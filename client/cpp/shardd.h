@@ -223,6 +223,27 @@ class Job {
     shardd_status_free(shardd_get_shard_range(job_, param, &range));
     return range;
   }
+  // `flat_param`: as parameter_info has it.
+  shardd_flat_param_info flat_parameter_info(int32_t flat_param) const {
+    shardd_flat_param_info info{};
+    info.struct_size = sizeof(info);
+    shardd_status_free(shardd_get_flat_param_info(job_, flat_param, &info));
+    return info;
+  }
+  // What a rank's shard of a flat parameter has, in order, and its elements of padding.
+  struct ShardPieces {
+    std::vector<shardd_shard_piece> pieces;
+    int64_t padding_numel = 0;
+  };
+  Status GetShardPieces(int32_t flat_param, int32_t rank, ShardPieces* result) const {
+    result->pieces.resize(static_cast<size_t>(flat_parameter_info(flat_param).param_count));
+    int32_t count = 0;
+    Status status = Status::Take(shardd_get_shard_pieces(job_, flat_param, rank, result->pieces.data(),
+                                                         static_cast<int32_t>(result->pieces.size()), &count,
+                                                         &result->padding_numel));
+    result->pieces.resize(static_cast<size_t>(status.ok() ? count : 0));
+    return status;
+  }
   // Every name of every parameter with its index, in plan order: a tied parameter has several, its own first.
   std::vector<std::pair<std::string, int32_t>> ParameterNames() const {
     std::vector<std::pair<std::string, int32_t>> names;

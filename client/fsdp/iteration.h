@@ -20,11 +20,14 @@ class Iteration {
   }
 
   // A unit's backward begins. True: it is the first, so the end of the backward is to be queued. `whole`: a
-  // forward's output was reached, which makes it the backward of all; else a unit's inputs were.
-  bool BeginBackward(bool whole) {
+  // forward's output was reached, which makes it the backward of all; else a unit's inputs were. `makes_graph`: it was
+  // asked for its own graph, through which a later one may go.
+  bool BeginBackward(bool whole, bool makes_graph = false) {
     partial_ = !whole && (partial_ || !in_backward_);
+    makes_graph_ = in_backward_ ? makes_graph_ : makes_graph;
     return !std::exchange(in_backward_, true);
   }
+  bool makes_graph() const { return makes_graph_; }  // the backward that is under way, or was last
   bool in_backward() const { return in_backward_; }
   // Ends the forward, too. True: only a part of the model was in it: of a list of modules some ran by themselves. The
   // forward of the whole model, if there was one, keeps its own backward.
@@ -49,6 +52,7 @@ class Iteration {
   const void* forward_root_ = nullptr;
   bool in_backward_ = false;
   bool partial_ = false;
+  bool makes_graph_ = false;
   uint64_t generation_ = 1;
   uint64_t unit_backwards_ = 0;
 };

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -124,6 +125,44 @@ absl::Status GetShardRange(const shardd_job* job, int32_t param, shardd_shard_ra
   return absl::OkStatus();
 }
 
+absl::Status FlatParamInfo(const shardd_job* job, int32_t index, shardd_flat_param_info* info) {
+  SHARDD_RETURN_IF_ERROR(CheckJob("get_flat_param_info", job));
+  const std::vector<FlatParamPlan>& flat_params = job->impl->plan().flat_params;
+  SHARDD_RETURN_IF_ERROR(CheckIndex("get_flat_param_info", "flat parameter", index, flat_params.size()));
+  SHARDD_RETURN_IF_ERROR(CheckStruct("get_flat_param_info", info));
+  const FlatParamPlan& flat_param = flat_params[static_cast<size_t>(index)];
+  shardd_flat_param_info value = {};
+  value.group = flat_param.group;
+  value.param_count = static_cast<int32_t>(flat_param.params.size());
+  value.params = flat_param.params.data();
+  value.numel = flat_param.numel;
+  value.padded_numel = flat_param.padded_numel;
+  value.shard_numel = flat_param.shard_numel;
+  Fill(info, value);
+  return absl::OkStatus();
+}
+
+absl::Status ShardPieces(const shardd_job* job, int32_t flat_param, int32_t rank, shardd_shard_piece* pieces,
+                         int32_t capacity, int32_t* count, int64_t* padding_numel) {
+  SHARDD_RETURN_IF_ERROR(CheckJob("get_shard_pieces", job));
+  SHARDD_RETURN_IF_ERROR(CheckNotNull("get_shard_pieces", "count", count));
+  SHARDD_RETURN_IF_ERROR(CheckNotNull("get_shard_pieces", "padding_numel", padding_numel));
+  if (capacity < 0 || (capacity > 0 && pieces == nullptr)) {
+    return absl::InvalidArgumentError(absl::StrCat("get_shard_pieces: capacity is out of range (got ", capacity,
+                                                   pieces == nullptr ? ", and `pieces` is NULL, want 0)" : ")"));
+  }
+  const ShardPlan& plan = job->impl->plan();
+  SHARDD_ASSIGN_OR_RETURN(const ShardMetadata metadata, GetShardMetadata(plan, flat_param, rank));
+  *count = static_cast<int32_t>(metadata.pieces.size());
+  *padding_numel = metadata.padding_numel;
+  for (int32_t i = 0; i < std::min(*count, capacity); ++i) {
+    const ShardMetadata::Piece& piece = metadata.pieces[static_cast<size_t>(i)];
+    pieces[i] = {piece.param, piece.first, piece.numel,
+                 plan.params[static_cast<size_t>(piece.param)].offset + piece.first};
+  }
+  return absl::OkStatus();
+}
+
 absl::Status PlanJson(const char* spec_json, char** json) {
   SHARDD_RETURN_IF_ERROR(CheckNotNull("plan_json", "json", json));
   *json = nullptr;
@@ -194,6 +233,14 @@ shardd_status* shardd_get_shard_info(const shardd_job* job, shardd_shard_info* i
 }
 shardd_status* shardd_get_shard_range(const shardd_job* job, int32_t param, shardd_shard_range* range) {
   return ToC(api::GetShardRange(job, param, range));
+}
+shardd_status* shardd_get_flat_param_info(const shardd_job* job, int32_t flat_param, shardd_flat_param_info* info) {
+  return ToC(api::FlatParamInfo(job, flat_param, info));
+}
+shardd_status* shardd_get_shard_pieces(const shardd_job* job, int32_t flat_param, int32_t rank,
+                                       shardd_shard_piece* pieces, int32_t capacity, int32_t* count,
+                                       int64_t* padding_numel) {
+  return ToC(api::ShardPieces(job, flat_param, rank, pieces, capacity, count, padding_numel));
 }
 int32_t shardd_find_param(const shardd_job* job, const char* fqn) {
   return fqn == nullptr || !api::IsUsable(job) ? -1 : job->impl->plan().FindParam(fqn);

@@ -222,7 +222,7 @@ bool HeldShard::IsOurs(const at::Tensor& shown) {
   return true;
 }
 
-bool HeldShard::BeginGradient(int64_t steps) {
+bool HeldShard::BeginGradient(int64_t steps, bool alone) {
   if (shows_no_gradient()) {
     return false;
   }
@@ -239,10 +239,11 @@ bool HeldShard::BeginGradient(int64_t steps) {
   }
   const py::gil_scoped_acquire gil;
   const bool ours = IsOurs(shown);
-  if (ours && gradient_step_ == steps) {
+  if (ours && gradient_step_ == steps && !alone) {
     return false;
   }
-  // Shown before a step, or the user's own: the job will hold the new gradient alone, so this is added afterwards.
+  // Shown before a step, the user's own, or not to be mixed with it: the job will hold the new gradient alone, so this
+  // is added afterwards.
   const c10::AutoGradMode no_grad(false);
   const at::Tensor rows = LocalOf(shown);
   CheckGradientShape(rows);
@@ -297,6 +298,10 @@ void HeldShard::ShowGradient(int64_t steps) {
   }
   AddCarry();
   Assign();
+  RunHooks();
+}
+
+void HeldShard::RunHooks() {
   const auto* variable = reinterpret_cast<THPVariable*>(sharded_.ptr());
   if (variable->post_accumulate_grad_hooks != nullptr && variable->post_accumulate_grad_hooks != Py_None) {
     const py::dict hooks = py::reinterpret_borrow<py::dict>(variable->post_accumulate_grad_hooks);

@@ -79,8 +79,9 @@ class HeldShard {
   void SetGradientMemory(void* gradient_shard) { gradient_memory_ = gradient_shard; }
 
   // Before the first gradient of a parameter, none of which the job holds unshown, is submitted: whether it replaces
-  // what the job holds. Keeps the values of gradients that the user still holds. May be called without the GIL.
-  bool BeginGradient(int64_t steps);
+  // what the job holds. Keeps the values of gradients that the user still holds. `alone`: it always does, and what the
+  // job holds is added when it is shown. May be called without the GIL.
+  bool BeginGradient(int64_t steps, bool alone);
   // Before a gradient is submitted, of whichever rank and parameter of the group: the daemon may add to the job's
   // gradient from then on, at any moment. Where autograd may do so, too (see TakeLateGradient), or the program before
   // it is shown, `.grad` has its values in memory of its own until then, and what is added to it there is added to the
@@ -94,6 +95,9 @@ class HeldShard {
   void ForgetInJob() { carried_from_job_ = at::Tensor(); }
   // The job's gradient is complete: `.grad` shows it; hooks run, and the parameter's optimizers in backward.
   void ShowGradient(int64_t steps);
+  // The program's own code has reduced it: `.grad` is `given`, or that is added to what `.grad` is; hooks run as above.
+  // REQUIRES: of plain tensors, of the shard's shape and the dtype that `.grad` has.
+  void GiveGradient(const at::Tensor& given);
   // What `.grad` says before the job reads it. kOther is not what was shown last: an earlier step's, or
   // the program's own, which has been copied into the job's memory.
   enum class Shown { kNone, kCurrent, kOther };
@@ -122,6 +126,8 @@ class HeldShard {
   bool has_own_gradient(const at::Tensor& on) const;
   // It is submitted.
   void DropOwnGradient() { own_ = at::Tensor(); }
+  // It is the caller's from here on. Undefined: there is none. REQUIRES: as OwnGradient.
+  at::Tensor TakeOwnGradient() { return std::exchange(own_, at::Tensor()); }
 
   int64_t element_bytes() const { return static_cast<int64_t>(local_.element_size()); }  // of the stored parameter
   // Never held as a tensor: module.to() swaps what is behind the Python object, and counts references.
@@ -154,6 +160,7 @@ class HeldShard {
   void DropCarry();
   // Lets `.grad` be what the job has.
   void Assign();
+  void RunHooks();
   void RunOptimizersInBackward();
 
   pybind11::object sharded_;

@@ -54,6 +54,20 @@ void HeldShard::HideOwnGradient(at::Tensor on) {
   behind_own_ = at::Tensor();
 }
 
+void HeldShard::GiveGradient(const at::Tensor& given) {
+  if (shows_no_gradient()) {
+    return;
+  }
+  const c10::AutoGradMode no_grad(false);
+  if (at::Tensor& shown = sharded_tensor().mutable_grad(); shown.defined()) {
+    CheckGradientShape(shown);
+    shown.add_(given);
+  } else {
+    shown = given;
+  }
+  RunHooks();
+}
+
 bool HeldShard::has_own_gradient(const at::Tensor& on) const {
   return own_.defined() && (!own_shown_ || on.grad().is_same(own_) || IsOwnGradient(on.grad()));
 }

@@ -84,7 +84,7 @@ class ManagedParam {
 
   // Before this backward's first gradient is submitted: whether it replaces what the job holds. May be called without
   // the GIL.
-  bool BeginGradient(int64_t steps) { return !pending && shard_->BeginGradient(steps); }
+  bool BeginGradient(int64_t steps, bool alone) { return !pending && shard_->BeginGradient(steps, alone); }
   // What the job is to be told, so that it has what `.grad` says: nothing, or whether this rank has a gradient.
   // `stepping`: a step of the daemon's optimizer comes, which wants all of it shown.
   enum class Presence { kAsIs, kDropped, kGiven };

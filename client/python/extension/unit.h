@@ -94,7 +94,11 @@ class Unit : public UnitOptions, public std::enable_shared_from_this<Unit> {
 
   // From the engine.
   void EndBackward(bool whole);  // of all units
-  void AbandonBackward();        // after the engine has abandoned it with the job
+  // A backward with create_graph has gone through the unit. A later one may go through the graph that it has made, in
+  // any order, so the unit stays unsharded, or is unsharded where that one begins, and is resharded where it ends.
+  bool graph_kept() const { return graph_kept_; }
+  void EndGraph();
+  void AbandonBackward();  // after the engine has abandoned it with the job
   void ForgetMemory(bool keeps_gradients);
 
  private:
@@ -108,6 +112,7 @@ class Unit : public UnitOptions, public std::enable_shared_from_this<Unit> {
   UnitGradients gradients_{*this, life_};
   ShownParams shown_{gradients_};
   bool requested_ = false;  // since the last Unshard
+  bool graph_kept_ = false;
 };
 
 }  // namespace shardd::python

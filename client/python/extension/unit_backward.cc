@@ -1,5 +1,7 @@
 // A unit in backward: its parameters unsharded again, and the end.
 
+#include <utility>
+
 #include "client/python/extension/errors.h"
 #include "client/python/extension/unit.h"
 
@@ -48,7 +50,14 @@ void Unit::BeginHiddenBackward() {
 void Unit::PostBackward() {
   const py::gil_scoped_acquire gil;
   Check(life_.EndBackward(engine_->iteration().NextUnitBackward()));
-  if (reshard_after_backward) {
+  graph_kept_ = graph_kept_ || engine_->iteration().makes_graph();
+  if (reshard_after_backward && !graph_kept_) {
+    ToSharded();
+  }
+}
+
+void Unit::EndGraph() {
+  if (std::exchange(graph_kept_, false) && reshard_after_backward) {
     ToSharded();
   }
 }
@@ -61,6 +70,7 @@ void Unit::EndBackward(bool whole) {
 }
 
 void Unit::AbandonBackward() {
+  graph_kept_ = false;
   life_.AbandonBackward();
   gradients_.AbandonBackward();
   life_.CloseBackward(/*whole=*/true, /*stays_unsharded=*/shown_.unsharded());

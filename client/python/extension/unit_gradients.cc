@@ -3,6 +3,8 @@
 
 #include "client/python/extension/unit_gradients.h"
 
+#include <torch/csrc/autograd/python_variable.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -64,12 +66,45 @@ void UnitGradients::Show() {
     param->shard().to_show = param->shard().to_show || param->pending;
     param->pending = false;
   }
+  if (has_hook()) {
+    CallHook();
+  }
   for (const auto& shard : shards_) {
     if (std::exchange(shard->to_show, false)) {
       shard->ShowGradient(engine_->steps());
     } else {
       shard->TakeGradientFromJob();  // other ranks' alone
     }
+  }
+}
+
+void UnitGradients::CallHook() {
+  py::list gradients;
+  for (const auto& shard : shards_) {
+    if (shard->to_show) {
+      gradients.append(py::make_tuple(shard->daemon_param,
+                                      py::reinterpret_steal<py::object>(THPVariable_Wrap(shard->gradient_shard()))));
+    }
+  }
+  if (!gradients.empty()) {
+    hook_(gradients);
+  }
+}
+
+void UnitGradients::Replace() {
+  py::list own;
+  for (const auto& shard : shards_) {
+    if (at::Tensor gradient = options_.reduce_grads ? shard->TakeOwnGradient() : at::Tensor(); gradient.defined()) {
+      own.append(py::make_tuple(shard->daemon_param,
+                                py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(gradient)))));
+    }
+  }
+  if (own.empty()) {
+    return;
+  }
+  for (const py::handle given : py::list(hook_(own))) {
+    const auto pair = given.cast<py::tuple>();
+    FindShard(pair[0].cast<int>())->GiveGradient(THPVariable_Unpack(py::object(pair[1]).ptr()));
   }
 }
 

@@ -2,9 +2,11 @@
 #define SHARDD_CLIENT_PYTHON_EXTENSION_UNIT_GRADIENTS_H_
 
 #include <ATen/ATen.h>
+#include <pybind11/pybind11.h>
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "client/fsdp/unit_life.h"
@@ -37,7 +39,7 @@ class UnitGradients {
   bool HasUnfrozen() const;  // a parameter that the job does not train
 
   // From autograd, without the GIL or with it: the gradient of params()[index] is complete.
-  void OnGradient(size_t index, const at::Tensor& gradient);
+  void OnGradient(size_t index, const at::Tensor& computed);
   // Around the submission of what the group's slot holds, likewise.
   void BeforeSubmit(int group);
   void AfterSubmit(int group);
@@ -45,6 +47,14 @@ class UnitGradients {
   void EndBackward();  // what was submitted in it is no more this rank's own
   void AbandonBackward();
 
+  // `hook(gradients)` is called where gradients have been reduced, before they are shown, with pairs (the daemon's
+  // number of a shard's first parameter, this rank's shard of what this backward and those before it that were not
+  // shown have added up to), which it may write. With options.replaces_reduction they are this rank's own gradients
+  // instead, and it returns such pairs, of what `.grad` is to get. None: no hook.
+  void SetHook(pybind11::object hook) { hook_ = std::move(hook); }
+  bool has_hook() const { return !hook_.is_none(); }
+  // REQUIRES: options.replaces_reduction. Nothing where there are none, or they are not to be synchronised.
+  void Replace();
   bool HasPending() const;  // the job has one that `.grad` is to show
   void Show();
   // FAILED_PRECONDITION where one is not: it is not synchronised.
@@ -78,12 +88,14 @@ class UnitGradients {
   const Group& group_of(int id) const;
   bool in_slot(const ManagedParam& param) const;  // this backward's gradient is there, not submitted
   bool KeepsOwn(const ManagedParam& param) const {
-    return !options_.reduce_grads && param.keeps_own_gradient(!options_.reshard_after_backward);
+    return options_.replaces_reduction ||
+           (!options_.reduce_grads && param.keeps_own_gradient(!options_.reshard_after_backward));
   }
   // What backwards without synchronisation have left, of parameters without a gradient in this one.
   void SubmitOwn();
   // Parameters of a flat parameter that has got a gradient in this backward, and they have not.
   void CompleteFlat();
+  void CallHook();
 
   const UnitOptions& options_;
   const fsdp::UnitLife& life_;
@@ -91,6 +103,7 @@ class UnitGradients {
   std::vector<Group> groups_;  // of the life
   std::vector<std::shared_ptr<ManagedParam>> params_;
   std::vector<std::shared_ptr<HeldShard>> shards_;
+  pybind11::object hook_ = pybind11::none();
 };
 
 }  // namespace shardd::python

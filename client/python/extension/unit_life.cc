@@ -46,7 +46,7 @@ void Unit::ForgetMemory(bool keeps_gradients) {
   life_.Forget();
   (void)shown_.ShowSharded();
   gradients_.ForgetMemory(keeps_gradients);
-  requested_ = false;
+  requested_ = graph_kept_ = false;
 }
 
 }  // namespace shardd::python

@@ -16,10 +16,13 @@ struct UnitOptions {
   bool reduce_scatter_unused_params = false;
   // Where one parameter of the unit gets a gradient, the others get zero, as in PyTorch's flat parameters.
   bool completes_gradients = false;
+  // Backward leaves gradients in memory of this process, and the unit's gradient hook makes the reduced ones of them.
+  bool replaces_reduction = false;
   bool reshard_after_forward = true;
   // After its forward modules have the sharded parameters again, which the program knows, also where it stays
   // unsharded.
   bool shows_shards = false;
+  bool contributes = true;    // false: zeros are submitted in the place of this rank's gradients
   double gradient_scale = 1;  // of gradients as they are written, beside the job's own factor
   bool cast_inputs = false;
   at::ScalarType param_dtype = at::kFloat;

@@ -19,8 +19,9 @@ bool UnitGradients::in_slot(const ManagedParam& param) const {
   return lives().HasGradient(groups_[param.unit_group].id, param.index_in_group);
 }
 
-void UnitGradients::OnGradient(size_t index, const at::Tensor& gradient) {
+void UnitGradients::OnGradient(size_t index, const at::Tensor& computed) {
   ManagedParam& param = *params_[index];
+  const at::Tensor gradient = options_.contributes ? computed : param.ZeroGradient();
   const int group = groups_[param.unit_group].id;
   (void)engine_->job();  // in the order of the stream that this gradient is written in
   if (KeepsOwn(param)) {
@@ -29,7 +30,7 @@ void UnitGradients::OnGradient(size_t index, const at::Tensor& gradient) {
   }
   Check(lives().PrepareGradients(group));
   const bool adds = in_slot(param);
-  const bool fresh = !adds && param.BeginGradient(engine_->steps());
+  const bool fresh = !adds && param.BeginGradient(engine_->steps(), /*alone=*/has_hook());
   param.WriteGradient(gradient, options_.gradient_scale, /*add=*/adds);
   if (!adds && !param.contributed) {
     param.WriteOwnGradient(options_.gradient_scale);

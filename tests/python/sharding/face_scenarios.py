@@ -105,7 +105,6 @@ def refusals() -> dict[str, str]:
     attempt("container", lambda: fully_shard(nn.ModuleList([nn.Linear(2, 2)])))
     module = fully_shard(nn.Linear(4, 4))
     attempt("comm", lambda: module.set_custom_all_gather(None))
-    attempt("hook", lambda: module.set_all_reduce_hook(lambda t: None))
     attempt("optimizer", lambda: optim.AdamW(nn.Linear(2, 2).parameters()))
     ours = optim.AdamW(module.parameters())
     module(torch.ones(1, 4)).sum().backward()

@@ -39,8 +39,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "fully_shard(dp_mesh_dims)": lambda: _dim0(dp_mesh_dims=fsdp.DataParallelMeshDims(shard="shard")),
     "FSDPModule.set_custom_all_gather": lambda: _dim0().set_custom_all_gather(object()),
     "FSDPModule.set_custom_reduce_scatter": lambda: _dim0().set_custom_reduce_scatter(object()),
-    "FSDPModule.set_all_reduce_hook": lambda: _dim0().set_all_reduce_hook(lambda gradient: None),
-    "FullyShardedDataParallel.register_comm_hook": lambda: _wrapped().register_comm_hook(None, lambda *_: None),
 }
 
 # How a model is made with it.
@@ -82,6 +80,7 @@ WORKING_CALLS: dict[str, Callable[[Any], Any]] = {
     "FSDPModule.set_gradient_divide_factor": _of_module("set_gradient_divide_factor", 1.0),
     "FSDPModule.set_reduce_scatter_divide_factor": _of_module("set_reduce_scatter_divide_factor", 1.0),
     "FSDPModule.set_unshard_in_backward": _of_module("set_unshard_in_backward", True),
+    "FSDPModule.set_all_reduce_hook": _of_module("set_all_reduce_hook", lambda gradient: None),
     "FSDPModule.set_reduce_scatter_unused_params": _of_module("set_reduce_scatter_unused_params", False),
 }
 

@@ -26,7 +26,6 @@ def test_what_is_refused_is_refused_by_name() -> None:
         assert "uneven sharding on dim 1" in texts["placement"]
         assert "containers" in texts["container"]
         assert "set_custom_all_gather" in texts["comm"]
-        assert "set_all_reduce_hook" in texts["hook"]
         assert "fully_shard was not applied" in texts["optimizer"] or "none of its parameters" in texts["optimizer"]
         assert "use one optimizer" in texts["stock"]
         assert "state dict" in texts["deepcopy"]

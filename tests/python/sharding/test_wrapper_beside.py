@@ -76,5 +76,5 @@ def test_the_handle_has_torchs_values_or_says_what_to_use() -> None:
         assert "memory_plan" in result["_handle._local_shard"]
         assert "counters" in result["_exec_order_data"]
         assert "hybrid" in result["_inter_node_pg"]
-        assert ".grad" in result["_communication_hook"]
+        assert "_comm_hook" in result["_communication_hook"]
         assert result["hasattr"] == [False, False, False]

@@ -256,7 +256,7 @@ def refusals() -> dict[str, str]:
 
     world = dist.group.WORLD
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-    attempt("hook", lambda: Wrapper(linear()).register_comm_hook(None, lambda s, g: None))
+    attempt("hook", lambda: Wrapper(nn.Sequential(Wrapper(linear())))[0].register_comm_hook(None, lambda s, g: None))
     attempt("groups", lambda: Wrapper(linear(), process_group=world, device_mesh=mesh))
     attempt("hybrid", lambda: Wrapper(linear(), sharding_strategy=ShardingStrategy.HYBRID_SHARD))
     attempt("ignored", lambda: Wrapper(linear(), ignored_modules=[], ignored_states=[]))

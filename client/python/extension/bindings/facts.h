@@ -11,6 +11,9 @@ namespace shardd::python {
 
 pybind11::dict InfoDict(Engine& engine);
 pybind11::dict ParamDict(Engine& engine, int param);
+pybind11::dict FlatParamDict(Engine& engine, int flat_param);
+// Of the shard of a rank: tuples (parameter, first, numel, offset_numel), and elements of padding.
+pybind11::tuple ShardPieces(Engine& engine, int flat_param, int rank);
 // Of the parameter's elements, which this rank holds, and whether a rank of an earlier replica holds the same.
 pybind11::dict RangeDict(Engine& engine, int param);
 

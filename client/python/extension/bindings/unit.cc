@@ -100,6 +100,7 @@ void BindUnit(py::module_& m) {
       .def_readwrite("_reshard_after_forward", &Unit::reshard_after_forward)
       .def_readwrite("_shows_shards", &Unit::shows_shards)
       .def_readwrite("_gradient_scale", &Unit::gradient_scale)
+      .def_readwrite("contributes", &Unit::contributes)
       .def("_set_casts",
            [](Unit& unit, py::object param_dtype, py::object output_dtype) {
              unit.cast_inputs = !param_dtype.is_none();
@@ -112,6 +113,13 @@ void BindUnit(py::module_& m) {
              }
            })
       .def("_set_lazy_init", &Unit::SetLazyInit)
+      .def(
+          "_set_gradient_hook",
+          [](Unit& unit, py::object hook, bool replaces) {
+            unit.replaces_reduction = replaces;
+            unit.gradients().SetHook(std::move(hook));
+          },
+          py::arg("hook"), py::arg("replaces"))
       .def("_bind", &Unit::Bind)
       .def("_add_param", &AddParam)
       .def("_borrow_param", &BorrowParam)

@@ -61,12 +61,15 @@ void Engine::QueueFinal(bool whole) {
   if (!iteration_.in_backward()) {
     Check(passes_.ResumeReading());
   }
-  if (!iteration_.BeginBackward(whole)) {
+  if (!iteration_.BeginBackward(whole, /*makes_graph=*/c10::GradMode::is_enabled())) {
     return;
   }
   used_gradients_.MarkWanted();
   for (Unit* unit : units_) {
     unit->gradients().HideOwn();
+    if (unit->graph_kept()) {
+      unit->Unshard();
+    }
   }
   // The model is kept to the end of the backward, also of one that fails.
   torch::autograd::Engine::get_default_engine().queue_callback(
@@ -90,6 +93,9 @@ void Engine::EndUnits(bool partial) {
     return;
   }
   for (Unit* unit : units_) {
+    if (!iteration_.makes_graph()) {
+      unit->EndGraph();
+    }
     if (unit->life().training() != fsdp::Training::kPostBackward) {
       unit->PostBackward();  // its inputs required no gradient
     }
@@ -123,9 +129,9 @@ void Engine::FinalCallback(uint64_t generation) {
   }
   if (partial) {
     Check(passes_.StopReading());
-  } else if (AnyUnsharded()) {  // set_reshard_after_backward(False)
+  } else if (AnyUnsharded()) {  // set_reshard_after_backward(False), create_graph
     for (Unit* unit : units_) {
-      if (unit->shows_shards) {
+      if (unit->shows_shards || unit->graph_kept()) {
         unit->shown().ShowShards();
       }
     }
@@ -134,13 +140,15 @@ void Engine::FinalCallback(uint64_t generation) {
     Check(passes_.End(
         std::any_of(units_.begin(), units_.end(), [](const Unit* u) { return u->shown().reads_stored(); })));
   }
-  if (show) {
-    // Hooks on gradients run in the order of the units' backward, as with PyTorch.
-    std::vector<Unit*> units = units_;
-    std::stable_sort(units.begin(), units.end(), [](const Unit* a, const Unit* b) {
-      return a->life().backward_number() < b->life().backward_number();
-    });
-    for (Unit* unit : units) {
+  // Hooks on gradients run in the order of the units' backward, as with PyTorch.
+  std::vector<Unit*> units = units_;
+  std::stable_sort(units.begin(), units.end(), [](const Unit* a, const Unit* b) {
+    return a->life().backward_number() < b->life().backward_number();
+  });
+  for (Unit* unit : units) {
+    if (unit->replaces_reduction) {
+      unit->gradients().Replace();
+    } else if (show) {
       unit->gradients().Show();
     }
   }

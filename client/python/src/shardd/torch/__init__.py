@@ -47,6 +47,7 @@ from shardd.torch._install.install import install, swapped, uninstall
 from shardd.torch._job.job import jobs as _jobs
 from shardd.torch._job.job_optimizer import steps_in_daemon as _steps_in_daemon
 from shardd.torch._process.torch_versions import DataParallelMeshDims
+from shardd.torch._sharding.flatten_params import FlattenParamsWrapper
 from shardd.torch._sharding.fully_shard import FSDPModule, fully_shard
 from shardd.torch._sharding.wrapper import FullyShardedDataParallel
 from shardd.torch._state_dicts.safetensors import load_safetensors, save_safetensors
@@ -54,7 +55,10 @@ from shardd.torch._torch_optimizers import hooks as _hooks
 from shardd.torch._training.api import commit, counters, finish, hand_in_edits, reattach, resume, ride
 from shardd.torch._training.clip import clip_grad_norm_
 from shardd.torch._training.memory_plan import MemoryPlan, memory_plan
+from shardd.torch._training.shards import shard_metadata
 from shardd.torch._training.steps import Step, steps
+from shardd.torch._training.uneven import UnevenInputs, join_uneven
+from shardd.torch._units.shard_metadata import ShardMetadata, ShardPiece
 
 _hooks.install(_jobs, but_not=lambda optimizer: _steps_in_daemon(optimizer) is not None)
 
@@ -64,6 +68,7 @@ __all__ = [
     "CPUOffloadPolicy",
     "DataParallelMeshDims",
     "FSDPModule",
+    "FlattenParamsWrapper",
     "FullOptimStateDictConfig",
     "FullStateDictConfig",
     "FullyShardedDataParallel",
@@ -75,6 +80,8 @@ __all__ = [
     "OffloadPolicy",
     "OptimStateDictConfig",
     "OptimStateKeyType",
+    "ShardMetadata",
+    "ShardPiece",
     "ShardedOptimStateDictConfig",
     "ShardedStateDictConfig",
     "ShardingStrategy",
@@ -82,6 +89,7 @@ __all__ = [
     "StateDictSettings",
     "StateDictType",
     "Step",
+    "UnevenInputs",
     "UnshardHandle",
     "clip_grad_norm_",
     "commit",
@@ -90,6 +98,7 @@ __all__ = [
     "fully_shard",
     "hand_in_edits",
     "install",
+    "join_uneven",
     "load_safetensors",
     "memory_plan",
     "optim",
@@ -98,6 +107,7 @@ __all__ = [
     "resume",
     "ride",
     "save_safetensors",
+    "shard_metadata",
     "share_comm_ctx",
     "steps",
     "summon_full_params",

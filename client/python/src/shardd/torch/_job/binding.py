@@ -178,6 +178,7 @@ class _Binder:
             names = [self.description.names.get(id(unwrapped(module)), "?") for module in state._modules]
             groups.update(group for name in names if (group := self.engine.find_group(name)) >= 0)
             unit._bind(self.engine, sorted(groups))
+            unit.held.clear()
             unit._update_gradient_scale(self.description.divide_factor)
             if state.given_out and self.description.spec["config"]["trainersNeverWrite"]:
                 _leave_to_state_dicts(unit.fsdp_params)
@@ -195,6 +196,7 @@ class _Binder:
             shard, place = _flat_parameter_over_job(self.engine, holder, self.facts)
             self._flat[id(holder)] = shard
         self.places[id(fsdp_param.sharded_param)] = place
+        unit.held[place.index] = fsdp_param if holder is None else holder
         return shard
 
     def _add_param(self, unit: Any, fsdp_param: Any, groups: list[int]) -> None:

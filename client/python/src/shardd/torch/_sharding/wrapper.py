@@ -22,6 +22,7 @@ from torch.distributed.fsdp._common_utils import TrainingState
 
 from shardd.torch._full_params.summon import summon_full_params
 from shardd.torch._job.registration import attach
+from shardd.torch._sharding import comm_hooks
 from shardd.torch._sharding.auto_wrap import auto_wrap
 from shardd.torch._sharding.device import check_offload, device_of
 from shardd.torch._sharding.fully_shard import apply_and_watch, watch_loads
@@ -300,8 +301,11 @@ class FullyShardedDataParallel(StateDictMethods, WrapperInternals, nn.Module):
             yield (name.replace(_PREFIX, "") if clean else name), buffer
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Refused: the trainers' code does not run in the daemon's communication."""
-        raise NotImplementedError(
-            "register_comm_hook: shardd does not run trainer code in its communication; use MixedPrecision.reduce_dtype, "
-            "or change gradients after backward, through .grad"
-        )
+        """Lets ``hook(state, gradient, shard)`` reduce gradients, or ``hook(state, gradient)`` with NO_SHARD. Of the root.
+
+        It is called when a backward has ended, for each unit in the order of the backward. What PyTorch's own hooks do the
+        daemon does.
+        """
+        if not self.check_is_root():
+            raise AssertionError("register_comm_hook can only be called on a root instance.")
+        comm_hooks.register(self.fsdp_modules(self), state, hook)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -23,8 +24,8 @@ __all__ = ["ABSENT", "WrapperInternals"]
 ABSENT = {
     "_inter_node_pg": "only hybrid strategies have replicas",
     "_handles": "a unit has one `_handle`, as in torch 2.13",
-    "_communication_hook": "there are no communication hooks: use MixedPrecision.reduce_dtype, or change .grad after backward",
-    "_communication_hook_state": "there are no communication hooks (see register_comm_hook)",
+    "_communication_hook": "it is `_comm_hook`, as in torch 2.13",
+    "_communication_hook_state": "it is `_comm_hook_state`, as in torch 2.13",
     "_exec_order_data": "the daemon pairs units by name in any order: shardd.torch.counters(model) counts them, `shardctl trace` "
     "shows them",
     "_unshard_stream": "the daemon owns the streams: `shardctl trace` shows what overlaps",
@@ -72,6 +73,16 @@ class WrapperInternals:
     def params(self) -> list[nn.Parameter]:
         """The unit's ``FlatParameter``s; none with ``use_orig_params``, where parameters are the modules' own."""
         return UnitHandle(self._unit).flat_params()
+
+    @property
+    def _comm_hook(self) -> Callable[..., Any] | None:
+        hook = self._unit.comm_hook
+        return None if hook is None else hook.hook
+
+    @property
+    def _comm_hook_state(self) -> Any:
+        hook = self._unit.comm_hook
+        return None if hook is None else hook.state
 
     @property
     def _sync_gradients(self) -> bool:

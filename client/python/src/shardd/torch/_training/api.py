@@ -13,10 +13,10 @@ from shardd.torch._job.opening import starting_over
 from shardd.torch._process.progress import Progress
 from shardd.torch._units.state import ShardState, root_states, state_of
 
-__all__ = ["commit", "counters", "finish", "hand_in_edits", "reattach", "resume", "ride"]
+__all__ = ["commit", "counters", "finish", "hand_in_edits", "reattach", "resume", "ride", "root_of"]
 
 
-def _root_of(module: nn.Module | None) -> ShardState:
+def root_of(module: nn.Module | None) -> ShardState:
     if module is not None:
         state = state_of(module)
         if state is None:
@@ -30,7 +30,7 @@ def _root_of(module: nn.Module | None) -> ShardState:
 
 def registered_job(module: nn.Module | None) -> TorchJob:
     """The job of the model that ``module`` is part of, registered now where it was not; None: of the only model."""
-    root = _root_of(module)
+    root = root_of(module)
     root._ensure_registered()
     job = job_of(root)
     assert job is not None
@@ -112,7 +112,7 @@ def hand_in_edits(module: nn.Module | None = None) -> None:
 
 def finish(module: nn.Module | None = None) -> None:
     """Gives up the model's job, which the daemon frees when all ranks have. The exit of the process does it anyway."""
-    job = job_of(_root_of(module))
+    job = job_of(root_of(module))
     if job is not None:
         job.close(finished=True)
 

@@ -66,6 +66,7 @@ class FlatGroup(FlatUnit):
             offload_policy,
         )
         self.strategy = strategy
+        self.comm_hook: Any = None
         self.use_orig_params = use_orig_params
         self._shows_shards = use_orig_params and (whole or strategy in RESHARDS)  # as torch
         self.completes_gradients = use_orig_params  # of a FlatParameter the members of one alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import (
 from torch.distributed.tensor import DTensor
 
 from shardd.torch._process.extension import _C
+from shardd.torch._units import all_reduce_hook
 from shardd.torch._units.precision import UnitPrecision
 
 if TYPE_CHECKING:
@@ -32,6 +34,18 @@ _TRAINING_STATES = (TrainingState.IDLE, TrainingState.FORWARD, TrainingState.PRE
 
 def _refuse(what: str, instead: str) -> NotImplementedError:
     return NotImplementedError(f"{what}: shardd does not run trainer code in its communication; {instead}")
+
+
+def calls_weakly(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a function that calls ``method`` and does not keep its object, which must be there."""
+    bound = weakref.WeakMethod(method)
+
+    def call(argument: Any) -> Any:
+        alive = bound()
+        assert alive is not None
+        return alive(argument)
+
+    return call
 
 
 def _not_attached() -> None:
@@ -102,6 +116,7 @@ class ShardGroup(_C.Unit):
         self.reduce_scatter_max_input_buffers = 1
         self._job_divide_factor: float | None = None
         self._gradient_divide_factor: float | None = None
+        self.contributing = 1.0  # which part of the ranks the mean is over; see join_uneven
         self._module_fqn: str | None = None
         self._kept: dict[nn.Module, list[tuple[Any, nn.Parameter, str]]] = {}  # of modules that are being loaded
         self._param_group_index = 0
@@ -110,6 +125,11 @@ class ShardGroup(_C.Unit):
         self._module_to_pre_load_state_dict_hook_handle: dict[nn.Module, Any] = {}
         self._set_casts(mp_policy.param_dtype if mp_policy.cast_forward_inputs else None, mp_policy.output_dtype)
         self.ensure_registered: Callable[[], None] = _not_attached
+        self.held: dict[
+            int, Any
+        ] = {}  # by the job's number: parameters or FlatParameters, of which this rank has shards
+        self._reduced_hook: Callable[[torch.Tensor], None] | None = None
+        self._all_reduce_hook_stream: Any = None
 
     # Attributes that FSDPModule's methods set.
 
@@ -142,13 +162,18 @@ class ShardGroup(_C.Unit):
         """Returns what gradients are divided by."""
         return self._gradient_divide_factor or float(self.mesh_info.mesh.size())
 
+    def let_contribute(self, contributes: bool, contributing: float) -> None:
+        """Says whether this rank's gradients count from now on, and over which part of the ranks the mean is."""
+        self.contributes, self.contributing = contributes, contributing
+        self._update_gradient_scale()
+
     def _update_gradient_scale(self, job_divide_factor: float | None = None) -> None:
         # The job divides by one factor, given when it is made; what a group wants otherwise goes in as gradients are
         # copied to the slot anyway.
         if job_divide_factor is not None:
             self._job_divide_factor = job_divide_factor
         if self._job_divide_factor is not None:
-            self._gradient_scale = self._job_divide_factor / self.divide_factor()
+            self._gradient_scale = self._job_divide_factor / (self.divide_factor() * self.contributing)
 
     @property
     def _all_gather_comm(self) -> None:
@@ -169,14 +194,21 @@ class ShardGroup(_C.Unit):
         )
 
     @property
-    def _all_reduce_hook(self) -> None:
-        return None
+    def _all_reduce_hook(self) -> Callable[[torch.Tensor], None] | None:
+        return self._reduced_hook
 
     @_all_reduce_hook.setter
-    def _all_reduce_hook(self, hook: Any) -> None:
-        raise _refuse("set_all_reduce_hook", "change gradients after backward, through the sharded parameters' .grad")
+    def _all_reduce_hook(self, hook: Callable[[torch.Tensor], None] | None) -> None:
+        self._reduced_hook = hook
+        # What C++ holds the collector does not look through, and the program's hook may have the model.
+        call = None if hook is None else calls_weakly(self._call_reduced_hook)
+        self._set_gradient_hook(call, replaces=False)
 
-    _all_reduce_hook_stream = None
+    def _call_reduced_hook(self, gradients: list[tuple[int, torch.Tensor]]) -> None:
+        hook = self._reduced_hook
+        assert hook is not None
+        held = [(self.held[number], gradient) for number, gradient in gradients]
+        all_reduce_hook.apply(self, hook, self._all_reduce_hook_stream, held)
 
     @property
     def _is_hsdp(self) -> bool:
