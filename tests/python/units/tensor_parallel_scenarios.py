@@ -1,0 +1,188 @@
+"""What ranks do in the tests of tensor parallel models; each function runs on all four of them."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+WIDTH = 8
+
+
+class Block(nn.Module):
+    """Its norm is whole on all tensor parallel ranks, and gets gradients of a part of the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 12)
+        self.down = nn.Linear(12, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+def _parallel(tp: Any) -> nn.Sequential:
+    torch.manual_seed(3)
+    model = nn.Sequential(Block(), Block(), nn.Linear(WIDTH, 4))
+    block: dict[str, Any] = {
+        "norm": SequenceParallel(),
+        "up": ColwiseParallel(input_layouts=Shard(1)),
+        "down": RowwiseParallel(output_layouts=Shard(1)),
+    }
+    plan = {f"{i}.{name}": style for i in range(2) for name, style in block.items()}
+    return parallelize_module(  # type: ignore[return-value]
+        model, tp, plan | {"2": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())}
+    )
+
+
+def _mesh_of(shape: tuple[int, ...]) -> tuple[Any, Any]:
+    names = ("dp", "tp") if len(shape) == 2 else ("replicate", "shard", "tp")
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    return mesh[names[:-1]], mesh["tp"]
+
+
+def _sharded(shape: tuple[int, ...], fully_shard: Any) -> nn.Sequential:
+    dp, tp = _mesh_of(shape)
+    model = _parallel(tp)
+    for block in model[:2]:
+        fully_shard(block, mesh=dp)
+    fully_shard(model, mesh=dp)
+    return model
+
+
+def _input(shape: tuple[int, ...], step: int) -> torch.Tensor:
+    """This rank's part of the sequence, of the samples of its data parallel rank."""
+    rank, tp = dist.get_rank(), shape[-1]
+    torch.manual_seed(100 * step + rank // tp)
+    return torch.randn(2, 4, WIDTH).chunk(tp, dim=1)[rank % tp]
+
+
+def _train(model: nn.Module, optimizer: Any, shape: tuple[int, ...], steps: range, clip: Any) -> dict[str, Any]:
+    losses, norms, grads = [], [], []
+    for step in steps:
+        loss = model(_input(shape, step)).pow(2).mean()
+        loss.backward()
+        grads = [(str(p.grad.placements), p.grad.full_tensor().clone()) for p in model.parameters()]  # type: ignore[union-attr]
+        norm = clip(model.parameters(), 0.05)
+        norms.append(float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return {"losses": losses, "norms": norms, "grads": grads}
+
+
+def _facts(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    values, state = get_state_dict(model, optimizer)
+    moments = {name: entry["exp_avg"] for name, entry in state["state"].items()}
+    tensors: dict[str, Any] = {**values, **{f"moment of {name}": moment for name, moment in moments.items()}}
+    return {
+        "placements": {name: (str(t.placements), t.device_mesh.shape, t.shape) for name, t in tensors.items()},
+        "local": {name: t.to_local().detach().clone() for name, t in tensors.items()},
+        "whole": {name: t.full_tensor().detach().clone() for name, t in tensors.items()},
+    }
+
+
+def trained_on_both(shape: tuple[int, ...], of_daemon: bool) -> dict[str, Any]:
+    """Some steps of one program on torch's fully_shard and on ours."""
+    from torch.distributed.fsdp import fully_shard as torch_fully_shard
+
+    import shardd.torch
+    from shardd.torch.optim import AdamW
+
+    results = {}
+    for name, fully_shard in (("torch", torch_fully_shard), ("shardd", shardd.torch.fully_shard)):
+        model = _sharded(shape, fully_shard)
+        adamw: Any = AdamW if of_daemon and name == "shardd" else torch.optim.AdamW
+        clip = shardd.torch.clip_grad_norm_ if of_daemon and name == "shardd" else nn.utils.clip_grad_norm_
+        optimizer = adamw(model.parameters(), lr=0.01)
+        result = _train(model, optimizer, shape, range(4), clip)
+        results[name] = result | _facts(model, optimizer)
+    jobs: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(jobs, shardd.torch._job.job.jobs()[-1].name)
+    results["jobs"] = {"names": jobs}
+    refused = []
+    try:
+        model(_input(shape, 9)).sum().backward()
+        optimizer.step(max_grad_norm=1.0)
+    except (NotImplementedError, TypeError) as error:
+        refused.append(str(error))
+    results["refused"] = {"texts": refused}
+    dist.barrier()
+    shardd.torch.finish(model)
+    return results
+
+
+def saved_and_loaded_elsewhere() -> dict[str, Any]:
+    """Two steps on a mesh, a checkpoint, and two more on it and on meshes of other shapes that have loaded it."""
+    from shardd.torch import finish, fully_shard
+
+    folder: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    facts: dict[str, Any] = {}
+    for shape in [(2, 2), (4, 1), (1, 4)]:
+        model = _sharded(shape, fully_shard)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        if shape == (2, 2):
+            _train(model, optimizer, shape, range(2), nn.utils.clip_grad_norm_)
+            values, state = get_state_dict(model, optimizer)
+            dcp.save({"model": values, "optimizer": state}, checkpoint_id=folder[0])
+        else:
+            values, state = get_state_dict(model, optimizer)
+            dcp.load({"model": values, "optimizer": state}, checkpoint_id=folder[0])
+            set_state_dict(model, optimizer, model_state_dict=values, optim_state_dict=state)
+        facts[str(shape)] = _facts(model, optimizer)["whole"]
+        whole = get_model_state_dict(model, options=dcp.state_dict.StateDictOptions(full_state_dict=True))
+        facts[f"whole {shape}"] = {name: value.clone() for name, value in whole.items()}
+        dist.barrier()
+        finish(model)
+    return facts
+
+
+def _spmd_model(mesh: Any) -> nn.Sequential:
+    """Parameters are DTensors over the whole mesh, as its data parallel ranks have them alike."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(WIDTH, 12), nn.ReLU(), nn.Linear(12, WIDTH))
+    dims = {"0.weight": Shard(0), "0.bias": Shard(0), "2.weight": Shard(1), "2.bias": Replicate()}
+    for name, placement in dims.items():
+        module, _, attribute = name.rpartition(".")
+        owner = model.get_submodule(module)
+        whole = getattr(owner, attribute).detach()
+        setattr(owner, attribute, nn.Parameter(distribute_tensor(whole, mesh, [Replicate(), placement])))
+    return model
+
+
+def over_one_mesh() -> dict[str, Any]:
+    """``dp_mesh_dims``: one mesh of all dimensions, on torch's fully_shard and on ours."""
+    from torch.distributed.fsdp import DataParallelMeshDims
+    from torch.distributed.fsdp import fully_shard as torch_fully_shard
+
+    import shardd.torch
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    results = {}
+    for name, fully_shard in (("torch", torch_fully_shard), ("shardd", shardd.torch.fully_shard)):
+        model = _spmd_model(mesh)
+        fully_shard(model, mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard="dp"))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        losses = []
+        for step in range(3):
+            torch.manual_seed(step)
+            batch = distribute_tensor(torch.randn(4, WIDTH), mesh, [Shard(0), Replicate()])
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.full_tensor().item())  # type: ignore[attr-defined]
+        results[name] = {"losses": losses, **_facts(model, optimizer)}
+    dist.barrier()
+    shardd.torch.finish(model)
+    return results
