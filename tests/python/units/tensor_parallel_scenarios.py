@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+from rank_main import report
 
 WIDTH = 8
 
@@ -186,3 +189,41 @@ def over_one_mesh() -> dict[str, Any]:
     dist.barrier()
     shardd.torch.finish(model)
     return results
+
+
+def restarted(ahead: bool, start_over: bool) -> None:
+    """Reports ``_resumed_once``, and ends so that the jobs stay."""
+    report(**_resumed_once(ahead, start_over))
+    dist.barrier()
+    os._exit(7)
+
+
+def _resumed_once(ahead: bool, start_over: bool) -> dict[str, Any]:
+    """Resumes a model of two tensor parallel ranks and steps once. The last one steps once more if it goes ``ahead``, as where
+    the other one dies before it commits."""
+    from shardd.torch import fully_shard, reattach, resume, save_safetensors, summon_full_params
+    from shardd.torch.optim import SGD
+
+    shape = (1, 2)
+    model = _sharded(shape, fully_shard)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    try:
+        facts: dict[str, Any] = {"start": resume(model, start_over=start_over)[0]}
+    except RuntimeError as error:
+        return {"start": -1, "text": str(error)}
+    facts["refused"] = []
+    for refused in (
+        lambda: reattach(model),
+        lambda: save_safetensors(model, "/nowhere"),
+        summon_full_params(model).__enter__,
+    ):
+        try:
+            refused()
+        except NotImplementedError as error:
+            facts["refused"].append(str(error))
+    for step in range(2):
+        model(_input(shape, step)).sum().backward()
+        if step == 0 or (ahead and dist.get_rank() == 1):
+            optimizer.step()
+            optimizer.zero_grad()
+    return facts

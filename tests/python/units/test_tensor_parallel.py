@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cluster import run_ranks
-from units.tensor_parallel_scenarios import over_one_mesh, saved_and_loaded_elsewhere, trained_on_both
+from cluster import Cluster, run_ranks
+from units.tensor_parallel_scenarios import over_one_mesh, restarted, saved_and_loaded_elsewhere, trained_on_both
 
 
 def _close(got: Any, want: Any) -> None:
@@ -47,3 +48,22 @@ def test_one_mesh_of_all_dimensions_is_as_torchs() -> None:
         assert results["shardd"]["placements"] == results["torch"]["placements"]
         for what in ("losses", "local", "whole"):
             _close(results["shardd"][what], results["torch"][what])
+
+
+def _restarted(folder: Path, ahead: bool, start_over: bool = False) -> list[dict[str, Any]]:
+    folder.mkdir()
+    with Cluster(2, str(folder), {"SHARDD_JOB": "tensor-parallel"}) as cluster:
+        for rank in range(2):
+            cluster.start(restarted, rank, (ahead, start_over))
+        assert set(cluster.wait(120).values()) == {7}, [cluster.log(rank) for rank in range(2)]
+        return [cluster.events(rank)[-1] for rank in range(2)]
+
+
+def test_jobs_that_have_committed_different_steps_are_not_resumed(tmp_path: Path) -> None:
+    assert [facts["start"] for facts in _restarted(tmp_path / "first", ahead=False)] == [0, 0]
+    for facts in _restarted(tmp_path / "same", ahead=True):
+        assert facts["start"] == 1
+        assert len(facts["refused"]) == 3 and all("tensor parallel" in text for text in facts["refused"])
+    for facts in _restarted(tmp_path / "apart", ahead=False):
+        assert facts["start"] == -1 and "different steps (got 2 to 3" in facts["text"], facts
+    assert [facts["start"] for facts in _restarted(tmp_path / "over", ahead=False, start_over=True)] == [2, 3]
