@@ -150,6 +150,43 @@ def saved_and_loaded_elsewhere() -> dict[str, Any]:
     return facts
 
 
+def beside_plain_parameters() -> dict[str, Any]:
+    """Some parameters are no DTensors, some are cut on their second dimension by both; gradients of micro-batches add up."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.distributed.fsdp import fully_shard as torch_fully_shard
+
+    import shardd.torch
+
+    dp, tp = _mesh_of((2, 2))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    results = {}
+    for name, fully_shard in (("torch", torch_fully_shard), ("shardd", shardd.torch.fully_shard)):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH), nn.Linear(WIDTH, 3))
+        parallelize_module(model, tp, {"1": ColwiseParallel(), "2": RowwiseParallel()})
+        fully_shard(model, mesh=dp, mp_policy=policy, shard_placement_fn=lambda p: Shard(1) if p.ndim == 2 else None)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        losses = []
+        for step in range(6):
+            model.set_requires_gradient_sync(step % 3 == 2)  # type: ignore[operator]
+            torch.manual_seed(step * 2 + dist.get_rank() // 2)
+            loss = model(torch.randn(4, WIDTH)).pow(2).mean()
+            loss.backward()
+            losses.append(loss.item())
+            if step % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        params = dict(model.named_parameters())
+        results[name] = {
+            "losses": losses,
+            "placements": {name: str(p.placements) for name, p in params.items()},  # type: ignore[attr-defined]
+            "whole": {name: p.full_tensor().detach() for name, p in params.items()},  # type: ignore[attr-defined]
+        }
+    dist.barrier()
+    shardd.torch.finish(model)
+    return results
+
+
 def _spmd_model(mesh: Any) -> nn.Sequential:
     """Parameters are DTensors over the whole mesh, as its data parallel ranks have them alike."""
     torch.manual_seed(5)

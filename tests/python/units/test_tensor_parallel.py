@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from cluster import Cluster, run_ranks
-from units.tensor_parallel_scenarios import over_one_mesh, restarted, saved_and_loaded_elsewhere, trained_on_both
+from units.tensor_parallel_scenarios import (
+    beside_plain_parameters,
+    over_one_mesh,
+    restarted,
+    saved_and_loaded_elsewhere,
+    trained_on_both,
+)
 
 
 def _close(got: Any, want: Any) -> None:
@@ -47,6 +53,13 @@ def test_one_mesh_of_all_dimensions_is_as_torchs() -> None:
     for results in run_ranks(over_one_mesh, 4):
         assert results["shardd"]["placements"] == results["torch"]["placements"]
         for what in ("losses", "local", "whole"):
+            _close(results["shardd"][what], results["torch"][what])
+
+
+def test_plain_parameters_beside_tensor_parallel_ones_train_as_torchs() -> None:
+    for results in run_ranks(beside_plain_parameters, 4):
+        assert results["shardd"]["placements"] == results["torch"]["placements"]
+        for what in ("losses", "whole"):
             _close(results["shardd"][what], results["torch"][what])
 
 
