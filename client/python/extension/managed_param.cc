@@ -19,6 +19,10 @@ std::string ShardedMessage(const std::string& fqn) {
          "unshard() on that module";
 }
 
+at::Tensor LocalTensor(const py::object& unsharded, bool is_dtensor) {
+  return THPVariable_Unpack(is_dtensor ? py::object(unsharded.attr("_local_tensor")).ptr() : unsharded.ptr());
+}
+
 }  // namespace
 
 void RaiseNotSynchronised(const std::string& fqn) {
@@ -42,7 +46,8 @@ void Place::Put(py::handle param) const {
   }
 }
 
-ManagedParam::ManagedParam(Options options, std::shared_ptr<HeldShard> shard, py::object unsharded)
+ManagedParam::ManagedParam(Options options, std::shared_ptr<HeldShard> shard, py::object unsharded,
+                           py::object local_gradient)
     : fqn(options.fqn),
       daemon_param(options.daemon_param),
       unit_group(options.unit_group),
@@ -51,12 +56,13 @@ ManagedParam::ManagedParam(Options options, std::shared_ptr<HeldShard> shard, py
       shard_(std::move(shard)),
       unsharded_(std::move(unsharded)),
       unsharded_tensor_(THPVariable_Unpack(unsharded_.ptr())),
-      order_(unsharded_tensor_.sizes(), options.shard_dim, options.shard_parts),
+      local_(LocalTensor(unsharded_, !local_gradient.is_none())),
+      local_gradient_(std::move(local_gradient)),
+      order_(local_.sizes(), options.shard_dim, options.shard_parts),
       own_first_(options.own_first),
       shows_unsharded_(options.shows_unsharded),
-      storage_(unsharded_tensor_.sizes(), unsharded_tensor_.scalar_type(), ShardedMessage(options.fqn),
-               unsharded_tensor_.device()) {
-  at::Tensor tensor = unsharded_tensor_;
+      storage_(local_.sizes(), local_.scalar_type(), ShardedMessage(options.fqn), local_.device()) {
+  at::Tensor tensor = local_;
   storage_.Adopt(tensor);
 }
 
@@ -82,8 +88,8 @@ bool ManagedParam::Register(const std::vector<Place>& places, bool unsharded) {
     }
     place.Put(param);
   }
-  if (!unsharded && shard_->is_plain() && !storage_.Holds(unsharded_tensor_)) {
-    at::Tensor tensor = unsharded_tensor_;
+  if (!unsharded && shard_->is_plain() && !storage_.Holds(local_)) {
+    at::Tensor tensor = local_;
     storage_.Adopt(tensor);
     as_left = false;
   }
@@ -115,8 +121,8 @@ bool ManagedParam::RestoreUnsharded(const std::vector<Place>& places) {
       as_left = false;
     }
   }
-  if (!storage_.Holds(unsharded_tensor_)) {
-    at::Tensor tensor = unsharded_tensor_;
+  if (!storage_.Holds(local_)) {
+    at::Tensor tensor = local_;
     storage_.Adopt(tensor);
     as_left = false;
   }
@@ -127,20 +133,20 @@ void ManagedParam::PointUnsharded(const void* data) {
   if (order_.is_parameters()) {
     storage_.PointTo(data);
   } else if (users_ == 0) {
-    copy_ = Allocate(unsharded_tensor_.nbytes(), storage_.device());
+    copy_ = Allocate(local_.nbytes(), storage_.device());
     {
       const NoGil no_gil;
-      order_.ToParameter(data, copy_.get(), unsharded_tensor_.numel(), storage_.dtype(), storage_.device());
+      order_.ToParameter(data, copy_.get(), local_.numel(), storage_.dtype(), storage_.device());
     }
     storage_.PointTo(copy_.get());
-    copy_version_ = unsharded_tensor_._version();
+    copy_version_ = local_._version();
   }
   ++users_;
 }
 
 void ManagedParam::ClearUnsharded() {
   if (--users_ == 0) {
-    written_ = written_ || (copy_ && unsharded_tensor_._version() != copy_version_);
+    written_ = written_ || (copy_ && local_._version() != copy_version_);
     storage_.Clear();
     copy_.clear();
   }
@@ -176,7 +182,7 @@ void ManagedParam::LoseMemory() {
       "\": its memory is the job's, which a forked process does not have; pass it what it needs "
       "as ordinary tensors, made before the fork";
   shard_->LoseMemory(message);
-  LoseStorage(StorageOf(unsharded_tensor_), message);
+  LoseStorage(StorageOf(local_), message);
   slot_ = at::Tensor();
 }
 
@@ -203,6 +209,15 @@ void ManagedParam::WriteGradient(const at::Tensor& gradient, double scale, bool 
   } else {
     slot_.copy_(dense);
   }
+}
+
+at::Tensor ManagedParam::LocalGradient(const at::Tensor& gradient) const {
+  if (local_gradient_.ptr() == Py_None || !gradient.unsafeGetTensorImpl()->is_python_dispatch()) {
+    return gradient;
+  }
+  const py::gil_scoped_acquire gil;
+  const py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient));
+  return THPVariable_Unpack(local_gradient_(wrapped).ptr());
 }
 
 at::Tensor ManagedParam::ZeroGradient() const { return at::zeros({}, slot_.options()).expand(storage_.shape()); }

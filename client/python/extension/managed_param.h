@@ -52,8 +52,10 @@ class ManagedParam {
     int64_t own_first = 0;        // where its own gradient begins in that of its flat parameter
     bool shows_unsharded = true;  // the unsharded parameter shows own gradients, where the program can see it
   };
-  // `unsharded`: a leaf that is given its storage here.
-  ManagedParam(Options options, std::shared_ptr<HeldShard> shard, pybind11::object unsharded);
+  // `unsharded`: a leaf that is given its storage here. A DTensor (tensor parallel) comes with `local_gradient`, which
+  // returns this rank's part of a gradient of it: the daemon knows local tensors alone. Else that is none.
+  ManagedParam(Options options, std::shared_ptr<HeldShard> shard, pybind11::object unsharded,
+               pybind11::object local_gradient);
 
   const std::string fqn;
   const int daemon_param;
@@ -97,7 +99,9 @@ class ManagedParam {
   bool requires_grad() const { return shard_->sharded_tensor().requires_grad(); }
   // `scale` times `gradient`, of the parameter's shape, into the slot, or added to what is there.
   void WriteGradient(const at::Tensor& gradient, double scale, bool add);
-  // Zeros, as a gradient.
+  // What of autograd's gradient goes into the job. May be called without the GIL.
+  at::Tensor LocalGradient(const at::Tensor& gradient) const;
+  // Zeros, as a local gradient.
   at::Tensor ZeroGradient() const;
   // This rank's own gradient (see HeldShard), which backward without synchronisation adds to. `stays_unsharded`: after
   // that backward the program sees the unsharded parameter.
@@ -123,6 +127,8 @@ class ManagedParam {
   const std::shared_ptr<HeldShard> shard_;
   pybind11::object unsharded_;
   const at::Tensor unsharded_tensor_;
+  const at::Tensor local_;  // the same, or a DTensor's local tensor
+  const pybind11::object local_gradient_;
   const ShardOrder order_;
   const int64_t own_first_;
   const bool shows_unsharded_;

@@ -39,7 +39,7 @@ class UnitGradients {
   bool HasUnfrozen() const;  // a parameter that the job does not train
 
   // From autograd, without the GIL or with it: the gradient of params()[index] is complete.
-  void OnGradient(size_t index, const at::Tensor& computed);
+  void OnGradient(size_t index, const at::Tensor& of_autograd);
   // Around the submission of what the group's slot holds, likewise.
   void BeforeSubmit(int group);
   void AfterSubmit(int group);

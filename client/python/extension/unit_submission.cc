@@ -19,9 +19,10 @@ bool UnitGradients::in_slot(const ManagedParam& param) const {
   return lives().HasGradient(groups_[param.unit_group].id, param.index_in_group);
 }
 
-void UnitGradients::OnGradient(size_t index, const at::Tensor& computed) {
+void UnitGradients::OnGradient(size_t index, const at::Tensor& of_autograd) {
   ManagedParam& param = *params_[index];
-  const at::Tensor gradient = options_.contributes ? computed : param.ZeroGradient();
+  const at::Tensor local = param.LocalGradient(of_autograd);  // with ranks beside this one, whatever it contributes
+  const at::Tensor gradient = options_.contributes ? local : param.ZeroGradient();
   const int group = groups_[param.unit_group].id;
   (void)engine_->job();  // in the order of the stream that this gradient is written in
   if (KeepsOwn(param)) {

@@ -35,8 +35,6 @@ def _of_module(name: str, *arguments: Any, **keywords: Any) -> Callable[[Any], A
 
 # Each on a model of its own.
 REFUSED: dict[str, Callable[[], Any]] = {
-    "DataParallelMeshDims": lambda: _dim0(dp_mesh_dims=fsdp.DataParallelMeshDims(shard="shard")),
-    "fully_shard(dp_mesh_dims)": lambda: _dim0(dp_mesh_dims=fsdp.DataParallelMeshDims(shard="shard")),
     "FSDPModule.set_custom_all_gather": lambda: _dim0().set_custom_all_gather(object()),
     "FSDPModule.set_custom_reduce_scatter": lambda: _dim0().set_custom_reduce_scatter(object()),
 }

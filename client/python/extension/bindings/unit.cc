@@ -64,14 +64,16 @@ ManagedParam::Options ParamOptions(const py::dict& options) {
 }
 
 void AddParam(Unit& unit, const py::dict& options, std::shared_ptr<HeldShard> shard, py::object unsharded,
-              const py::list& places) {
-  unit.AddParam(std::make_shared<ManagedParam>(ParamOptions(options), std::move(shard), std::move(unsharded)),
+              const py::list& places, py::object local_gradient) {
+  unit.AddParam(std::make_shared<ManagedParam>(ParamOptions(options), std::move(shard), std::move(unsharded),
+                                               std::move(local_gradient)),
                 Places(places));
 }
 
 // The parameter that was added last, as it is stored.
 void AddStored(Unit& unit, const py::dict& options, std::shared_ptr<HeldShard> shard, py::object stored) {
-  unit.AddStored(std::make_shared<ManagedParam>(ParamOptions(options), std::move(shard), std::move(stored)));
+  unit.AddStored(
+      std::make_shared<ManagedParam>(ParamOptions(options), std::move(shard), std::move(stored), py::none()));
 }
 
 // `owner`'s parameter, used by modules of `unit` too.

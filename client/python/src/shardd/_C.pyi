@@ -134,6 +134,7 @@ class Unit:
         shard: HeldShard,
         unsharded: torch.Tensor,
         places: list[tuple[Any, str, Any]],
+        local_gradient: Callable[[Any], torch.Tensor] | None,
     ) -> None: ...
     def _add_stored(self, options: dict[str, Any], shard: HeldShard, stored: torch.Tensor) -> None: ...
     _full_precision: bool

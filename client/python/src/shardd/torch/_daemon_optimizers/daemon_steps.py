@@ -85,6 +85,8 @@ class DaemonSteps(DaemonState):
     def _step_of(self, job: TorchJob, groups: list[dict[str, float]], max_grad_norm: float, loss_scale: float) -> None:
         engine = job.engine
         assert engine is not None
+        if max_grad_norm > 0:
+            job.refuse_tensor_parallel("step with max_grad_norm", "call torch.nn.utils.clip_grad_norm_ before the step")
         # Groups that one of the two does not have yet have nothing to step: see _with_gradients_of_new_groups.
         fitting = groups[: job.step_groups] + groups[-1:] * (job.step_groups - len(groups))
         result = engine.step(fitting, float(max_grad_norm), float(loss_scale), job.trainer_state([]))

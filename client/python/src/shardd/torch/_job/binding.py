@@ -15,7 +15,7 @@ from shardd.torch._units.flat_parameter import FlatHolder
 from shardd.torch._units.flat_shard_param import FlatShardParam, cut_flat
 from shardd.torch._units.names import unwrapped
 from shardd.torch._units.place import Place
-from shardd.torch._units.placement import first_element, shard_dim
+from shardd.torch._units.placement import first_element, shard_dim, tensor_parallel
 
 __all__ = ["bind", "own_uses"]
 
@@ -151,6 +151,9 @@ def _leaf(fsdp_param: Any, dtype: torch.dtype, device: torch.device) -> torch.Te
     """Makes what modules compute with: a parameter, or a tensor where they have a FlatParameter."""
     empty = torch.empty((), dtype=dtype, device=device).expand(fsdp_param._orig_size)
     requires_grad = fsdp_param.sharded_param.requires_grad
+    if tensor_parallel(fsdp_param):
+        whole = _from_local_no_grad(empty, fsdp_param._unsharded_dtensor_spec)
+        return nn.Parameter(whole, requires_grad=requires_grad)
     if getattr(fsdp_param, "holder", None) is None:
         return nn.Parameter(empty, requires_grad=requires_grad)
     return empty.requires_grad_(requires_grad)
@@ -212,12 +215,15 @@ class _Binder:
             "index_in_group": info["index_in_group"],
             "trainable": info["requires_grad"],
             "own_first": info["offset"] if getattr(fsdp_param, "holder", None) is not None else 0,
-            "shows_unsharded": fsdp_param.reduce_dtype is None,  # else PyTorch adds up in another tensor
+            # Else PyTorch adds up in another tensor; what the job adds up of a DTensor is its local tensor.
+            "shows_unsharded": fsdp_param.reduce_dtype is None and not tensor_parallel(fsdp_param),
         }
         if shard_dim(fsdp_param):
             options.update(shard_dim=shard_dim(fsdp_param), shard_parts=fsdp_param.mesh_info.shard_mesh_size)
         shard = self._shard(unit, fsdp_param)
-        unit._add_param(options, shard, unsharded, _places(own_uses(unit, fsdp_param)))
+        # Torch's own says which part of a gradient over the other ranks is to be reduced over these.
+        local_gradient = fsdp_param._get_grad_inner_tensor if tensor_parallel(fsdp_param) else None
+        unit._add_param(options, shard, unsharded, _places(own_uses(unit, fsdp_param)), local_gradient)
         if unit.precision is not None and unit.precision.full_in_eval:
             fsdp_param._stored_param = _leaf(fsdp_param, fsdp_param.orig_dtype, unit.device)
             unit._add_stored(options, shard, fsdp_param._stored_param)

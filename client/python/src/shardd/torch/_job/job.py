@@ -26,6 +26,7 @@ from shardd.torch._ranks.nodes import JobRanks
 from shardd.torch._ranks.this_rank import rank_thread
 from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
 from shardd.torch._units.place import Place
+from shardd.torch._units.placement import tensor_parallel
 from shardd.torch._units.state import ShardState
 
 __all__ = ["TorchJob", "add", "attached", "before_end", "end_retired", "job_of", "jobs", "lose_all", "registered"]
@@ -69,6 +70,9 @@ class TorchJob:
         unit = root._unit
         assert unit is not None
         self.device: torch.device = unit.device  # what the model computes on
+        specs = [p.fsdp_param._unsharded_dtensor_spec for p in description.params if tensor_parallel(p.fsdp_param)]
+        # Tensor parallel: that of the ranks whose jobs have the other local tensors of the parameters.
+        self.mesh_beside: Any = specs[0].mesh if specs else None
 
     def root(self) -> ShardState | None:
         return self._root()
@@ -101,6 +105,14 @@ class TorchJob:
         if self.ranks.several:
             raise NotImplementedError(
                 f'{what}: job "{self.name}" spans {len(self.ranks.addresses)} nodes, where it is not served; {instead}'
+            )
+
+    def refuse_tensor_parallel(self, what: str, instead: str) -> None:
+        """Raises NotImplementedError where other jobs have the rest of the parameters."""
+        if self.mesh_beside is not None:
+            raise NotImplementedError(
+                f'{what}: job "{self.name}" has the local tensors of one tensor parallel rank, and other jobs have those of '
+                f"the others; {instead}"
             )
 
     def refuse_where_cut(self, what: str) -> None:

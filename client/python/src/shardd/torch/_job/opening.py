@@ -14,6 +14,7 @@ from typing import Any
 from shardd import errors
 from shardd.torch._job import committed_jobs, spec
 from shardd.torch._job import job as attached
+from shardd.torch._job.beside import differing_steps
 from shardd.torch._job.binding import bind
 from shardd.torch._job.description import Description
 from shardd.torch._job.gradient_moves import GradientMoves
@@ -98,10 +99,18 @@ def _register_as(root: ShardState, index: str, before: Identity | None, ranks: J
     with Progress(f'job "{identity.name}"', shown=ranks.rank == 0) as progress:
         opening = _Opening(root, identity, description, ranks, optimizers, progress)
         try:
-            return opened(ranks, opening.open)
+            job = opened(ranks, opening.open)
         except errors.StepAborted:
             _aborted[root] = index, replace(identity, resumes=True)
             raise
+    # One that is tried again has agreed before, and the others are further on.
+    differ = differing_steps(job) if identity.resumes and before is None else ""
+    if differ and not (_starts_over or environment.number(environment.START_OVER, 1)):
+        job.close(False)
+        raise RuntimeError(f"{differ}, or {environment.START_OVER}=1")
+    if differ:
+        logger.warning("%s", differ)
+    return job
 
 
 def unfreeze(root: ShardState) -> TorchJob:

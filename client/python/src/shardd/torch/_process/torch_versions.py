@@ -81,6 +81,10 @@ class _Init:
 
     @staticmethod
     def _validate_mesh(mesh: DeviceMesh, dp_mesh_dims: Any = None) -> None:
+        if dp_mesh_dims is not None:
+            raise NotImplementedError(
+                f"fully_shard: dp_mesh_dims needs a later torch (got {torch.__version__}); pass the sub-mesh as mesh"
+            )
         if mesh.ndim not in (1, 2):
             raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
         if mesh.ndim == 2 and mesh.mesh_dim_names is None:

@@ -120,21 +120,19 @@ def _modules_of_function(policy: Callable[..., bool], root: nn.Module) -> list[n
 
 
 def _check_arguments(mesh: DeviceMesh, dp_mesh_dims: Any) -> None:
-    if dp_mesh_dims is not None:
-        raise NotImplementedError("fully_shard: dp_mesh_dims is not supported; pass the data parallel sub-mesh as mesh")
+    if dp_mesh_dims is not None and dp_mesh_dims.shard is None and dp_mesh_dims.replicate is not None:
+        raise NotImplementedError(
+            "fully_shard: dp_mesh_dims without shard: it replicates alone; name a dimension of shards"
+        )
     if mesh.device_type not in ("cpu", "cuda"):
         raise NotImplementedError(f"fully_shard: mesh is on {mesh.device_type}; shardd serves cpu and cuda devices")
-    _fsdp_init._validate_mesh(mesh)  # 1-D, or 2-D with names
+    _fsdp_init._validate_mesh(mesh, dp_mesh_dims)  # 1-D, or 2-D with names
 
 
 def _check_params(params: list[nn.Parameter]) -> None:
     for param in params:
-        if isinstance(param, DTensor):
-            raise NotImplementedError(
-                f"fully_shard: a parameter of shape {tuple(param.shape)} is a DTensor already (tensor parallel); "
-                "exclude it with ignored_params"
-            )
-        refuse_subclass(param, f"fully_shard: a parameter of shape {tuple(param.shape)}")
+        local = param._local_tensor if isinstance(param, DTensor) else param  # tensor parallel: that is what is sharded
+        refuse_subclass(local, f"fully_shard: a parameter of shape {tuple(param.shape)}")
 
 
 def _apply(
@@ -155,7 +153,11 @@ def _apply(
         return _apply_flat(module, older)
     given_mesh, mesh = mesh, mesh or _fsdp_init._init_default_mesh()
     _check_arguments(mesh, dp_mesh_dims)
-    mesh_info = _fsdp_init._get_mesh_info(mesh, None)
+    if dp_mesh_dims is not None and layout == "flat":
+        raise TypeError(
+            "fully_shard: dp_mesh_dims with layout flat, which takes no DTensors; pass the sub-mesh as mesh"
+        )
+    mesh_info = _fsdp_init._get_mesh_info(mesh, dp_mesh_dims)
     assert isinstance(mesh_info, FSDPMeshInfo)
     device = _fsdp_init._get_device_from_mesh(mesh)
     if layout == "flat":

@@ -65,6 +65,7 @@ def reattach(module: nn.Module | None = None) -> tuple[int, Any]:
     """After ``shardd.StepAborted`` or ``shardd.Unavailable``: attaches again; as ``resume``. Gradients are dropped."""
     job = registered_job(module)
     assert job.engine is not None
+    job.refuse_tensor_parallel("reattach", "restart all ranks, as torchrun does, and call resume")
     with Progress(f'job "{job.name}"', shown=job.ranks.rank == 0) as progress:
         progress.doing("attaching again, with every rank")
         job.reattach()

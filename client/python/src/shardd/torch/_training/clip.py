@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import ShardingStrategy
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from shardd.torch._job.job import TorchJob, job_of
 from shardd.torch._ranks.gather import sendable
@@ -61,6 +61,11 @@ def _gradients(job: TorchJob) -> list[torch.Tensor]:
     """Returns this rank's part of every gradient that is shown, or its own whole ones where none is synchronised yet."""
     shown = [place.fsdp_param().sharded_param.grad for place in job.places.values()]
     return [g._local_tensor if isinstance(g, DTensor) else g for g in shown if g is not None]
+
+
+def _is_tensor_parallel(gradient: DTensor) -> bool:
+    """Whether more is to be added up than the shards over the mesh's last dimension."""
+    return gradient.placements != (*[Replicate()] * (gradient.device_mesh.ndim - 1), gradient.placements[-1])
 
 
 @torch.no_grad()
@@ -118,11 +123,17 @@ def clip_grad_norm_(
     dtensors = [g for g in grads if isinstance(g, DTensor)]
     sharded = [g._local_tensor for g in dtensors]
     whole = [g for g in grads if not isinstance(g, DTensor)]
-    groups = {g.device_mesh.get_group(g.device_mesh.ndim - 1) for g in dtensors}  # of shards: replicas hold the same
-    if len(groups) > 1:
-        raise NotImplementedError(f"clip_grad_norm_: gradients are on several meshes (got {len(groups)}, want 1)")
     norm_type = float(norm_type)
-    norm = _total_norm(sharded, whole, norm_type, next(iter(groups), None))
+    if any(_is_tensor_parallel(g) for g in dtensors):
+        norm = torch.nn.utils.get_total_norm(grads, norm_type, foreach=foreach)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    else:
+        groups = {
+            g.device_mesh.get_group(g.device_mesh.ndim - 1) for g in dtensors
+        }  # of shards: replicas hold the same
+        if len(groups) > 1:
+            raise NotImplementedError(f"clip_grad_norm_: gradients are on several meshes (got {len(groups)}, want 1)")
+        norm = _total_norm(sharded, whole, norm_type, next(iter(groups), None))
     if error_if_nonfinite and not torch.isfinite(norm):
         raise RuntimeError(f"clip_grad_norm_: the norm of order {norm_type} is not finite (got {norm.item()})")
     _scale(sharded + whole, max_norm, norm)

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard
 
 from shardd.torch._process.torch_versions import ShardPlacementResult
 
-__all__ = ["checked", "first_element", "from_job_order", "in_job_order", "shape_in_job", "shard_dim"]
+__all__ = ["checked", "first_element", "from_job_order", "in_job_order", "shape_in_job", "shard_dim", "tensor_parallel"]
 
 
 def checked(shard_placement_fn: Callable[..., Any] | None, mesh_info: FSDPMeshInfo) -> Callable[..., Any] | None:
@@ -40,6 +40,12 @@ def checked(shard_placement_fn: Callable[..., Any] | None, mesh_info: FSDPMeshIn
         return result
 
     return placement
+
+
+def tensor_parallel(fsdp_param: Any) -> bool:
+    """Whether the parameter was a DTensor before it was sharded: the job has this rank's local tensor of it, and the job of each
+    rank beside this one along the other mesh has another one."""
+    return bool(getattr(fsdp_param, "is_dtensor", False))
 
 
 def shard_dim(fsdp_param: Any) -> int:
