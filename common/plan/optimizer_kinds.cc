@@ -44,15 +44,14 @@ absl::Status CheckMomentum(const v1::OptimizerConfig& optimizer, int group, cons
 const std::vector<OptimizerKindRow>& OptimizerKinds() {
   // Never destroyed: it may be read while the process ends.
   static const auto* const kinds = new std::vector<OptimizerKindRow>{
-      // kind, in_daemon, states, momentum_state, counts_steps, on_gpus, hyperparameters
-      {v1::OPTIMIZER_KIND_NONE, false, {}, nullptr, false, true, {}},
+      // kind, in_daemon, states, momentum_state, counts_steps, hyperparameters
+      {v1::OPTIMIZER_KIND_NONE, false, {}, nullptr, false, {}},
       // Its states are OptimizerConfig.trainer_states, whose names only the trainers know.
-      {v1::OPTIMIZER_KIND_TRAINER, false, {}, nullptr, false, true, {}},
+      {v1::OPTIMIZER_KIND_TRAINER, false, {}, nullptr, false, {}},
       {v1::OPTIMIZER_KIND_ADAMW,
        true,
        {"exp_avg", "exp_avg_sq"},
        nullptr,
-       true,
        true,
        {kLr, kWeightDecay, kBeta1, kBeta2, kEps}},
       {v1::OPTIMIZER_KIND_ADAM,
@@ -60,16 +59,14 @@ const std::vector<OptimizerKindRow>& OptimizerKinds() {
        {"exp_avg", "exp_avg_sq"},
        nullptr,
        true,
-       true,
        {kLr, kWeightDecay, kBeta1, kBeta2, kEps}},
-      {v1::OPTIMIZER_KIND_SGD, true, {}, "momentum_buffer", false, true, {kLr, kWeightDecay, kMomentum}},
-      {v1::OPTIMIZER_KIND_ADAGRAD, true, {"sum"}, nullptr, true, false, {kLr, kWeightDecay, kEps, kLrDecay, kInitial}},
+      {v1::OPTIMIZER_KIND_SGD, true, {}, "momentum_buffer", false, {kLr, kWeightDecay, kMomentum}},
+      {v1::OPTIMIZER_KIND_ADAGRAD, true, {"sum"}, nullptr, true, {kLr, kWeightDecay, kEps, kLrDecay, kInitial}},
       {v1::OPTIMIZER_KIND_RMSPROP,
        true,
        {"square_avg"},
        "momentum_buffer",
        true,
-       false,
        {kLr, kWeightDecay, kEps, kAlpha, kMomentum}},
       // torch's has a third state with momentum, which the daemon has no room for.
       {v1::OPTIMIZER_KIND_CENTERED_RMSPROP,
@@ -77,9 +74,8 @@ const std::vector<OptimizerKindRow>& OptimizerKinds() {
        {"square_avg", "grad_avg"},
        nullptr,
        true,
-       false,
        {kLr, kWeightDecay, kEps, kAlpha}},
-      {v1::OPTIMIZER_KIND_LION, true, {"exp_avg"}, nullptr, false, false, {kLr, kWeightDecay, kBeta1, kBeta2}},
+      {v1::OPTIMIZER_KIND_LION, true, {"exp_avg"}, nullptr, false, {kLr, kWeightDecay, kBeta1, kBeta2}},
   };
   return *kinds;
 }

@@ -26,7 +26,6 @@ struct OptimizerKindRow {
   std::vector<const char*> states;  // torch's names of the fp32 tensors that each parameter has
   const char* momentum_state;       // one more with OptimizerConfig.momentum; null: the kind has no momentum
   bool counts_steps;                // torch's state has "step"
-  bool on_gpus;                     // there is a kernel of it for GPUs
   std::vector<HyperParameterRange> hyperparameters;
 };
 

@@ -6,7 +6,6 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/plan/extend.h"
-#include "common/plan/optimizer_kinds.h"
 #include "common/process/process_stat.h"
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
@@ -152,14 +151,6 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   absl::StatusOr<ShardPlan> plan = PlanOf(request.spec(), request.node());
   if (!plan.ok()) {
     return absl::Status(plan.status().code(), absl::StrCat(what, ": ", plan.status().message()));
-  }
-  if (const OptimizerKindRow* const row = FindOptimizerKind(plan->config.optimizer().kind());
-      device_memory != nullptr && row != nullptr && !row->on_gpus) {
-    return absl::UnimplementedError(
-        absl::StrCat(what, ": there is no kernel of the optimizer for GPUs (got ", OptimizerKindText(row->kind), " on ",
-                     devices_.front()->name(),
-                     "); use OPTIMIZER_KIND_TRAINER, with the optimizer in the trainers (in PyTorch "
-                     "torch.optim's), or a daemon with --devices=cpu:N"));
   }
   if (!request.plan_digest().empty() && request.plan_digest() != plan->digest) {
     return absl::FailedPreconditionError(absl::StrCat(

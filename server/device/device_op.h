@@ -100,7 +100,7 @@ struct SgdOp {
   int64_t numel;
   Logged logged = {};
 };
-// An update by one of the other rules; no GPU has a kernel for it.
+// An update by one of the other rules (UpdateRule).
 struct RuleOp {
   RuleParams params;
   void* p;

@@ -130,17 +130,24 @@ struct CudaEngine::Calls {
                         Number(op.param_dtype), op.p, op.g, op.buf, op.cast_dst, Number(op.cast_dtype), op.numel});
     });
   }
-  absl::Status operator()(const RuleOp& op) const {  // Check has refused it
-    return absl::InternalError(absl::StrCat(UpdateRuleName(op.params.rule), ": there is no kernel of it for GPUs"));
+  absl::Status operator()(const RuleOp& op) const {
+    static_assert(static_cast<int>(UpdateRule::kAdagrad) == cuda::kAdagradRule &&
+                  static_cast<int>(UpdateRule::kRmsprop) == cuda::kRmspropRule &&
+                  static_cast<int>(UpdateRule::kRmspropMomentum) == cuda::kRmspropMomentumRule &&
+                  static_cast<int>(UpdateRule::kRmspropCentered) == cuda::kRmspropCenteredRule &&
+                  static_cast<int>(UpdateRule::kLion) == cuda::kLionRule && kUpdateRules == 5);
+    return WithLog(op, [&] {
+      return Launch(
+          engine.kernels_.rule, cuda::kRuleKernel,
+          cuda::RuleArgs{MakeRuleScalars(op.params), static_cast<cuda::RuleNumber>(op.params.rule),
+                         Number(op.param_dtype), op.p, op.g, op.a, op.b, op.cast_dst, Number(op.cast_dtype), op.numel});
+    });
   }
   absl::Status operator()(const SumOp& op) const { return op.communicator->Enqueue(op, stream()); }
 };
 
 absl::Status CudaEngine::Check(const DeviceOp& op) {
   SHARDD_RETURN_IF_ERROR(CheckOp(op));
-  if (const RuleOp* const rule = std::get_if<RuleOp>(&op); rule != nullptr) {  // jobs with one are not opened
-    return absl::InternalError(absl::StrCat(UpdateRuleName(rule->params.rule), ": there is no kernel of it for GPUs"));
-  }
   if (const Logged* const logged = LoggedOf(op);
       logged != nullptr && (logged->place.old == nullptr || logged->place.numel <= 0)) {
     return absl::InternalError("update: it is to be logged, and there is no memory of the GPU for its old values");

@@ -29,6 +29,7 @@ TEST(OptimizerKinds, HaveTheStatesThatTheirPlanHas) {
       SpecBuilder b(1);
       b.Param(0, "p", {4});
       b.config().mutable_optimizer()->set_kind(row.kind);
+      b.config().set_trainers_never_write(row.kind != v1::OPTIMIZER_KIND_TRAINER);
       b.config().mutable_optimizer()->set_momentum(momentum);
       const auto want = static_cast<int>(row.states.size()) + (momentum ? 1 : 0);
       EXPECT_EQ(b.Plan().optimizer_states, want) << OptimizerKindText(row.kind);

@@ -351,6 +351,9 @@ TEST_P(DeviceTest, EachKindOfMalformedOperationIsRefused) {
       AdamWOp{{1, 0, 0, 0, 0, 1, 1}, &x, v1::DTYPE_FLOAT64, &x, &x, &x, nullptr, f32, 1},
       SgdOp{{1, 0.9, 0, 0, false, true, 1}, &x, f32, &x, nullptr, nullptr, f32, 1},
       SgdOp{{1, 0, 0, 0, false, true, 1}, &x, f32, &x, nullptr, &x, v1::DTYPE_INT8, 1},
+      RuleOp{{UpdateRule::kLion, 1}, &x, f32, &x, &x, &x, nullptr, f32, 1},  // two states
+      RuleOp{{UpdateRule::kRmspropCentered, 1}, &x, f32, &x, &x, nullptr, nullptr, f32, 1},
+      RuleOp{{UpdateRule::kLion, 1}, &x, v1::DTYPE_FLOAT64, &x, &x, nullptr, nullptr, f32, 1},
   };
   for (size_t i = 0; i < malformed.size(); ++i) {
     EXPECT_EQ(RunOp(malformed[i]).code(), absl::StatusCode::kInternal) << "operation " << i;

@@ -2,7 +2,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/optimizer_kinds.h"
+#include "common/tensor/update_log.h"
 #include "common/tensor/update_scalars.h"
+#include "server/device/cpu/cpu_ops.h"
 #include "tests/server/optimizer/optimizer_fixture.h"
 
 namespace shardd {
@@ -65,6 +67,37 @@ TEST_F(RuleOpsTest, KindsEqualTheUnshardedUpdate) {
       }
       EXPECT_EQ(Shard(static_cast<int>(p)), whole) << plan_.params[p].fqn;
     }
+  }
+}
+
+// As a daemon leaves it that dies in the midst of a block: the next one puts the block back and does the rest.
+TEST_F(RuleOpsTest, ATornUpdateIsCompletedWithTheSameBits) {
+  constexpr int64_t kNumel = 3 * UpdateLog::kBlockNumel + 50, kDone = UpdateLog::kBlockNumel;
+  constexpr int64_t kBytes = UpdateLog::kBlockNumel * static_cast<int64_t>(sizeof(float));
+  for (int rule = 0; rule < kUpdateRules; ++rule) {
+    std::vector<float> g(kNumel, 0.5F);
+    const auto op_of = [&](std::vector<float>& p, std::vector<float>& a, std::vector<float>& b, UpdateLog* log) {
+      RuleOp op;
+      op.params = {static_cast<UpdateRule>(rule), 0.1, 0.1, 1e-8, 0.9, 0.95, 0.8};
+      op.p = p.data(), op.param_dtype = v1::DTYPE_FLOAT32, op.g = g.data(), op.a = a.data();
+      op.b = UpdateRuleStates(op.params.rule) == 2 ? b.data() : nullptr;
+      op.cast_dst = nullptr, op.cast_dtype = v1::DTYPE_UNSPECIFIED, op.numel = kNumel, op.logged = {log, 0};
+      return op;
+    };
+    SCOPED_TRACE(UpdateRuleName(static_cast<UpdateRule>(rule)));
+    std::vector<float> p(kNumel, 1), a(kNumel, 2), b(kNumel, 0.25F), want_p = p, want_a = a, want_b = b;
+    RunCpuOp(op_of(want_p, want_a, want_b, nullptr), 0, kNumel);
+    UpdateLog log = {};
+    log.Begin(7);
+    const DeviceOp op = op_of(p, a, b, &log);
+    RunCpuOp(op, 0, kDone);
+    log.Save(0, p.data() + kDone, kBytes);
+    log.Save(1, a.data() + kDone, kBytes);
+    log.Save(2, b.data() + kDone, kBytes);
+    log.Begun(kDone, UpdateLog::kBlockNumel);
+    RunCpuOp(op_of(p, a, b, nullptr), kDone, 50);
+    CompleteCpuOp(op, 7);
+    EXPECT_TRUE(p == want_p && a == want_a && b == want_b);
   }
 }
 

@@ -94,7 +94,7 @@ class SGD(DaemonOptimizer):
 
 
 class Adagrad(DaemonOptimizer):
-    """``torch.optim.Adagrad`` in the daemon, on CPU devices; see DaemonOptimizer for ``in_place_edits``."""
+    """``torch.optim.Adagrad`` in the daemon; see DaemonOptimizer for ``in_place_edits``."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Adagrad(DaemonOptimizer):
 
 
 class RMSprop(DaemonOptimizer):
-    """``torch.optim.RMSprop`` in the daemon, on CPU devices, with momentum or centered, not both.
+    """``torch.optim.RMSprop`` in the daemon, with momentum or centered, not both.
 
     See DaemonOptimizer for ``in_place_edits``.
     """
@@ -146,7 +146,7 @@ class RMSprop(DaemonOptimizer):
 
 
 class Lion(DaemonOptimizer):
-    """Lion (arXiv 2302.06675, algorithm 2) in the daemon, on CPU devices; PyTorch has none.
+    """Lion (arXiv 2302.06675, algorithm 2) in the daemon; PyTorch has none.
 
     ``update = sign(beta1 * exp_avg + (1 - beta1) * grad)``; ``param = param * (1 - lr * weight_decay) - lr * update``;
     ``exp_avg = beta2 * exp_avg + (1 - beta2) * grad``. See DaemonOptimizer for ``in_place_edits``.

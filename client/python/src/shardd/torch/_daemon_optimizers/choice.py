@@ -66,8 +66,6 @@ def why_not(optimizer: Optimizer) -> str:
     for param in _params_of(optimizer):
         if param.requires_grad and id(param) not in sharded:
             return f"parameter {name_of(param)} of shape {tuple(param.shape)} is not sharded"
-        if not kind.on_gpus and param.device.type != "cpu":
-            return "the daemon has no kernel of it for GPUs"
         if param.dtype != torch.float32:
             return f"parameter {name_of(param)} is {param.dtype}, and the daemon keeps state in fp32"
     return ""

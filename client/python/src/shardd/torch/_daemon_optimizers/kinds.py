@@ -79,18 +79,17 @@ class Kind:
     state_names: tuple[str, ...]  # of the state that has a parameter's shape, in the job's order
     momentum_state: str  # one more where a param group has momentum; empty: the kind has none
     counts_updates: bool  # "step" is part of a parameter's state
-    on_gpus: bool
     hyperparameters: Callable[[Mapping[str, Any]], dict[str, float]]  # of a param group, for a step
     starts_with_state: bool = False  # torch's has state as soon as it is built, and does not step without
 
 
-ADAM = Kind("OPTIMIZER_KIND_ADAM", ("exp_avg", "exp_avg_sq"), "", True, True, _adam)
-ADAMW = Kind("OPTIMIZER_KIND_ADAMW", ("exp_avg", "exp_avg_sq"), "", True, True, _adam)
-SGD = Kind("OPTIMIZER_KIND_SGD", (), "momentum_buffer", False, True, _sgd)
-ADAGRAD = Kind("OPTIMIZER_KIND_ADAGRAD", ("sum",), "", True, False, _adagrad, starts_with_state=True)
-RMSPROP = Kind("OPTIMIZER_KIND_RMSPROP", ("square_avg",), "momentum_buffer", True, False, _rmsprop)
-CENTERED_RMSPROP = Kind("OPTIMIZER_KIND_CENTERED_RMSPROP", ("square_avg", "grad_avg"), "", True, False, _rmsprop)
-LION = Kind("OPTIMIZER_KIND_LION", ("exp_avg",), "", False, False, _lion)
+ADAM = Kind("OPTIMIZER_KIND_ADAM", ("exp_avg", "exp_avg_sq"), "", True, _adam)
+ADAMW = Kind("OPTIMIZER_KIND_ADAMW", ("exp_avg", "exp_avg_sq"), "", True, _adam)
+SGD = Kind("OPTIMIZER_KIND_SGD", (), "momentum_buffer", False, _sgd)
+ADAGRAD = Kind("OPTIMIZER_KIND_ADAGRAD", ("sum",), "", True, _adagrad, starts_with_state=True)
+RMSPROP = Kind("OPTIMIZER_KIND_RMSPROP", ("square_avg",), "momentum_buffer", True, _rmsprop)
+CENTERED_RMSPROP = Kind("OPTIMIZER_KIND_CENTERED_RMSPROP", ("square_avg", "grad_avg"), "", True, _rmsprop)
+LION = Kind("OPTIMIZER_KIND_LION", ("exp_avg",), "", False, _lion)
 
 
 def kind_of(optimizer_class: type, groups: Sequence[Mapping[str, Any]]) -> Kind:
