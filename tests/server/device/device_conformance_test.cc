@@ -242,6 +242,11 @@ TEST_P(DeviceTest, OptimizersUpdateParametersAndTheirCastCopy) {
   EXPECT_EQ(p, 0.25f);
   EXPECT_EQ(buffer, 1.0f);
   EXPECT_EQ(cast, 0x3e80);
+  RuleOp lion = {{UpdateRule::kLion, 0.125}, &p, v1::DTYPE_FLOAT32, &g, &m, nullptr, &cast, v1::DTYPE_BFLOAT16, 1};
+  ASSERT_TRUE(RunOp(lion).ok());
+  EXPECT_EQ(p, 0.125f);
+  EXPECT_EQ(m, 1.0f);
+  EXPECT_EQ(cast, 0x3e00);
 }
 
 // Larger than anything a device would do in one go.
