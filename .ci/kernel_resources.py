@@ -11,7 +11,7 @@ import sys
 
 MAX_REGISTERS = 64
 MAX_SPILL_BYTES = 0
-KERNELS = ["adamw", "cast", "finite", "norm", "norm_finish", "reduce", "sgd"]
+KERNELS = ["adamw", "cast", "finite", "norm", "norm_finish", "reduce", "rule", "sgd"]
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 PROPERTIES = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

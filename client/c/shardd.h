@@ -390,9 +390,19 @@ SHARDD_API shardd_status* shardd_abandon_backward(shardd_job* job);
 
 typedef struct shardd_hyperparameters { /* of one optimizer group; torch's meanings */
   double lr, weight_decay;
-  double beta1, beta2, eps;   /* AdamW */
-  double momentum, dampening; /* SGD */
-  int32_t nesterov;           /* SGD */
+  union {
+    double beta1;    /* Adam, AdamW, Lion */
+    double lr_decay; /* Adagrad */
+  };
+  union {
+    double beta2;                     /* Adam, AdamW, Lion */
+    double alpha;                     /* RMSprop */
+    double initial_accumulator_value; /* Adagrad */
+  };
+  double eps;       /* Adam, AdamW, Adagrad, RMSprop */
+  double momentum;  /* SGD, RMSprop */
+  double dampening; /* SGD */
+  int32_t nesterov; /* SGD */
 } shardd_hyperparameters;
 
 /* Asks for the optimizer step. All groups must be resharded, every backward with gradients closed. `state` (at most

@@ -28,8 +28,14 @@ Json PolicyJson(const ShardOptions& options) {
 }
 
 Json OptimizerJson(const ShardOptions& options) {
-  static constexpr const char* kKinds[] = {"OPTIMIZER_KIND_NONE", "OPTIMIZER_KIND_ADAMW", "OPTIMIZER_KIND_SGD",
-                                           "OPTIMIZER_KIND_ADAM"};
+  static constexpr const char* kKinds[] = {"OPTIMIZER_KIND_NONE",
+                                           "OPTIMIZER_KIND_ADAMW",
+                                           "OPTIMIZER_KIND_SGD",
+                                           "OPTIMIZER_KIND_ADAM",
+                                           "OPTIMIZER_KIND_ADAGRAD",
+                                           "OPTIMIZER_KIND_RMSPROP",
+                                           "OPTIMIZER_KIND_CENTERED_RMSPROP",
+                                           "OPTIMIZER_KIND_LION"};
   Json optimizer = {{"kind", kKinds[static_cast<int>(options.optimizer.kind)]},
                     {"momentum", options.optimizer.momentum}};
   for (const auto& fqns : options.optimizer.groups) {

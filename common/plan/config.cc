@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/plan/config_internal.h"
+#include "common/plan/optimizer_kinds.h"
 #include "common/plan/placement_internal.h"
 #include "common/plan/plan.h"
 #include "common/status/status_macros.h"
@@ -43,7 +44,17 @@ absl::Status CheckEnums(const v1::JobConfig& config) {
   SHARDD_RETURN_IF_ERROR(CheckEnum("unshard_mode", config.unshard_mode(), v1::UnshardMode_IsValid));
   SHARDD_RETURN_IF_ERROR(CheckEnum("offload", config.offload(), v1::Offload_IsValid));
   SHARDD_RETURN_IF_ERROR(CheckEnum("backward_prefetch", config.backward_prefetch(), v1::BackwardPrefetch_IsValid));
-  return CheckEnum("optimizer.kind", config.optimizer().kind(), v1::OptimizerKind_IsValid);
+  // A kind that a newer client knows arrives as its number.
+  const v1::OptimizerKind kind = config.optimizer().kind();
+  if (kind != v1::OPTIMIZER_KIND_UNSPECIFIED && FindOptimizerKind(kind) == nullptr) {
+    return ConfigError("optimizer.kind", "unknown value (got ", OptimizerKindText(kind), ", want ",
+                       absl::StrJoin(OptimizerKinds(), ", ",
+                                     [](std::string* out, const OptimizerKindRow& row) {
+                                       absl::StrAppend(out, v1::OptimizerKind_Name(row.kind));
+                                     }),
+                       "); use a daemon and a library that know it");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckLowPrecision(absl::string_view where, absl::string_view field, DType dtype) {
@@ -99,9 +110,11 @@ absl::Status CheckValues(const v1::JobConfig& config) {
     return ConfigError("optimizer.groups", "too many (got ", config.optimizer().groups_size(),
                        ", want <= ", kMaxOptimizerGroups, ")");
   }
-  if (config.optimizer().momentum() && config.optimizer().kind() != v1::OPTIMIZER_KIND_SGD) {
-    return ConfigError("optimizer.momentum", "only SGD has a momentum buffer (got ",
-                       v1::OptimizerKind_Name(config.optimizer().kind()), ", want OPTIMIZER_KIND_SGD)");
+  const OptimizerKindRow* const row = FindOptimizerKind(config.optimizer().kind());
+  if (config.optimizer().momentum() && (row == nullptr || row->momentum_state == nullptr)) {
+    return ConfigError("optimizer.momentum", "only SGD and RMSprop have a momentum buffer (got ",
+                       v1::OptimizerKind_Name(config.optimizer().kind()),
+                       ", want OPTIMIZER_KIND_SGD or OPTIMIZER_KIND_RMSPROP)");
   }
   return absl::OkStatus();
 }
@@ -281,8 +294,7 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
   if (filled.keep_every() == 0 && !filled.trainers_never_write()) {
     filled.set_keep_every(filled.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER ? 10 : 1);
   }
-  const bool daemon_updates =
-      filled.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER && filled.optimizer().kind() != v1::OPTIMIZER_KIND_NONE;
+  const bool daemon_updates = OptimizerGroups(filled.optimizer()) > 0;
   if (filled.keep_every() > 1 && (daemon_updates || !filled.pass_copies())) {
     return ConfigError("keep_every",
                        "it counts passes that read copies, and the moments of the daemon's optimizer are not kept with "
@@ -316,17 +328,11 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const v1::JobConfi
 }
 
 int OptimizerStates(const v1::OptimizerConfig& optimizer) {
-  switch (optimizer.kind()) {
-    case v1::OPTIMIZER_KIND_ADAM:
-    case v1::OPTIMIZER_KIND_ADAMW:
-      return 2;
-    case v1::OPTIMIZER_KIND_SGD:
-      return optimizer.momentum() ? 1 : 0;
-    case v1::OPTIMIZER_KIND_TRAINER:
-      return optimizer.trainer_states();
-    default:
-      return 0;
+  if (optimizer.kind() == v1::OPTIMIZER_KIND_TRAINER) {
+    return optimizer.trainer_states();
   }
+  const OptimizerKindRow* const row = FindOptimizerKind(optimizer.kind());
+  return row == nullptr ? 0 : static_cast<int>(row->states.size()) + (optimizer.momentum() ? 1 : 0);
 }
 
 }  // namespace shardd::plan_internal

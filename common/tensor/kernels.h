@@ -77,6 +77,36 @@ void SgdUpdateWith(const SgdScalars& scalars, bool nesterov, bool first_step, vo
                    const float* g, float* buf, void* cast_dst, DType cast_dtype, int64_t numel,
                    UpdateLog* log = nullptr, int64_t first = 0);
 
+// Updates of the other kinds, with one or two states a, b per element, in fp32; g' = g*grad_scale. An optimizer is
+// added here by a value, a body in update_rules.cc and a row in common/plan/optimizer_kinds.cc.
+enum class UpdateRule {
+  // torch.optim.Adagrad: g' += weight_decay*p; a += g'*g'; p -= lr/(1 + (step-1)*lr_decay) * g' / (sqrt(a) + eps). The
+  // first update finds `initial` in a.
+  kAdagrad,
+  // torch.optim.RMSprop: g' += weight_decay*p; a = beta2*a + (1-beta2)*g'*g'; p -= lr * g' / (sqrt(a) + eps).
+  kRmsprop,
+  // With momentum: b = momentum*b + g' / (sqrt(a) + eps); p -= lr*b.
+  kRmspropMomentum,
+  // centered=True: b += (1-beta2)*(g'-b), and a - b*b instead of a under the root; 0 where rounding makes it negative.
+  kRmspropCentered,
+  // Lion: p *= 1 - lr*weight_decay; p -= lr * sign(beta1*a + (1-beta1)*g'); a = beta2*a + (1-beta2)*g'. sign(0) is 0.
+  kLion,
+};
+inline constexpr int kUpdateRules = 5;
+const char* UpdateRuleName(UpdateRule rule);
+int UpdateRuleStates(UpdateRule rule);  // 1 or 2
+
+struct RuleParams {
+  UpdateRule rule = UpdateRule::kAdagrad;
+  double lr = 0, weight_decay = 0, eps = 0, beta1 = 0, beta2 = 0, momentum = 0, lr_decay = 0, initial = 0;
+  int64_t step = 1;       // number of this update for these parameters, from 1
+  double grad_scale = 1;  // clip factor
+};
+// The rest as with AdamWUpdateWith. b: nullptr iff the rule has one state.
+void RuleUpdateWith(UpdateRule rule, const RuleScalars& scalars, void* p, DType param_dtype, const float* g, float* a,
+                    float* b, void* cast_dst, DType cast_dtype, int64_t numel, UpdateLog* log = nullptr,
+                    int64_t first = 0);
+
 }  // namespace shardd
 
 #endif  // SHARDD_COMMON_TENSOR_KERNELS_H_

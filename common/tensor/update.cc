@@ -3,6 +3,7 @@
 #include "common/tensor/isa_internal.h"
 #include "common/tensor/kernels.h"
 #include "common/tensor/logged_blocks.h"
+#include "common/tensor/update_and_cast_internal.h"
 #include "common/tensor/update_log.h"
 #include "common/tensor/update_scalars.h"
 
@@ -10,6 +11,7 @@ namespace shardd {
 namespace {
 
 using tensor::Select;
+using tensor::UpdateAndCast;
 
 template <typename Param>
 struct AdamWBody {
@@ -158,26 +160,6 @@ SgdFns SelectSgd(DType dtype, Momentum momentum, bool nesterov) {
     default:
       tensor::UnsupportedDType("sgd of", dtype);
   }
-}
-
-// Runs update(first, count) and makes the cast copy of what it wrote while that is still in L1.
-template <typename Update>
-void UpdateAndCast(void* p, DType param_dtype, void* cast_dst, DType cast_dtype, int64_t numel, Update&& update) {
-  if (cast_dst == nullptr) {
-    update(int64_t{0}, numel);
-    return;
-  }
-  const int64_t param_bytes = DTypeSizeBytes(param_dtype);
-  const int64_t cast_bytes = DTypeSizeBytes(cast_dtype);
-  const bool stream = numel * cast_bytes >= tensor::kStreamBytes;
-  tensor::ForBlocks(cast_dst, numel, cast_bytes, stream, [&](int64_t first, int64_t count, void* out) {
-    for (int64_t done = 0; done < count; done += tensor::kBlockNumel) {
-      const int64_t n = count - done < tensor::kBlockNumel ? count - done : tensor::kBlockNumel;
-      update(first + done, n);
-      Cast(static_cast<char*>(p) + (first + done) * param_bytes, param_dtype,
-           static_cast<char*>(out) + done * cast_bytes, cast_dtype, n);
-    }
-  });
 }
 
 }  // namespace

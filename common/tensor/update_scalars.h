@@ -9,6 +9,7 @@ namespace shardd {
 
 struct AdamWParams;
 struct SgdParams;
+struct RuleParams;
 
 struct AdamWScalars {
   float grad_scale;
@@ -31,6 +32,23 @@ struct SgdScalars {
   float lr;
 };
 SgdScalars MakeSgdScalars(const SgdParams& params);
+
+// Of every rule of UpdateRule; a rule reads those that its kernel names.
+struct RuleScalars {
+  float grad_scale;
+  float weight_decay;  // added to the gradient, times the parameter
+  float decay;         // 1 - lr * weight_decay, where it is decoupled
+  float step_size;
+  float eps;
+  float beta1;
+  float one_minus_beta1;
+  float beta2;
+  float one_minus_beta2;
+  float momentum;
+  float keep;     // 0 in an update that finds `initial` instead of the first state, else 1
+  float initial;  // 0 where keep is 1
+};
+RuleScalars MakeRuleScalars(const RuleParams& params);
 
 }  // namespace shardd
 

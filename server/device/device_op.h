@@ -100,6 +100,19 @@ struct SgdOp {
   int64_t numel;
   Logged logged = {};
 };
+// An update by one of the other rules (UpdateRule).
+struct RuleOp {
+  RuleParams params;
+  void* p;
+  DType param_dtype;
+  const float* g;
+  float* a;
+  float* b;        // nullptr iff the rule has one state
+  void* cast_dst;  // nullptr: none
+  DType cast_dtype;
+  int64_t numel;
+  Logged logged = {};
+};
 // One device's part in fp32 sums over the devices of a communicator. All of them run an operation with the same parts,
 // and all their operations of this kind in the same order.
 class Communicator;
@@ -117,7 +130,7 @@ struct SumOp {
   bool scatter = false;
   int64_t numel = 0;  // of all parts
 };
-using DeviceOp = std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, NormOp, AdamWOp, SgdOp, SumOp>;
+using DeviceOp = std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, NormOp, AdamWOp, SgdOp, RuleOp, SumOp>;
 
 // When a work ran, CLOCK_MONOTONIC in nanoseconds; written before `done`. 0: none of it ran.
 struct WorkTiming {

@@ -5,7 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/plan/optimizer_kinds.h"
 #include "server/device/device_op.h"
+#include "server/device/ops/rest_of_update.h"
 
 namespace shardd {
 namespace {
@@ -66,8 +68,6 @@ void AddCopies(int copies, int64_t stride_bytes, char* first, int64_t size_bytes
   }
 }
 
-bool IsAdam(v1::OptimizerKind kind) { return kind == v1::OPTIMIZER_KIND_ADAMW || kind == v1::OPTIMIZER_KIND_ADAM; }
-
 DeviceOp MakeAdamWOp(const FlatParamPlan& flat, const Addresses& at, const v1::HyperParameters& h, double clip_factor,
                      int64_t step, int64_t numel, bool coupled_decay) {
   AdamWOp op;
@@ -97,47 +97,63 @@ DeviceOp MakeSgdOp(const FlatParamPlan& flat, const Addresses& at, const v1::Hyp
   return op;
 }
 
-// INVALID_ARGUMENT: `value` is outside [low, high) or not finite.
-absl::Status CheckRange(int group, absl::string_view field, double value, double high, absl::string_view want) {
-  if (value >= 0 && value < high) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("step: optimizer group ", group, ": ", field, " is out of range (got ",
-                                                 value, ", want ", want, ")"));
+UpdateRule RuleOf(v1::OptimizerKind kind, const v1::HyperParameters& h) {
+  switch (kind) {
+    case v1::OPTIMIZER_KIND_ADAGRAD:
+      return UpdateRule::kAdagrad;
+    case v1::OPTIMIZER_KIND_CENTERED_RMSPROP:
+      return UpdateRule::kRmspropCentered;
+    case v1::OPTIMIZER_KIND_LION:
+      return UpdateRule::kLion;
+    default:  // OPTIMIZER_KIND_RMSPROP
+      return h.momentum() > 0 ? UpdateRule::kRmspropMomentum : UpdateRule::kRmsprop;
+  }
 }
 
-absl::Status CheckAdamW(int group, const v1::HyperParameters& h) {
-  if (absl::Status status = CheckRange(group, "beta1", h.beta1(), 1, "[0, 1)"); !status.ok()) return status;
-  if (absl::Status status = CheckRange(group, "beta2", h.beta2(), 1, "[0, 1)"); !status.ok()) return status;
-  return CheckRange(group, "eps", h.eps(), INFINITY, "finite, >= 0");
+DeviceOp MakeRuleOp(v1::OptimizerKind kind, const FlatParamPlan& flat, const Addresses& at,
+                    const v1::HyperParameters& h, double clip_factor, int64_t step, int64_t numel) {
+  RuleOp op;
+  op.params.rule = RuleOf(kind, h);
+  op.params.lr = h.lr();
+  op.params.weight_decay = h.weight_decay();
+  op.params.eps = h.eps();
+  op.params.beta1 = h.beta1();
+  op.params.beta2 = kind == v1::OPTIMIZER_KIND_LION ? h.beta2() : h.alpha();
+  op.params.momentum = h.momentum();
+  op.params.lr_decay = h.lr_decay();
+  op.params.initial = h.initial_accumulator_value();
+  op.params.step = step;
+  op.params.grad_scale = clip_factor;
+  op.p = at.param;
+  op.param_dtype = flat.dtype;
+  op.g = at.gradient;
+  op.a = at.state0;
+  op.b = UpdateRuleStates(op.params.rule) == 2 ? at.state1 : nullptr;
+  op.cast_dst = at.cast;
+  op.cast_dtype = flat.unsharded_dtype;
+  op.numel = numel;
+  return op;
 }
 
-absl::Status CheckSgd(int group, const v1::HyperParameters& h, bool has_buffer) {
-  if (absl::Status status = CheckRange(group, "momentum", h.momentum(), INFINITY, "finite, >= 0"); !status.ok()) {
-    return status;
+// REQUIRES: a kind that the daemon steps.
+DeviceOp MakeUpdateOp(v1::OptimizerKind kind, const FlatParamPlan& flat, const Addresses& at,
+                      const v1::HyperParameters& h, double clip_factor, int64_t step, int64_t numel) {
+  switch (kind) {
+    case v1::OPTIMIZER_KIND_ADAMW:
+    case v1::OPTIMIZER_KIND_ADAM:
+      return MakeAdamWOp(flat, at, h, clip_factor, step, numel, kind == v1::OPTIMIZER_KIND_ADAM);
+    case v1::OPTIMIZER_KIND_SGD:
+      return MakeSgdOp(flat, at, h, clip_factor, step, numel);
+    default:
+      return MakeRuleOp(kind, flat, at, h, clip_factor, step, numel);
   }
-  const auto refuse = [group](const auto&... fact) {
-    return absl::InvalidArgumentError(absl::StrCat("step: optimizer group ", group, ": ", fact...));
-  };
-  if (!std::isfinite(h.dampening())) return refuse("dampening is not finite (got ", h.dampening(), ")");
-  if (h.nesterov() && (h.momentum() == 0 || h.dampening() != 0)) {
-    return refuse("nesterov needs momentum and no dampening (got momentum ", h.momentum(), ", dampening ",
-                  h.dampening(), ")");
-  }
-  if (h.momentum() > 0 && !has_buffer) {
-    return refuse("momentum without a planned buffer (got ", h.momentum(), ", want 0); set OptimizerConfig.momentum");
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
 
-int OptimizerGroups(const ShardPlan& plan) {
-  const v1::OptimizerConfig& optimizer = plan.config.optimizer();
-  return IsAdam(optimizer.kind()) || optimizer.kind() == v1::OPTIMIZER_KIND_SGD ? optimizer.groups_size() + 1 : 0;
-}
+int OptimizerGroups(const ShardPlan& plan) { return OptimizerGroups(plan.config.optimizer()); }
 
 absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step) {
-  const v1::OptimizerConfig& optimizer = plan.config.optimizer();
-  const bool adamw = IsAdam(optimizer.kind());
   const int want = OptimizerGroups(plan);
   if (step.groups_size() != want) {
     return absl::InvalidArgumentError(
@@ -156,13 +172,8 @@ absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step) {
         absl::StrCat("step: loss_scale is out of range (got ", step.loss_scale(), ", want finite, >= 0)"));
   }
   for (int i = 0; i < step.groups_size(); ++i) {
-    const v1::HyperParameters& h = step.groups(i);
-    if (absl::Status status = CheckRange(i, "lr", h.lr(), INFINITY, "finite, >= 0"); !status.ok()) return status;
-    if (absl::Status status = CheckRange(i, "weight_decay", h.weight_decay(), INFINITY, "finite, >= 0"); !status.ok()) {
-      return status;
-    }
-    absl::Status status = adamw ? CheckAdamW(i, h) : CheckSgd(i, h, plan.optimizer_states > 0);
-    if (!status.ok()) return status;
+    const absl::Status status = CheckHyperParameters(plan.config.optimizer(), i, step.groups(i));
+    if (!status.ok()) return absl::Status(status.code(), absl::StrCat("step: ", status.message()));
   }
   return absl::OkStatus();
 }
@@ -186,7 +197,7 @@ std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs
                                 Logged logged) {
   std::vector<DeviceOp> ops;
   const v1::OptimizerKind kind = plan.config.optimizer().kind();
-  if (!IsAdam(kind) && kind != v1::OPTIMIZER_KIND_SGD) return ops;
+  if (OptimizerGroups(plan) == 0) return ops;
   for (size_t f = 0; f < plan.flat_params.size(); ++f) {
     const FlatParamPlan& flat = plan.flat_params[f];
     if (!IsTrained(flat)) continue;
@@ -201,10 +212,8 @@ std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs
       Addresses at(flat, slabs, range.offset);
       if (plan.config.pass_copies()) at.cast = nullptr;
       const int64_t number = step.step_counts[range.param] + 1;
-      ops.push_back(IsAdam(kind) ? MakeAdamWOp(flat, at, h, step.clip_factor, number, range.numel,
-                                               kind == v1::OPTIMIZER_KIND_ADAM)
-                                 : MakeSgdOp(flat, at, h, step.clip_factor, number, range.numel));
-      (IsAdam(kind) ? std::get<AdamWOp>(ops.back()).logged : std::get<SgdOp>(ops.back()).logged) = logged;
+      ops.push_back(MakeUpdateOp(kind, flat, at, h, step.clip_factor, number, range.numel));
+      *MutableLoggedOf(&ops.back()) = logged;
       logged.first += range.numel;
       // Replicas that edit their own shards see the new values like the others.
       AddCopies(plan.shard_copies, plan.shards_stride_bytes, at.param, range.numel * DTypeSizeBytes(flat.dtype), &ops);

@@ -30,6 +30,7 @@ const char* KernelOf(const NormArgs&) { return kNormKernel; }
 const char* KernelOf(const FiniteArgs&) { return kFiniteKernel; }
 const char* KernelOf(const AdamWArgs&) { return kAdamWKernel; }
 const char* KernelOf(const SgdArgs&) { return kSgdKernel; }
+const char* KernelOf(const RuleArgs&) { return kRuleKernel; }
 
 }  // namespace
 

@@ -19,13 +19,21 @@ absl::Status Step(shardd_job* job, const shardd_step_options& options) {
   if (options.state_bytes > 0 && options.state == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("step: state is NULL (got ", options.state_bytes, " bytes)"));
   }
+  const v1::OptimizerKind kind = job->impl->attachment().plan().plan().config.optimizer().kind();
   v1::Step step;
   for (int32_t i = 0; i < group_count; ++i) {
     v1::HyperParameters* out = step.add_groups();
     out->set_lr(groups[i].lr);
     out->set_weight_decay(groups[i].weight_decay);
-    out->set_beta1(groups[i].beta1);
-    out->set_beta2(groups[i].beta2);
+    if (kind == v1::OPTIMIZER_KIND_ADAGRAD) {
+      out->set_lr_decay(groups[i].lr_decay);
+      out->set_initial_accumulator_value(groups[i].initial_accumulator_value);
+    } else if (kind == v1::OPTIMIZER_KIND_RMSPROP || kind == v1::OPTIMIZER_KIND_CENTERED_RMSPROP) {
+      out->set_alpha(groups[i].alpha);
+    } else {
+      out->set_beta1(groups[i].beta1);
+      out->set_beta2(groups[i].beta2);
+    }
     out->set_eps(groups[i].eps);
     out->set_momentum(groups[i].momentum);
     out->set_dampening(groups[i].dampening);

@@ -6,10 +6,12 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/c/attachment/attachment.h"
 #include "client/c/daemon/describe.h"
 #include "client/c/daemon/unary_call.h"
+#include "common/plan/optimizer_kinds.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -25,6 +27,17 @@ constexpr absl::Duration kAutostartGrace = absl::Seconds(5);
 constexpr int kTriesThere = 3;
 // The daemon may not have noticed yet that our former session is over.
 constexpr absl::Duration kOwnSessionGrace = absl::Seconds(5);
+
+// A daemon of an older release refuses a kind of optimizer by its number, and cannot say what would help.
+absl::Status WithRemedy(const absl::Status& refused, v1::OptimizerKind kind) {
+  if (!absl::IsInvalidArgument(refused) || !absl::StrContains(refused.message(), "optimizer.kind: unknown value")) {
+    return refused;
+  }
+  return absl::Status(refused.code(),
+                      absl::StrCat(refused.message(), "; the daemon is older than this library and has no ",
+                                   OptimizerKindText(kind), ": upgrade the daemon, or let the optimizer step in the ",
+                                   "trainers (OPTIMIZER_KIND_TRAINER; in PyTorch install(optimizers=False))"));
+}
 
 }  // namespace
 
@@ -99,8 +112,12 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
                                                 job.committed_step(), " (want ", if_there_, ")"));
     }
   }
-  SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened,
-                          OpenJob(channel, OpenRequest(), options_.job_secret, deadline, interrupt_));
+  const absl::StatusOr<v1::OpenJobResponse> answer =
+      OpenJob(channel, OpenRequest(), options_.job_secret, deadline, interrupt_);
+  if (!answer.ok()) {
+    return WithRemedy(answer.status(), plan_.plan().config.optimizer().kind());
+  }
+  const v1::OpenJobResponse& opened = *answer;
   if (if_there_ >= 0 && (opened.created() || opened.job_id() != job_id_)) {  // it has gone in between
     return absl::NotFoundError(absl::StrCat("reattach job \"", plan_.job(), "\": the daemon does not have it"));
   }

@@ -1,58 +1,15 @@
 #include "client/c/job/steps.h"
 
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "client/c/attachment/call_span.h"
+#include "common/plan/optimizer_kinds.h"
 #include "common/status/status_macros.h"
 #include "common/tensor/norm.h"
 
 namespace shardd {
-namespace {
-
-// The daemon checks the same and more (all ranks equal); there a mistake costs every rank the step, here only this
-// call.
-absl::Status CheckHyperParameters(int index, const v1::HyperParameters& group, v1::OptimizerKind kind,
-                                  bool has_momentum) {
-  const auto refuse = [index](const char* field, double got, const char* want) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("optimizer group ", index, ": ", field, " is out of range (got ", got, ", want ", want, ")"));
-  };
-  const bool is_adam = kind == v1::OPTIMIZER_KIND_ADAMW || kind == v1::OPTIMIZER_KIND_ADAM;
-  const struct {
-    const char* field;
-    double value;
-    bool bounded;  // below 1
-    bool used;
-  } fields[] = {
-      {"lr", group.lr(), false, true},         {"weight_decay", group.weight_decay(), false, true},
-      {"beta1", group.beta1(), true, is_adam}, {"beta2", group.beta2(), true, is_adam},
-      {"eps", group.eps(), false, is_adam},    {"momentum", group.momentum(), false, kind == v1::OPTIMIZER_KIND_SGD}};
-  for (const auto& field : fields) {
-    const double high = field.bounded ? 1 : std::numeric_limits<double>::infinity();
-    if (field.used && !(field.value >= 0 && field.value < high)) {
-      return refuse(field.field, field.value, field.bounded ? "[0, 1)" : "finite, >= 0");
-    }
-  }
-  if (kind != v1::OPTIMIZER_KIND_SGD) {
-    return absl::OkStatus();
-  }
-  if (!std::isfinite(group.dampening())) {
-    return refuse("dampening", group.dampening(), "finite");
-  }
-  if (group.momentum() > 0 && !has_momentum) {
-    return refuse("momentum", group.momentum(), "0, or OptimizerConfig.momentum set");
-  }
-  if (group.nesterov() && (group.momentum() == 0 || group.dampening() != 0)) {
-    return refuse("momentum", group.momentum(), "above 0 and dampening 0, because nesterov is set");
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
 void Steps::Reset() {
   last_step_ = -1;
   last_version_ = 0;
@@ -61,16 +18,15 @@ void Steps::Reset() {
 absl::Status Steps::Check(const v1::Step& step, absl::string_view state) const {
   const ShardPlan& plan = attachment_.plan().plan();
   const std::string object = absl::StrCat("step job \"", attachment_.plan().job(), "\": ");
-  const v1::OptimizerKind kind = plan.config.optimizer().kind();
-  const bool updates =
-      kind == v1::OPTIMIZER_KIND_ADAMW || kind == v1::OPTIMIZER_KIND_ADAM || kind == v1::OPTIMIZER_KIND_SGD;
-  const int want_groups = updates ? plan.config.optimizer().groups_size() + 1 : 0;
+  const int want_groups = OptimizerGroups(plan.config.optimizer());
   if (step.groups_size() != want_groups) {
     return absl::InvalidArgumentError(absl::StrCat(object, "wrong number of optimizer groups (got ", step.groups_size(),
                                                    ", want ", want_groups, "; rank=", attachment_.rank(), ")"));
   }
   for (int i = 0; i < want_groups; ++i) {
-    if (absl::Status status = CheckHyperParameters(i, step.groups(i), kind, plan.optimizer_states > 0); !status.ok()) {
+    // The daemon checks the same and more (all ranks equal); there a mistake costs every rank the step, here only this
+    // call.
+    if (absl::Status status = CheckHyperParameters(plan.config.optimizer(), i, step.groups(i)); !status.ok()) {
       return absl::Status(status.code(), absl::StrCat(object, status.message()));
     }
   }

@@ -109,6 +109,11 @@ struct Slice {
                   op.param_dtype, op.g + first, At(op.buf, first), At(op.cast_dst, op.cast_dtype, first), op.cast_dtype,
                   count, op.logged.log, op.logged.first + first);
   }
+  void operator()(const RuleOp& op) const {
+    RuleUpdateWith(op.params.rule, MakeRuleScalars(op.params), At(op.p, op.param_dtype, first), op.param_dtype,
+                   op.g + first, op.a + first, At(op.b, first), At(op.cast_dst, op.cast_dtype, first), op.cast_dtype,
+                   count, op.logged.log, op.logged.first + first);
+  }
   void operator()(const SumOp&) const {}  // CheckCpuOp refuses it
 };
 
@@ -153,6 +158,8 @@ void CompleteCpuOp(const DeviceOp& op, int64_t step) {
     complete(*adamw);
   } else if (const auto* const sgd = std::get_if<SgdOp>(&op); sgd != nullptr) {
     complete(*sgd);
+  } else if (const auto* const rule = std::get_if<RuleOp>(&op); rule != nullptr) {
+    complete(*rule);
   } else {
     RunCpuOp(op, 0, OpExtent(op));
   }

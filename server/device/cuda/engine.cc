@@ -80,7 +80,8 @@ absl::Status CudaEngine::InitKernels(absl::Span<const unsigned char> image) {
   const std::pair<const char*, cu::Kernel*> all[] = {
       {cuda::kCastKernel, &kernels_.cast},   {cuda::kReduceKernel, &kernels_.reduce},
       {cuda::kNormKernel, &kernels_.norm},   {cuda::kNormFinishKernel, &kernels_.norm_finish},
-      {cuda::kAdamWKernel, &kernels_.adamw}, {cuda::kSgdKernel, &kernels_.sgd}};
+      {cuda::kAdamWKernel, &kernels_.adamw}, {cuda::kSgdKernel, &kernels_.sgd},
+      {cuda::kRuleKernel, &kernels_.rule}};
   for (const auto& [name, kernel] : all) {
     SHARDD_RETURN_IF_ERROR(CheckCall(driver_->LibraryGetKernel(kernel, library_, name), "cuLibraryGetKernel", name));
   }
@@ -95,6 +96,7 @@ absl::Status CudaEngine::WarmUp() {
   *slot.host = Norm().state();
   AdamWOp adamw = {{}, at(0), f32, at(1), at(2), at(3), nullptr, f32, 1};
   adamw.params.step = 1;
+  RuleOp rule = {{}, at(0), f32, at(1), at(2), nullptr, nullptr, f32, 1};
   Norm unused;
   // Uses the last stream, whose scratch does not overlap what they compute on.
   const StreamId stream = StreamId::kOptimizer;
@@ -102,7 +104,7 @@ absl::Status CudaEngine::WarmUp() {
   for (const DeviceOp& op : std::initializer_list<DeviceOp>{
            ZeroOp{x, 4096}, CopyOp{at(0), at(1), 4}, CastOp{at(0), f32, at(1), v1::DTYPE_BFLOAT16, 1},
            ReduceOp{{at(0)}, f32, v1::DTYPE_UNSPECIFIED, 1, false, at(1), 1}, NormOp{at(0), 1, &unused}, adamw,
-           SgdOp{{}, at(0), f32, at(1), nullptr, nullptr, f32, 1}}) {
+           SgdOp{{}, at(0), f32, at(1), nullptr, nullptr, f32, 1}, rule}) {
     status = Issue(stream, op, slot);
     if (!status.ok()) break;
   }

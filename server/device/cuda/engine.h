@@ -75,6 +75,7 @@ class CudaEngine {
   cu::Library library_ = nullptr;
   struct {
     cu::Kernel cast = nullptr, reduce = nullptr, norm = nullptr, norm_finish = nullptr, adamw = nullptr, sgd = nullptr;
+    cu::Kernel rule = nullptr;
   } kernels_;
   CudaSlab scratch_;  // kScratchBytes per stream: the operations of one stream do not overlap
   std::unique_ptr<CudaNormSlots> norm_slots_;

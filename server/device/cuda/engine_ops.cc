@@ -130,6 +130,19 @@ struct CudaEngine::Calls {
                         Number(op.param_dtype), op.p, op.g, op.buf, op.cast_dst, Number(op.cast_dtype), op.numel});
     });
   }
+  absl::Status operator()(const RuleOp& op) const {
+    static_assert(static_cast<int>(UpdateRule::kAdagrad) == cuda::kAdagradRule &&
+                  static_cast<int>(UpdateRule::kRmsprop) == cuda::kRmspropRule &&
+                  static_cast<int>(UpdateRule::kRmspropMomentum) == cuda::kRmspropMomentumRule &&
+                  static_cast<int>(UpdateRule::kRmspropCentered) == cuda::kRmspropCenteredRule &&
+                  static_cast<int>(UpdateRule::kLion) == cuda::kLionRule && kUpdateRules == 5);
+    return WithLog(op, [&] {
+      return Launch(
+          engine.kernels_.rule, cuda::kRuleKernel,
+          cuda::RuleArgs{MakeRuleScalars(op.params), static_cast<cuda::RuleNumber>(op.params.rule),
+                         Number(op.param_dtype), op.p, op.g, op.a, op.b, op.cast_dst, Number(op.cast_dtype), op.numel});
+    });
+  }
   absl::Status operator()(const SumOp& op) const { return op.communicator->Enqueue(op, stream()); }
 };
 

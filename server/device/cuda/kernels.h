@@ -103,6 +103,29 @@ struct SgdArgs {
   int64_t numel;
 };
 
+// RuleOp. scalars: MakeRuleScalars(op.params).
+inline constexpr char kRuleKernel[] = "shardd_rule";
+// UpdateRule (common/tensor/kernels.h), which device code does not include; engine_ops.cc compares them.
+enum RuleNumber : int32_t {
+  kAdagradRule = 0,
+  kRmspropRule = 1,
+  kRmspropMomentumRule = 2,
+  kRmspropCenteredRule = 3,
+  kLionRule = 4,
+};
+struct RuleArgs {
+  RuleScalars scalars;
+  RuleNumber rule;
+  KernelDType param_dtype;  // fp32, bf16 or fp16
+  void* p;
+  const float* g;
+  float* a;
+  float* b;        // nullptr iff the rule has one state
+  void* cast_dst;  // as in AdamWArgs
+  KernelDType cast_dtype;
+  int64_t numel;
+};
+
 // Geometry of each launch (common/cuda/reduce.h).
 constexpr Geometry GeometryOf(const CastArgs& args, int multiprocessors) {
   return GridFor(args.numel, 8, multiprocessors);
@@ -114,6 +137,9 @@ constexpr Geometry GeometryOf(const AdamWArgs& args, int multiprocessors) {
   return GridFor(args.numel, 4, multiprocessors);
 }
 constexpr Geometry GeometryOf(const SgdArgs& args, int multiprocessors) {
+  return GridFor(args.numel, 4, multiprocessors);
+}
+constexpr Geometry GeometryOf(const RuleArgs& args, int multiprocessors) {
   return GridFor(args.numel, 4, multiprocessors);
 }
 // kNormKernel: a warp per block of elements.

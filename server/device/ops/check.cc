@@ -74,6 +74,17 @@ struct Check {
     }
     return CheckUpdate("sgd", op.p == nullptr || op.g == nullptr, op.param_dtype, op.cast_dst, op.cast_dtype);
   }
+  absl::Status operator()(const RuleOp& op) const {
+    const char* const name = UpdateRuleName(op.params.rule);
+    if ((op.b != nullptr) != (UpdateRuleStates(op.params.rule) == 2)) {
+      return Malformed(name, "the rule and its second state do not go together");
+    }
+    const bool null_pointer = op.p == nullptr || op.g == nullptr || op.a == nullptr;
+    if (!null_pointer && op.params.step < 1) {
+      return Malformed(name, absl::StrCat("step counts from 1 (got ", op.params.step, ")"));
+    }
+    return CheckUpdate(name, null_pointer, op.param_dtype, op.cast_dst, op.cast_dtype);
+  }
   absl::Status operator()(const SumOp& op) const {
     if (op.communicator == nullptr) return Malformed("sum", "no communicator");
     const int members = op.communicator->members();

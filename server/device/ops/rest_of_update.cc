@@ -1,6 +1,7 @@
 #include "server/device/ops/rest_of_update.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <variant>
 
 #include "server/device/ops/check.h"
@@ -10,6 +11,11 @@ namespace shardd {
 namespace {
 
 constexpr auto kStateBytes = static_cast<int64_t>(sizeof(float));
+
+template <typename Op>
+constexpr bool IsUpdate() {
+  return std::is_same_v<Op, AdamWOp> || std::is_same_v<Op, SgdOp> || std::is_same_v<Op, RuleOp>;
+}
 
 }  // namespace
 
@@ -25,10 +31,26 @@ UpdatedArrays UpdatedArraysOf(const SgdOp& op, int64_t first, int64_t numel) {
            {}}};
 }
 
+UpdatedArrays UpdatedArraysOf(const RuleOp& op, int64_t first, int64_t numel) {
+  return {{{At(op.p, op.param_dtype, first), numel * DTypeSizeBytes(op.param_dtype)},
+           {op.a + first, numel * kStateBytes},
+           {At(op.b, first), numel * kStateBytes}}};
+}
+
+Logged* MutableLoggedOf(DeviceOp* op) {
+  return std::visit(
+      [](auto& any) -> Logged* {
+        if constexpr (IsUpdate<std::decay_t<decltype(any)>>()) {
+          return &any.logged;
+        } else {
+          return nullptr;
+        }
+      },
+      *op);
+}
+
 const Logged* LoggedOf(const DeviceOp& op) {
-  const AdamWOp* const adamw = std::get_if<AdamWOp>(&op);
-  const SgdOp* const sgd = std::get_if<SgdOp>(&op);
-  const Logged* const logged = adamw != nullptr ? &adamw->logged : sgd != nullptr ? &sgd->logged : nullptr;
+  const Logged* const logged = MutableLoggedOf(const_cast<DeviceOp*>(&op));
   return logged == nullptr || logged->log == nullptr ? nullptr : logged;
 }
 
@@ -47,9 +69,15 @@ RestOfUpdate RestOf(const std::vector<DeviceOp>& ops, int64_t step) {
     if (first == numel) continue;
     if (log.is_torn(step) && done == logged->first + first) {
       const int64_t torn = std::min(log.block_numel(), numel - first);
-      const AdamWOp* const adamw = std::get_if<AdamWOp>(&op);
-      const UpdatedArrays updated =
-          adamw != nullptr ? UpdatedArraysOf(*adamw, first, torn) : UpdatedArraysOf(std::get<SgdOp>(op), first, torn);
+      const UpdatedArrays updated = std::visit(
+          [&](const auto& any) {
+            if constexpr (IsUpdate<std::decay_t<decltype(any)>>()) {
+              return UpdatedArraysOf(any, first, torn);
+            } else {
+              return UpdatedArrays{};
+            }
+          },
+          op);
       for (int i = 0; i < UpdateLog::kArrays; ++i) {
         const UpdateLog::Array& array = updated.arrays[i];
         if (array.data == nullptr) continue;

@@ -13,6 +13,7 @@ namespace shardd {
 
 // Null: the operation is no update, or says nothing to a log.
 const Logged* LoggedOf(const DeviceOp& op);
+Logged* MutableLoggedOf(DeviceOp* op);  // of any update; null: the operation is none
 
 // What an update changes in place of `numel` elements from `first` on, in the order of a log.
 struct UpdatedArrays {
@@ -20,6 +21,7 @@ struct UpdatedArrays {
 };
 UpdatedArrays UpdatedArraysOf(const AdamWOp& op, int64_t first, int64_t numel);
 UpdatedArrays UpdatedArraysOf(const SgdOp& op, int64_t first, int64_t numel);
+UpdatedArrays UpdatedArraysOf(const RuleOp& op, int64_t first, int64_t numel);
 // Where old values of array `i` lie in a GPU's place for them.
 inline char* OldValues(const Logged::Place& place, int i) {
   return place.old + i * place.numel * UpdateLog::kMaxElementBytes;

@@ -17,6 +17,9 @@ struct BytesOfOne {
   int64_t operator()(const NormOp&) const { return kFloatBytes; }
   int64_t operator()(const AdamWOp& op) const { return 2 * DTypeSizeBytes(op.param_dtype) + 5 * kFloatBytes; }
   int64_t operator()(const SgdOp& op) const { return 2 * DTypeSizeBytes(op.param_dtype) + 3 * kFloatBytes; }
+  int64_t operator()(const RuleOp& op) const {
+    return 2 * DTypeSizeBytes(op.param_dtype) + (op.b == nullptr ? 3 : 5) * kFloatBytes;
+  }
   int64_t operator()(const SumOp&) const { return kFloatBytes; }
 };
 
@@ -61,6 +64,15 @@ struct Slice {
     op.p = At(op.p, op.param_dtype, first);
     op.g += first;
     op.buf = At(op.buf, first);
+    op.cast_dst = At(op.cast_dst, op.cast_dtype, first);
+    op.numel = count;
+    op.logged.first += first;
+  }
+  void operator()(RuleOp& op) const {
+    op.p = At(op.p, op.param_dtype, first);
+    op.g += first;
+    op.a += first;
+    op.b = At(op.b, first);
     op.cast_dst = At(op.cast_dst, op.cast_dtype, first);
     op.numel = count;
     op.logged.first += first;

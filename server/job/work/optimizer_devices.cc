@@ -48,6 +48,7 @@ struct PartOf {
     part.logged.first += first;
     return part;
   }
+  DeviceOp operator()(const RuleOp& op) const { return SliceOf(op, first, count); }
   // Of reductions, which are never an optimizer's: whole.
   DeviceOp operator()(const ReduceOp& op) const { return op; }
   DeviceOp operator()(const SumOp& op) const { return op; }
@@ -95,8 +96,7 @@ void LogByPart(std::vector<DeviceOp>* parts, int count, absl::FunctionRef<Update
       if (logged == nullptr) continue;
       if (std::exchange(is_first, false)) begin(log_of(part), logged->first);
       UpdateLog* const log = &log_of(part);
-      if (auto* const adamw = std::get_if<AdamWOp>(&op); adamw != nullptr) adamw->logged.log = log;
-      if (auto* const sgd = std::get_if<SgdOp>(&op); sgd != nullptr) sgd->logged.log = log;
+      MutableLoggedOf(&op)->log = log;
     }
   }
 }

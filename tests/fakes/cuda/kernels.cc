@@ -101,6 +101,18 @@ bool RunSgd(const Launch& launch) {
   return true;
 }
 
+bool RunRule(const Launch& launch) {
+  const auto& a = *static_cast<const cuda::RuleArgs*>(launch.args);
+  if (!MayWrite(launch, a.p, a.numel, TypeOf(a.param_dtype)) || !MayRead(launch, a.g, a.numel, kF32) ||
+      !MayWrite(launch, a.a, a.numel, kF32) || (a.b != nullptr && !MayWrite(launch, a.b, a.numel, kF32)) ||
+      (a.cast_dst != nullptr && !MayWrite(launch, a.cast_dst, a.numel, TypeOf(a.cast_dtype)))) {
+    return false;
+  }
+  RuleUpdateWith(static_cast<UpdateRule>(a.rule), a.scalars, a.p, TypeOf(a.param_dtype), a.g, a.a, a.b, a.cast_dst,
+                 TypeOf(a.cast_dtype), launch.Reached(a.numel));
+  return true;
+}
+
 bool RunFinite(const Launch& launch) {
   const auto& a = *static_cast<const cuda::FiniteArgs*>(launch.args);
   const DType dtype = TypeOf(a.dtype);
@@ -121,6 +133,7 @@ void AddReferenceKernels(Machine& machine) {
   machine.AddKernel(cuda::kFiniteKernel, sizeof(cuda::FiniteArgs), RunFinite);
   machine.AddKernel(cuda::kAdamWKernel, sizeof(cuda::AdamWArgs), RunAdamW);
   machine.AddKernel(cuda::kSgdKernel, sizeof(cuda::SgdArgs), RunSgd);
+  machine.AddKernel(cuda::kRuleKernel, sizeof(cuda::RuleArgs), RunRule);
 }
 
 }  // namespace shardd::fake_cuda

@@ -93,7 +93,8 @@ def optimizers() -> dict[str, Any]:
     kept = {"adamw": torch.optim.AdamW}
     import shardd.torch
 
-    before = {kind: dict(vars(kind)) for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)}
+    classes = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop")
+    before = {kind: dict(vars(kind)) for kind in (getattr(torch.optim, name) for name in classes)}
     shardd.torch.install()
     from torch.optim import SGD, AdamW
 
@@ -125,9 +126,13 @@ def optimizers() -> dict[str, Any]:
             "generator in a group": updated(lambda m: AdamW([{"params": m.parameters()}], lr=0.5)),
             "names": updated(lambda m: SGD(m.named_parameters(), lr=0.1)),
             "kept": updated(lambda m: kept["adamw"](m.parameters())),
+            "adagrad": updated(lambda m: torch.optim.Adagrad(m.parameters(), initial_accumulator_value=0.1)),
+            "rmsprop": updated(lambda m: torch.optim.RMSprop(m.parameters(), momentum=0.9)),
+            "centered": updated(lambda m: torch.optim.RMSprop(m.parameters(), centered=True)),
         },
         "trainers": {
             "refused": updated(lambda m: AdamW(m.parameters(), amsgrad=True)),
+            "three states": updated(lambda m: torch.optim.RMSprop(m.parameters(), centered=True, momentum=0.9)),
             "beside": updated(lambda m: SGD([*m.parameters(), *nn.Linear(2, 2).parameters()], lr=0.1)),
             "derived": updated(lambda m: Own(m.parameters())),
         },

@@ -58,8 +58,8 @@ TEST_F(CudaDeviceTest, StreamsHaveThePrioritiesOfWhatWaitsForThem) {
 
 TEST_F(CudaDeviceTest, KernelsAreLoadedAndRunBeforeTheFirstWork) {
   const auto device = world_.Make();
-  EXPECT_EQ(machine().Calls("cuLibraryGetKernel"), 6);
-  EXPECT_GE(machine().Calls("cuLaunchKernel"), 6);
+  EXPECT_EQ(machine().Calls("cuLibraryGetKernel"), 7);
+  EXPECT_GE(machine().Calls("cuLaunchKernel"), 7);
   EXPECT_EQ(machine().Calls("cuStreamSynchronize"), 1);
 }
 

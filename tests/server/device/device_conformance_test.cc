@@ -242,6 +242,11 @@ TEST_P(DeviceTest, OptimizersUpdateParametersAndTheirCastCopy) {
   EXPECT_EQ(p, 0.25f);
   EXPECT_EQ(buffer, 1.0f);
   EXPECT_EQ(cast, 0x3e80);
+  RuleOp lion = {{UpdateRule::kLion, 0.125}, &p, v1::DTYPE_FLOAT32, &g, &m, nullptr, &cast, v1::DTYPE_BFLOAT16, 1};
+  ASSERT_TRUE(RunOp(lion).ok());
+  EXPECT_EQ(p, 0.125f);
+  EXPECT_EQ(m, 1.0f);
+  EXPECT_EQ(cast, 0x3e00);
 }
 
 // Larger than anything a device would do in one go.
@@ -351,6 +356,9 @@ TEST_P(DeviceTest, EachKindOfMalformedOperationIsRefused) {
       AdamWOp{{1, 0, 0, 0, 0, 1, 1}, &x, v1::DTYPE_FLOAT64, &x, &x, &x, nullptr, f32, 1},
       SgdOp{{1, 0.9, 0, 0, false, true, 1}, &x, f32, &x, nullptr, nullptr, f32, 1},
       SgdOp{{1, 0, 0, 0, false, true, 1}, &x, f32, &x, nullptr, &x, v1::DTYPE_INT8, 1},
+      RuleOp{{UpdateRule::kLion, 1}, &x, f32, &x, &x, &x, nullptr, f32, 1},  // two states
+      RuleOp{{UpdateRule::kRmspropCentered, 1}, &x, f32, &x, &x, nullptr, nullptr, f32, 1},
+      RuleOp{{UpdateRule::kLion, 1}, &x, v1::DTYPE_FLOAT64, &x, &x, nullptr, nullptr, f32, 1},
   };
   for (size_t i = 0; i < malformed.size(); ++i) {
     EXPECT_EQ(RunOp(malformed[i]).code(), absl::StatusCode::kInternal) << "operation " << i;

@@ -8,6 +8,7 @@
 #include "server/device/cuda/kernels/finite.cuh"
 #include "server/device/cuda/kernels/norm.cuh"
 #include "server/device/cuda/kernels/reduce.cuh"
+#include "server/device/cuda/kernels/rule.cuh"
 #include "server/device/cuda/kernels/sgd.cuh"
 #include "tests/server/device/kernel_runner.h"
 
@@ -19,6 +20,7 @@ void RunThread(const ReduceArgs& args, Thread thread) { ReduceThread(args, threa
 void RunThread(const FiniteArgs& args, Thread thread) { FiniteThread(args, thread); }
 void RunThread(const AdamWArgs& args, Thread thread) { AdamWThread(args, thread); }
 void RunThread(const SgdArgs& args, Thread thread) { SgdThread(args, thread); }
+void RunThread(const RuleArgs& args, Thread thread) { RuleThread(args, thread); }
 
 template <typename LaneFn>
 double AddLanes(LaneFn lane) {

@@ -14,7 +14,7 @@
 
 namespace shardd::cuda {
 
-using AnyArgs = std::variant<CastArgs, ReduceArgs, NormArgs, FiniteArgs, AdamWArgs, SgdArgs>;
+using AnyArgs = std::variant<CastArgs, ReduceArgs, NormArgs, FiniteArgs, AdamWArgs, SgdArgs, RuleArgs>;
 
 // Every call waits for its own end.
 class KernelRunner {

@@ -59,6 +59,28 @@ class KernelUpdateTest : public KernelTest {
     ExpectSame(cb.Get(), cast, Nan::kAnyNan);
     ExpectSame(gb.Get(), g, Nan::kSameBits);
   }
+  void Rule(UpdateRule rule, const UpdateCase& c) {
+    SCOPED_TRACE(testing::Message() << UpdateRuleName(rule) << " of " << c);
+    RuleParams params;
+    params.rule = rule;
+    params.lr = 1e-2, params.weight_decay = 0.1, params.eps = 1e-8, params.beta1 = 0.9, params.beta2 = 0.95;
+    params.momentum = 0.8, params.lr_decay = 0.1, params.step = 3, params.grad_scale = 0.37;
+    Elements p = Values(c.param, c.numel, 1), g = Values(v1::DTYPE_FLOAT32, c.numel, 2);
+    Elements a = SecondMoments(c.numel), b = Values(v1::DTYPE_FLOAT32, c.numel, 3);
+    const bool has_cast = c.cast != v1::DTYPE_UNSPECIFIED, has_second = UpdateRuleStates(rule) == 2;
+    Elements cast = MakeElements(has_cast ? c.cast : v1::DTYPE_FLOAT32, c.numel);
+    const Buffer pb(*runner_, p, c.p_offset), gb(*runner_, g, c.g_offset), ab(*runner_, a, c.m_offset);
+    const Buffer bb(*runner_, b, c.v_offset), cb(*runner_, cast, c.cast_offset);
+    runner_->Launch(RuleArgs{MakeRuleScalars(params), static_cast<RuleNumber>(rule), c.param, pb.data(), gb.floats(),
+                             ab.floats(), has_second ? bb.floats() : nullptr, has_cast ? cb.data() : nullptr, c.cast,
+                             c.numel});
+    RuleUpdateWith(rule, MakeRuleScalars(params), p.data(), c.param, g.floats(), a.floats(),
+                   has_second ? b.floats() : nullptr, has_cast ? cast.data() : nullptr, c.cast, c.numel);
+    ExpectSame(pb.Get(), p, Nan::kAnyNan);
+    ExpectSame(ab.Get(), a, Nan::kAnyNan);
+    ExpectSame(bb.Get(), b, Nan::kAnyNan);
+    ExpectSame(cb.Get(), cast, Nan::kAnyNan);
+  }
 };
 
 const AdamWParams kAdamW = {1e-2, 0.9, 0.999, 1e-8, 1e-2, 3, 0.37, false};
@@ -88,6 +110,18 @@ TEST_F(KernelUpdateTest, SgdGivesTheBitsOfTheCpu) {
             Sgd({0.05, momentum, 0.5, 0.1, nesterov, first, 0.37}, {.param = param, .cast = cast, .numel = 1003});
           }
         }
+      }
+    }
+  }
+}
+
+TEST_F(KernelUpdateTest, RulesGiveTheBitsOfTheCpu) {
+  for (int rule = 0; rule < kUpdateRules; ++rule) {
+    for (const DType param : kTrainable) {
+      for (const DType cast : {v1::DTYPE_UNSPECIFIED, v1::DTYPE_BFLOAT16}) {
+        Rule(static_cast<UpdateRule>(rule), {.param = param, .cast = cast, .numel = 1003});
+        Rule(static_cast<UpdateRule>(rule),
+             {.param = param, .cast = cast, .numel = 61, .p_offset = 1, .g_offset = 2, .m_offset = 3, .v_offset = 1});
       }
     }
   }

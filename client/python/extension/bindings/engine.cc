@@ -26,8 +26,10 @@ py::dict StepDict(Engine& engine, const py::list& groups, double max_grad_norm, 
     const auto number = [&group](const char* key) { return group.contains(key) ? group[key].cast<double>() : 0.0; };
     values.lr = number("lr");
     values.weight_decay = number("weight_decay");
-    values.beta1 = number("beta1");
-    values.beta2 = number("beta2");
+    values.beta1 = number(group.contains("lr_decay") ? "lr_decay" : "beta1");  // what shares a field
+    values.beta2 = number(group.contains("alpha")                       ? "alpha"
+                          : group.contains("initial_accumulator_value") ? "initial_accumulator_value"
+                                                                        : "beta2");
     values.eps = number("eps");
     values.momentum = number("momentum");
     values.dampening = number("dampening");

@@ -4,4 +4,5 @@
 #include "server/device/cuda/kernels/finite.cu"
 #include "server/device/cuda/kernels/norm.cu"
 #include "server/device/cuda/kernels/reduce.cu"
+#include "server/device/cuda/kernels/rule.cu"
 #include "server/device/cuda/kernels/sgd.cu"

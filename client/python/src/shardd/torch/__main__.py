@@ -31,9 +31,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         prog="python -m shardd.torch",
         description="Runs a program with PyTorch's fully sharded data parallel replaced by shardd's.",
     )
-    parser.add_argument(
-        "--stock-optimizers", action="store_true", help="torch.optim's Adam, AdamW and SGD step in the trainers"
-    )
+    parser.add_argument("--stock-optimizers", action="store_true", help="torch.optim's optimizers step in the trainers")
     parser.add_argument(
         "--counts", metavar="FILE", help="append what the daemon did, a line of JSON for each model's job"
     )

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from shardd.torch._daemon_optimizers.daemon_optimizer import DaemonOptimizer
-from shardd.torch._daemon_optimizers.kinds import ADAM, ADAMW
+from shardd.torch._daemon_optimizers.kinds import ADAGRAD, ADAM, ADAMW, CENTERED_RMSPROP, LION, RMSPROP
 from shardd.torch._daemon_optimizers.kinds import SGD as SGD_KIND
 
-__all__ = ["SGD", "Adam", "AdamW", "DaemonOptimizer"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "DaemonOptimizer", "Lion", "RMSprop"]
 
 
 class Adam(DaemonOptimizer):
@@ -91,3 +91,76 @@ class SGD(DaemonOptimizer):
                     "nesterov": nesterov, "maximize": maximize, "foreach": foreach, "differentiable": differentiable,
                     "fused": fused}  # fmt: skip
         super().__init__(params, defaults, SGD_KIND, in_place_edits)
+
+
+class Adagrad(DaemonOptimizer):
+    """``torch.optim.Adagrad`` in the daemon; see DaemonOptimizer for ``in_place_edits``."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | torch.Tensor = 1e-2,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-10,
+        foreach: bool | None = None,
+        *,
+        maximize: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        in_place_edits: bool | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay,
+                    "initial_accumulator_value": initial_accumulator_value, "foreach": foreach, "maximize": maximize,
+                    "differentiable": differentiable, "fused": fused}  # fmt: skip
+        super().__init__(params, defaults, ADAGRAD, in_place_edits)
+
+
+class RMSprop(DaemonOptimizer):
+    """``torch.optim.RMSprop`` in the daemon, with momentum or centered, not both.
+
+    See DaemonOptimizer for ``in_place_edits``.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | torch.Tensor = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        momentum: float = 0,
+        centered: bool = False,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
+        *,
+        in_place_edits: bool | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "alpha": alpha, "eps": eps, "centered": centered,
+                    "weight_decay": weight_decay, "capturable": capturable, "foreach": foreach, "maximize": maximize,
+                    "differentiable": differentiable}  # fmt: skip
+        super().__init__(params, defaults, CENTERED_RMSPROP if centered else RMSPROP, in_place_edits)
+
+
+class Lion(DaemonOptimizer):
+    """Lion (arXiv 2302.06675, algorithm 2) in the daemon; PyTorch has none.
+
+    ``update = sign(beta1 * exp_avg + (1 - beta1) * grad)``; ``param = param * (1 - lr * weight_decay) - lr * update``;
+    ``exp_avg = beta2 * exp_avg + (1 - beta2) * grad``. See DaemonOptimizer for ``in_place_edits``.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | torch.Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0,
+        *,
+        maximize: bool = False,
+        in_place_edits: bool | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, defaults, LION, in_place_edits)

@@ -44,7 +44,7 @@ class _State(defaultdict[Any, dict[str, Any]]):
 
 
 class DaemonOptimizer(Optimizer):
-    """The base class of Adam, AdamW and SGD.
+    """The base class of Adagrad, Adam, AdamW, Lion, RMSprop and SGD.
 
     ``in_place_edits`` (default True; the environment variable ``SHARDD_IN_PLACE_EDITS=0`` makes it False): parameters may
     be written between passes, by anything, as with torch's fully_shard (clamping, averages around an evaluation,

@@ -76,17 +76,32 @@ class DaemonState(JobOptimizer):
         return any(group.get("momentum", 0) > 0 for group in self.param_groups)
 
     def _has_states(self) -> bool:
-        return self._kind.counts_updates or self.needs_momentum()
+        return self._kind.counts_updates or bool(self._names())
+
+    def _names(self) -> tuple[str, ...]:
+        """Returns the state that each parameter has in the job."""
+        momentum = self._kind.momentum_state
+        return self._kind.state_names + ((momentum,) if momentum and self.needs_momentum() else ())
 
     def _has_state_of(self, param: Any) -> bool:
         """Where a rank has no element of a plain tensor, torch's optimizers have no state of it: there is no gradient."""
         return self.chosen or isinstance(param, DTensor) or param.numel() > 0
 
     def _state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """Returns the state of a param group's parameters: torch's SGD has none in a group without momentum."""
-        if not self._has_states() or (not self.chosen and group.get("momentum", 1) == 0):
-            return ()
-        return self._kind.state_names
+        """Returns the state of a param group's parameters: torch's has no momentum buffer in a group without momentum."""
+        if not self.chosen and group.get("momentum", 1) == 0:
+            return self._kind.state_names
+        return self._names()
+
+    def _shows_unused(self) -> bool:
+        """Whether state that no update has written is shown, which is zeros in the daemon whatever a first update finds."""
+        if any(group.get("initial_accumulator_value", 0) != 0 for group in self.param_groups):
+            return False
+        return self.chosen or self._kind.starts_with_state
+
+    def _is_initial(self, entry: Mapping[str, Any]) -> bool:
+        """Whether state is what torch's optimizer has been built with."""
+        return self._kind.starts_with_state and float(torch.as_tensor(entry.get("step", 0)).max()) == 0
 
     def jobs(self) -> list[TorchJob]:
         return [job for job in jobs() if job.optimizer is not None and job.optimizer() is self]
@@ -113,7 +128,7 @@ class DaemonState(JobOptimizer):
                 place = job.places.get(id(param))
                 if place is None or not place.trainable or not self._has_state_of(param):
                     continue
-                replaced = replaced or bool(state.get(param))
+                replaced = replaced or (bool(state.get(param)) and not self._is_initial(state[param]))
                 self._update_counts[param] = [counts[index] for index in place.indices()]
                 entry: dict[str, Any] = {"step": counts[place.index]} if self._kind.counts_updates else {}
                 for number, name in enumerate(self._state_names(group)):
@@ -147,7 +162,7 @@ class DaemonState(JobOptimizer):
         state = self.optimizer.state
         if len(state) < len(self._entries):
             for param, entry in self._entries.items():
-                if param not in state and (self.chosen or not self.unused(param)):
+                if param not in state and (self._shows_unused() or not self.unused(param)):
                     state[param] = entry
                     self._shown[param] = list(entry.items())
 
@@ -239,7 +254,7 @@ class DaemonState(JobOptimizer):
             engine.commit()
             engine.leave_full_params()
             job.read_update_counts()
-        if not self.chosen:
+        if not self._shows_unused():
             for param in [p for p in self._entries if self.unused(p)]:
                 optimizer.state.pop(param, None)
                 self._shown.pop(param, None)
@@ -265,8 +280,7 @@ class DaemonState(JobOptimizer):
         return incoming
 
     def _param_state(self, param: Any, place: Place, entry: Any) -> ParamState:
-        names = self._kind.state_names if self._has_states() else ()
-        return param_state(param, place, entry, names, self._kind.counts_updates)
+        return param_state(param, place, entry, self._names(), self._kind.counts_updates)
 
     def write_loaded(self, job: TorchJob) -> None:
         state = self.optimizer.state
@@ -276,6 +290,7 @@ class DaemonState(JobOptimizer):
             if (place := job.places.get(id(param))) is not None
             and place.trainable
             and state.get(param)
+            and not self._is_initial(state[param])
             and not self.unused(param)
         ]
         self._write(job, states)  # in force with the next commit of parameters

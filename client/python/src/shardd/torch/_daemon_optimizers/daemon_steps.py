@@ -152,10 +152,23 @@ class DaemonSteps(DaemonState):
         for param in [p for p in self._entries if p in state]:
             entry = state[param]
             entry.update(cloned(entry))  # what is in the daemon's memory
+        if self._kind.starts_with_state:
+            self._build_state()
         for job in self.jobs():
             assert job.engine is not None
             job.engine.ask_extension()
         self.forget_built()
+
+    def _build_state(self) -> None:
+        """Gives parameters without state what torch's Adagrad has been built with, as it takes no step without."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                if not self.optimizer.state.get(param):
+                    value = group.get("initial_accumulator_value", 0)
+                    self.optimizer.state[param] = {
+                        "step": torch.tensor(0.0),
+                        "sum": torch.full_like(param.detach(), value, memory_format=torch.preserve_format),
+                    }
 
     def fall_back_now(self, why: str) -> None:
         given_up = self.jobs()

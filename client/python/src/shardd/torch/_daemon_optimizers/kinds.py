@@ -8,7 +8,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["ADAM", "ADAMW", "SGD", "Kind", "kind_of", "refusal"]
+__all__ = [
+    "ADAGRAD",
+    "ADAM",
+    "ADAMW",
+    "CENTERED_RMSPROP",
+    "LION",
+    "RMSPROP",
+    "SGD",
+    "Kind",
+    "kind_of",
+    "refusal",
+]
 
 
 def _adam(group: Mapping[str, Any]) -> dict[str, float]:
@@ -31,25 +42,64 @@ def _sgd(group: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def _adagrad(group: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        "lr": float(group["lr"]),
+        "weight_decay": float(group["weight_decay"]),
+        "lr_decay": float(group["lr_decay"]),
+        "initial_accumulator_value": float(group["initial_accumulator_value"]),
+        "eps": float(group["eps"]),
+    }
+
+
+def _rmsprop(group: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        "lr": float(group["lr"]),
+        "weight_decay": float(group["weight_decay"]),
+        "alpha": float(group["alpha"]),
+        "eps": float(group["eps"]),
+        "momentum": float(group["momentum"]),
+    }
+
+
+def _lion(group: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        "lr": float(group["lr"]),
+        "weight_decay": float(group["weight_decay"]),
+        "beta1": float(group["betas"][0]),
+        "beta2": float(group["betas"][1]),
+    }
+
+
 @dataclass(frozen=True)
 class Kind:
-    """One optimizer of the daemon."""
+    """One optimizer of the daemon: a row of common/plan/optimizer_kinds.cc, with what a param group of torch's is to it."""
 
     name: str  # shardd.v1.OptimizerKind
     state_names: tuple[str, ...]  # of the state that has a parameter's shape, in the job's order
+    momentum_state: str  # one more where a param group has momentum; empty: the kind has none
     counts_updates: bool  # "step" is part of a parameter's state
     hyperparameters: Callable[[Mapping[str, Any]], dict[str, float]]  # of a param group, for a step
+    starts_with_state: bool = False  # torch's has state as soon as it is built, and does not step without
 
 
-ADAM = Kind("OPTIMIZER_KIND_ADAM", ("exp_avg", "exp_avg_sq"), True, _adam)
-ADAMW = Kind("OPTIMIZER_KIND_ADAMW", ("exp_avg", "exp_avg_sq"), True, _adam)
-SGD = Kind("OPTIMIZER_KIND_SGD", ("momentum_buffer",), False, _sgd)
+ADAM = Kind("OPTIMIZER_KIND_ADAM", ("exp_avg", "exp_avg_sq"), "", True, _adam)
+ADAMW = Kind("OPTIMIZER_KIND_ADAMW", ("exp_avg", "exp_avg_sq"), "", True, _adam)
+SGD = Kind("OPTIMIZER_KIND_SGD", (), "momentum_buffer", False, _sgd)
+ADAGRAD = Kind("OPTIMIZER_KIND_ADAGRAD", ("sum",), "", True, _adagrad, starts_with_state=True)
+RMSPROP = Kind("OPTIMIZER_KIND_RMSPROP", ("square_avg",), "momentum_buffer", True, _rmsprop)
+CENTERED_RMSPROP = Kind("OPTIMIZER_KIND_CENTERED_RMSPROP", ("square_avg", "grad_avg"), "", True, _rmsprop)
+LION = Kind("OPTIMIZER_KIND_LION", ("exp_avg",), "", False, _lion)
 
 
 def kind_of(optimizer_class: type, groups: Sequence[Mapping[str, Any]]) -> Kind:
     """Returns the daemon's counterpart of a class of torch's. Its Adam is either, as the param groups say."""
     if issubclass(optimizer_class, torch.optim.SGD):
         return SGD
+    if issubclass(optimizer_class, torch.optim.Adagrad):
+        return ADAGRAD
+    if issubclass(optimizer_class, torch.optim.RMSprop):
+        return CENTERED_RMSPROP if groups[0].get("centered") else RMSPROP
     return ADAMW if groups[0].get("decoupled_weight_decay") else ADAM
 
 
@@ -58,7 +108,9 @@ def refusal(kind: Kind, group: Mapping[str, Any]) -> str:
     for flag in ("amsgrad", "differentiable"):
         if group.get(flag):
             return f"{flag}=True is not served by the daemon's optimizer"
-    if kind is SGD:
+    if kind in (RMSPROP, CENTERED_RMSPROP):
+        return _refusal_of_rmsprop(kind is CENTERED_RMSPROP, group)
+    if kind not in (ADAM, ADAMW):
         return ""
     decoupled = kind is ADAMW
     if bool(group.get("decoupled_weight_decay", decoupled)) != decoupled:
@@ -66,4 +118,17 @@ def refusal(kind: Kind, group: Mapping[str, Any]) -> str:
             f"decoupled_weight_decay of a param group differs from the optimizer's (got {not decoupled}, want {decoupled}); "
             "the daemon has one for all groups"
         )
+    return ""
+
+
+def _refusal_of_rmsprop(centered: bool, group: Mapping[str, Any]) -> str:
+    if bool(group.get("centered", centered)) != centered:
+        return (
+            f"centered of a param group differs from the optimizer's (got {not centered}, want {centered}); "
+            "the daemon has one for all groups"
+        )
+    if centered and group.get("momentum", 0) > 0:
+        return "centered=True with momentum has three states, and the daemon keeps two"
+    if not 0 <= group.get("alpha", 0) < 1:
+        return f"alpha={group['alpha']} is not below 1, as the daemon's optimizer wants it"
     return ""

@@ -1,4 +1,4 @@
-"""``torch.optim.Adam``, ``AdamW`` and ``SGD`` whose steps the daemon makes where it can.
+"""``torch.optim.Adam``, ``AdamW``, ``SGD``, ``Adagrad`` and ``RMSprop`` whose steps the daemon makes where it can.
 
 The classes stay PyTorch's own, and so do their instances, subclasses, pickles and whatever refers to them: their methods
 here ask for the daemon's part of an optimizer (_daemon_optimizers/choice.py decides who has one), and go on as PyTorch's without.
@@ -21,7 +21,13 @@ from shardd.torch._process.dynamo import no_dynamo
 
 __all__ = ["CLASSES", "put_back", "replace", "replaced"]
 
-CLASSES: tuple[type[Optimizer], ...] = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+CLASSES: tuple[type[Optimizer], ...] = (
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.SGD,
+    torch.optim.Adagrad,
+    torch.optim.RMSprop,
+)
 
 _before: list[tuple[type, str, Any]] = []  # (class, name, what it had of its own; None: nothing)
 

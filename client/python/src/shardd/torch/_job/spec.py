@@ -237,12 +237,12 @@ def _check_on_nodes(optimizers: list[JobOptimizer], stock: list[torch.optim.Opti
     if stock:
         raise NotImplementedError(
             f"register model: torch.optim.{type(stock[0]).__name__} has its parameters and it spans several nodes, where "
-            "trainers do not write them; use shardd.torch.optim (AdamW, Adam, SGD), or install() without optimizers=False"
+            "trainers do not write them; use shardd.torch.optim (AdamW, Adam, SGD, Adagrad, RMSprop, Lion), or install() without optimizers=False"
         )
     if not optimizers:
         raise NotImplementedError(
             "register model: it is trained on several nodes without an optimizer of shardd; build one of shardd.torch.optim "
-            "(AdamW, Adam, SGD) before the first forward"
+            "(AdamW, Adam, SGD, Adagrad, RMSprop, Lion) before the first forward"
         )
     if any(optimizer.in_place_edits and optimizer.edits_said for optimizer in optimizers):
         raise NotImplementedError(

@@ -1,0 +1,119 @@
+#include "common/plan/optimizer_kinds.h"
+
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+namespace shardd {
+namespace {
+
+using Hyper = v1::HyperParameters;
+
+const HyperParameterRange kLr = {"lr", &Hyper::lr, false};
+const HyperParameterRange kWeightDecay = {"weight_decay", &Hyper::weight_decay, false};
+const HyperParameterRange kBeta1 = {"beta1", &Hyper::beta1, true};
+const HyperParameterRange kBeta2 = {"beta2", &Hyper::beta2, true};
+const HyperParameterRange kEps = {"eps", &Hyper::eps, false};
+const HyperParameterRange kMomentum = {"momentum", &Hyper::momentum, false};
+const HyperParameterRange kAlpha = {"alpha", &Hyper::alpha, true};
+const HyperParameterRange kLrDecay = {"lr_decay", &Hyper::lr_decay, false};
+const HyperParameterRange kInitial = {"initial_accumulator_value", &Hyper::initial_accumulator_value, false};
+
+// What is not a range.
+absl::Status CheckMomentum(const v1::OptimizerConfig& optimizer, int group, const Hyper& values) {
+  const auto refuse = [group](const auto&... fact) {
+    return absl::InvalidArgumentError(absl::StrCat("optimizer group ", group, ": ", fact...));
+  };
+  if (!std::isfinite(values.dampening())) {
+    return refuse("dampening is not finite (got ", values.dampening(), ")");
+  }
+  if (values.nesterov() && (values.momentum() == 0 || values.dampening() != 0)) {
+    return refuse("nesterov needs momentum and no dampening (got momentum ", values.momentum(), ", dampening ",
+                  values.dampening(), ")");
+  }
+  if (values.momentum() > 0 && !optimizer.momentum()) {
+    return refuse("momentum without a planned buffer (got ", values.momentum(),
+                  ", want 0); set OptimizerConfig.momentum");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+const std::vector<OptimizerKindRow>& OptimizerKinds() {
+  // Never destroyed: it may be read while the process ends.
+  static const auto* const kinds = new std::vector<OptimizerKindRow>{
+      // kind, in_daemon, states, momentum_state, counts_steps, hyperparameters
+      {v1::OPTIMIZER_KIND_NONE, false, {}, nullptr, false, {}},
+      // Its states are OptimizerConfig.trainer_states, whose names only the trainers know.
+      {v1::OPTIMIZER_KIND_TRAINER, false, {}, nullptr, false, {}},
+      {v1::OPTIMIZER_KIND_ADAMW,
+       true,
+       {"exp_avg", "exp_avg_sq"},
+       nullptr,
+       true,
+       {kLr, kWeightDecay, kBeta1, kBeta2, kEps}},
+      {v1::OPTIMIZER_KIND_ADAM,
+       true,
+       {"exp_avg", "exp_avg_sq"},
+       nullptr,
+       true,
+       {kLr, kWeightDecay, kBeta1, kBeta2, kEps}},
+      {v1::OPTIMIZER_KIND_SGD, true, {}, "momentum_buffer", false, {kLr, kWeightDecay, kMomentum}},
+      {v1::OPTIMIZER_KIND_ADAGRAD, true, {"sum"}, nullptr, true, {kLr, kWeightDecay, kEps, kLrDecay, kInitial}},
+      {v1::OPTIMIZER_KIND_RMSPROP,
+       true,
+       {"square_avg"},
+       "momentum_buffer",
+       true,
+       {kLr, kWeightDecay, kEps, kAlpha, kMomentum}},
+      // torch's has a third state with momentum, which the daemon has no room for.
+      {v1::OPTIMIZER_KIND_CENTERED_RMSPROP,
+       true,
+       {"square_avg", "grad_avg"},
+       nullptr,
+       true,
+       {kLr, kWeightDecay, kEps, kAlpha}},
+      {v1::OPTIMIZER_KIND_LION, true, {"exp_avg"}, nullptr, false, {kLr, kWeightDecay, kBeta1, kBeta2}},
+  };
+  return *kinds;
+}
+
+const OptimizerKindRow* FindOptimizerKind(v1::OptimizerKind kind) {
+  for (const OptimizerKindRow& row : OptimizerKinds()) {
+    if (row.kind == kind) {
+      return &row;
+    }
+  }
+  return nullptr;
+}
+
+std::string OptimizerKindText(v1::OptimizerKind kind) {
+  const std::string& name = v1::OptimizerKind_Name(kind);
+  return name.empty() ? absl::StrCat(static_cast<int>(kind)) : name;
+}
+
+int OptimizerGroups(const v1::OptimizerConfig& optimizer) {
+  const OptimizerKindRow* const row = FindOptimizerKind(optimizer.kind());
+  return row != nullptr && row->in_daemon ? optimizer.groups_size() + 1 : 0;
+}
+
+absl::Status CheckHyperParameters(const v1::OptimizerConfig& optimizer, int group, const v1::HyperParameters& values) {
+  const OptimizerKindRow* const row = FindOptimizerKind(optimizer.kind());
+  if (row == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("optimizer group ", group, ": no such optimizer kind (got ",
+                                                   OptimizerKindText(optimizer.kind()), ")"));
+  }
+  for (const HyperParameterRange& range : row->hyperparameters) {
+    const double value = (values.*range.get)();
+    if (!(value >= 0 && value < (range.below_one ? 1 : std::numeric_limits<double>::infinity()))) {
+      return absl::InvalidArgumentError(absl::StrCat("optimizer group ", group, ": ", range.name,
+                                                     " is out of range (got ", value, ", want ",
+                                                     range.below_one ? "[0, 1)" : "finite, >= 0", ")"));
+    }
+  }
+  return row->momentum_state == nullptr ? absl::OkStatus() : CheckMomentum(optimizer, group, values);
+}
+
+}  // namespace shardd

@@ -1,0 +1,189 @@
+#include <cmath>
+
+#include "common/tensor/isa_internal.h"
+#include "common/tensor/kernels.h"
+#include "common/tensor/logged_blocks.h"
+#include "common/tensor/update_and_cast_internal.h"
+#include "common/tensor/update_log.h"
+#include "common/tensor/update_scalars.h"
+
+namespace shardd {
+namespace {
+
+constexpr bool HasSecond(UpdateRule rule) {
+  return rule == UpdateRule::kRmspropMomentum || rule == UpdateRule::kRmspropCentered;
+}
+
+// One element, in the order of PyTorch's single-tensor CPU implementation. Returns the parameter's new value.
+template <UpdateRule kRule>
+SHARDD_ALWAYS_INLINE float UpdateOne(const RuleScalars& c, float p, float grad, float* a, float* b) {
+  if constexpr (kRule == UpdateRule::kLion) {
+    const float g = grad * c.grad_scale;
+    const float mixed = c.beta1 * *a + c.one_minus_beta1 * g;
+    const float sign = static_cast<float>(mixed > 0) - static_cast<float>(mixed < 0);
+    // Not a number stays one, as with torch.sign.
+    const float direction = mixed != mixed ? mixed : sign;
+    *a = c.beta2 * *a + c.one_minus_beta2 * g;
+    return p * c.decay - c.step_size * direction;
+  }
+  const float g = grad * c.grad_scale + c.weight_decay * p;
+  if constexpr (kRule == UpdateRule::kAdagrad) {
+    const float sum = *a * c.keep + c.initial + g * g;
+    *a = sum;
+    return p - c.step_size * g / (__builtin_sqrtf(sum) + c.eps);
+  }
+  const float square = *a * c.beta2 + c.one_minus_beta2 * g * g;
+  *a = square;
+  if constexpr (kRule == UpdateRule::kRmspropCentered) {
+    const float mean = *b + c.one_minus_beta2 * (g - *b);
+    *b = mean;
+    const float variance = square - mean * mean;
+    return p - c.step_size * g / (__builtin_sqrtf(variance < 0 ? 0.0f : variance) + c.eps);
+  }
+  const float root = __builtin_sqrtf(square) + c.eps;
+  if constexpr (kRule == UpdateRule::kRmspropMomentum) {
+    const float velocity = *b * c.momentum + g / root;
+    *b = velocity;
+    return p - c.step_size * velocity;
+  }
+  return p - c.step_size * g / root;
+}
+
+template <typename Param, UpdateRule kRule>
+struct RuleBody {
+  static SHARDD_ALWAYS_INLINE void Run(const RuleScalars* scalars, void* param, const float* grad, float* first_state,
+                                       float* second_state, int64_t numel) {
+    const RuleScalars c = *scalars;
+    auto* __restrict p = static_cast<typename Param::Storage*>(param);
+    const float* __restrict g = grad;
+    float* __restrict a = first_state;
+    float* __restrict b = second_state;
+    for (int64_t i = 0; i < numel; ++i) {
+      float ai = a[i];
+      float bi = 0;
+      if constexpr (HasSecond(kRule)) bi = b[i];
+      p[i] = Param::Store(UpdateOne<kRule>(c, Param::Load(p[i]), g[i], &ai, &bi));
+      a[i] = ai;
+      if constexpr (HasSecond(kRule)) b[i] = bi;
+    }
+  }
+};
+
+template <typename Param, UpdateRule kRule>
+struct LoggedRuleBody {
+  static SHARDD_ALWAYS_INLINE void Run(const RuleScalars* scalars, void* param, const float* grad, float* a, float* b,
+                                       int64_t numel, UpdateLog* log, int64_t first) {
+    auto* const p = static_cast<typename Param::Storage*>(param);
+    RunLogged(
+        log, first, numel,
+        [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+          log->Save(0, p + i, count * static_cast<int64_t>(sizeof(*p)));
+          log->Save(1, a + i, count * static_cast<int64_t>(sizeof(float)));
+          if constexpr (HasSecond(kRule)) log->Save(2, b + i, count * static_cast<int64_t>(sizeof(float)));
+        },
+        [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+          RuleBody<Param, kRule>::Run(scalars, p + i, grad + i, a + i, HasSecond(kRule) ? b + i : nullptr, count);
+        });
+  }
+};
+
+using RuleFn = void (*)(const RuleScalars*, void*, const float*, float*, float*, int64_t);
+using LoggedRuleFn = void (*)(const RuleScalars*, void*, const float*, float*, float*, int64_t, UpdateLog*, int64_t);
+struct RuleFns {
+  RuleFn plain;
+  LoggedRuleFn logged;
+};
+
+template <typename Param, UpdateRule kRule>
+RuleFns SelectBody() {
+  const tensor::Isa isa = tensor::CurrentIsa();
+  return {tensor::Select<RuleBody<Param, kRule>, const RuleScalars*, void*, const float*, float*, float*, int64_t>(isa),
+          tensor::Select<LoggedRuleBody<Param, kRule>, const RuleScalars*, void*, const float*, float*, float*, int64_t,
+                         UpdateLog*, int64_t>(isa)};
+}
+
+template <typename Param>
+RuleFns SelectRule(UpdateRule rule) {
+  switch (rule) {
+    case UpdateRule::kAdagrad:
+      return SelectBody<Param, UpdateRule::kAdagrad>();
+    case UpdateRule::kRmsprop:
+      return SelectBody<Param, UpdateRule::kRmsprop>();
+    case UpdateRule::kRmspropMomentum:
+      return SelectBody<Param, UpdateRule::kRmspropMomentum>();
+    case UpdateRule::kRmspropCentered:
+      return SelectBody<Param, UpdateRule::kRmspropCentered>();
+    case UpdateRule::kLion:
+      return SelectBody<Param, UpdateRule::kLion>();
+  }
+  __builtin_unreachable();
+}
+
+RuleFns SelectUpdate(UpdateRule rule, DType dtype) {
+  switch (dtype) {
+    case v1::DTYPE_FLOAT32:
+      return SelectRule<tensor::Float32>(rule);
+    case v1::DTYPE_BFLOAT16:
+      return SelectRule<tensor::BFloat16>(rule);
+    case v1::DTYPE_FLOAT16:
+      return SelectRule<tensor::Float16>(rule);
+    default:
+      tensor::UnsupportedDType("update of", dtype);
+  }
+}
+
+}  // namespace
+
+const char* UpdateRuleName(UpdateRule rule) {
+  switch (rule) {
+    case UpdateRule::kAdagrad:
+      return "adagrad";
+    case UpdateRule::kRmsprop:
+      return "rmsprop";
+    case UpdateRule::kRmspropMomentum:
+      return "rmsprop with momentum";
+    case UpdateRule::kRmspropCentered:
+      return "centered rmsprop";
+    case UpdateRule::kLion:
+      return "lion";
+  }
+  return "unknown rule";
+}
+
+int UpdateRuleStates(UpdateRule rule) { return HasSecond(rule) ? 2 : 1; }
+
+RuleScalars MakeRuleScalars(const RuleParams& params) {
+  const bool adagrad = params.rule == UpdateRule::kAdagrad;
+  const bool finds_initial = adagrad && params.step == 1;
+  const double lr = adagrad ? params.lr / (1 + static_cast<double>(params.step - 1) * params.lr_decay) : params.lr;
+  return {static_cast<float>(params.grad_scale),
+          static_cast<float>(params.weight_decay),
+          static_cast<float>(1 - params.lr * params.weight_decay),
+          static_cast<float>(lr),
+          static_cast<float>(params.eps),
+          static_cast<float>(params.beta1),
+          static_cast<float>(1 - params.beta1),
+          static_cast<float>(params.beta2),
+          static_cast<float>(1 - params.beta2),
+          static_cast<float>(params.momentum),
+          finds_initial ? 0.0f : 1.0f,
+          finds_initial ? static_cast<float>(params.initial) : 0.0f};
+}
+
+void RuleUpdateWith(UpdateRule rule, const RuleScalars& scalars, void* p, DType param_dtype, const float* g, float* a,
+                    float* b, void* cast_dst, DType cast_dtype, int64_t numel, UpdateLog* log, int64_t first) {
+  if (numel <= 0) return;
+  const RuleFns update = SelectUpdate(rule, param_dtype);
+  const int64_t bytes = DTypeSizeBytes(param_dtype);
+  tensor::UpdateAndCast(p, param_dtype, cast_dst, cast_dtype, numel, [&](int64_t begin, int64_t count) {
+    void* const param = static_cast<char*>(p) + begin * bytes;
+    float* const second = b == nullptr ? nullptr : b + begin;
+    if (log == nullptr) {
+      update.plain(&scalars, param, g + begin, a + begin, second, count);
+    } else {
+      update.logged(&scalars, param, g + begin, a + begin, second, count, log, first + begin);
+    }
+  });
+}
+
+}  // namespace shardd

@@ -1,0 +1,74 @@
+#include "common/plan/optimizer_kinds.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/common/plan/spec_builder.h"
+
+namespace shardd {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(OptimizerKinds, EachValueOfTheProtoIsOneRow) {
+  const google::protobuf::EnumDescriptor& kinds = *v1::OptimizerKind_descriptor();
+  ASSERT_EQ(static_cast<int>(OptimizerKinds().size()), kinds.value_count() - 1);
+  for (int i = 0; i < kinds.value_count(); ++i) {
+    const auto kind = static_cast<v1::OptimizerKind>(kinds.value(i)->number());
+    EXPECT_EQ(FindOptimizerKind(kind) != nullptr, kind != v1::OPTIMIZER_KIND_UNSPECIFIED) << kinds.value(i)->name();
+  }
+}
+
+// Two states are what slabs, slices and the log of updates have room for.
+TEST(OptimizerKinds, HaveTheStatesThatTheirPlanHas) {
+  for (const OptimizerKindRow& row : OptimizerKinds()) {
+    for (const bool momentum : {false, true}) {
+      if (momentum && row.momentum_state == nullptr) continue;
+      SpecBuilder b(1);
+      b.Param(0, "p", {4});
+      b.config().mutable_optimizer()->set_kind(row.kind);
+      b.config().set_trainers_never_write(row.kind != v1::OPTIMIZER_KIND_TRAINER);
+      b.config().mutable_optimizer()->set_momentum(momentum);
+      const auto want = static_cast<int>(row.states.size()) + (momentum ? 1 : 0);
+      EXPECT_EQ(b.Plan().optimizer_states, want) << OptimizerKindText(row.kind);
+      EXPECT_LE(want, 2);
+    }
+  }
+}
+
+TEST(OptimizerKinds, AHyperParameterOutOfRangeIsNamed) {
+  for (const OptimizerKindRow& row : OptimizerKinds()) {
+    v1::OptimizerConfig config;
+    config.set_kind(row.kind);
+    config.set_momentum(row.momentum_state != nullptr);
+    EXPECT_TRUE(CheckHyperParameters(config, 0, {}).ok()) << OptimizerKindText(row.kind);
+    for (const HyperParameterRange& range : row.hyperparameters) {
+      v1::HyperParameters values;
+      const auto* const field = v1::HyperParameters::descriptor()->FindFieldByName(range.name);
+      ASSERT_NE(field, nullptr) << range.name;
+      values.GetReflection()->SetDouble(&values, field, -0.5);
+      const absl::Status refused = CheckHyperParameters(config, 3, values);
+      EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(refused.message()),
+                  HasSubstr(std::string("optimizer group 3: ") + range.name + " is out of range (got -0.5"));
+      values.GetReflection()->SetDouble(&values, field, 1);
+      EXPECT_EQ(CheckHyperParameters(config, 3, values).ok(), !range.below_one) << range.name;
+    }
+  }
+}
+
+TEST(OptimizerKinds, AnUnknownKindIsNamedWithThoseThatAreKnown) {
+  v1::OptimizerConfig config;
+  config.set_kind(static_cast<v1::OptimizerKind>(42));
+  EXPECT_EQ(OptimizerGroups(config), 0);
+  EXPECT_THAT(std::string(CheckHyperParameters(config, 0, {}).message()), HasSubstr("no such optimizer kind (got 42"));
+  SpecBuilder b(1);
+  b.Param(0, "p", {4});
+  *b.config().mutable_optimizer() = config;
+  EXPECT_TRUE(Invalid(b.spec(), {"optimizer.kind", "got 42", "OPTIMIZER_KIND_LION"}));
+}
+
+}  // namespace
+}  // namespace shardd
