@@ -18,6 +18,7 @@ struct BytesOfOne {
   int64_t operator()(const AdamWOp& op) const { return 2 * DTypeSizeBytes(op.param_dtype) + 5 * kFloatBytes; }
   int64_t operator()(const SgdOp& op) const { return 2 * DTypeSizeBytes(op.param_dtype) + 3 * kFloatBytes; }
   int64_t operator()(const SumOp&) const { return kFloatBytes; }
+  int64_t operator()(const MoveOp&) const { return 1; }
 };
 
 // Moves the ranges of a copied operation to where the slice begins.
@@ -66,6 +67,7 @@ struct Slice {
     op.logged.first += first;
   }
   void operator()(SumOp&) const {}
+  void operator()(MoveOp&) const {}
 };
 
 }  // namespace

@@ -48,12 +48,16 @@ struct PartOf {
     part.logged.first += first;
     return part;
   }
-  // Of reductions, which are never an optimizer's: whole.
+  // Of reductions and moves, which are never an optimizer's: whole.
   DeviceOp operator()(const ReduceOp& op) const { return op; }
   DeviceOp operator()(const SumOp& op) const { return op; }
+  DeviceOp operator()(const MoveOp& op) const { return op; }
 };
 
-bool MayCut(const DeviceOp& op) { return !std::holds_alternative<ReduceOp>(op) && !std::holds_alternative<SumOp>(op); }
+bool MayCut(const DeviceOp& op) {
+  return !std::holds_alternative<ReduceOp>(op) && !std::holds_alternative<SumOp>(op) &&
+         !std::holds_alternative<MoveOp>(op);
+}
 
 }  // namespace
 
