@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "server/collective/nodes/node_collective.h"
-#include "server/collective/nodes/node_gather.h"
 #include "server/collective/nodes/peer_exchange.h"
+#include "server/collective/nodes/peer_gather.h"
 #include "server/daemon/core.h"
 #include "server/storage/job_slab.h"
 
@@ -91,7 +91,7 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
         nodes->links.get(), plan.world_size * plan.node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots,
         plan.node_piece_bytes / static_cast<int64_t>(sizeof(float)));
     if (plan.cut_over_nodes) {
-      nodes->gather = std::make_unique<NodeGather>(init->plan, nodes->links.get(), init->memory->shards()->At(0));
+      nodes->gather = std::make_unique<PeerGather>(init->plan, nodes->links.get(), init->memory->shards()->At(0));
     }
   } else if (plan.cut_over_nodes) {
     nodes->events->SetExchange(nullptr);

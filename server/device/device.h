@@ -27,6 +27,7 @@ class Communicator {
   // Enqueues a member's part on its device's stream (a CUstream). Call it on a thread of that device, with its context
   // current. An error concerns this member only: the others may wait for it until Break.
   virtual absl::Status Enqueue(const SumOp& op, void* stream) = 0;
+  virtual absl::Status Enqueue(const MoveOp& op, void* stream) = 0;
   // Ends whatever is under way on any member soon, with undefined bytes, and refuses everything later. Does not block.
   // The first reason is kept.
   virtual void Break(const absl::Status& why) = 0;

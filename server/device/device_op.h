@@ -120,8 +120,9 @@ struct SumPart {
   const float* src;  // this device's addend
   float* dst;        // destination of the sum on the root, may equal its src; ignored on the others
   int64_t numel;
-  int root;  // a member
+  int root;  // a member; or kAllMembers
 };
+inline constexpr int kAllMembers = -1;  // every member is a root
 struct SumOp {
   Communicator* communicator;
   int member;  // this device's index in the communicator
@@ -130,7 +131,21 @@ struct SumOp {
   bool scatter = false;
   int64_t numel = 0;  // of all parts
 };
-using DeviceOp = std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, NormOp, AdamWOp, SgdOp, RuleOp, SumOp>;
+// One device's part in copies between the devices of a communicator. For each move the device of `peer` runs its other
+// half, in an operation of its own; all devices run such operations in one common order.
+struct MoveOp {
+  struct Move {
+    int peer = 0;               // a member, another one
+    const char* src = nullptr;  // what is sent to it, or
+    char* dst = nullptr;        // where what it sends goes; the other one is null
+    int64_t size_bytes = 0;     // > 0
+  };
+  Communicator* communicator;
+  int member;  // this device's index in the communicator
+  std::vector<Move> moves;
+  int64_t size_bytes = 0;  // of all moves
+};
+using DeviceOp = std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, NormOp, AdamWOp, SgdOp, RuleOp, SumOp, MoveOp>;
 
 // When a work ran, CLOCK_MONOTONIC in nanoseconds; written before `done`. 0: none of it ran.
 struct WorkTiming {

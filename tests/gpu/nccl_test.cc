@@ -60,7 +60,7 @@ class RealNcclTest : public ::testing::Test {
     if (scatter) {
       sum.parts = {{src, dst, kNumel, 0}};
     } else {
-      sum.parts = {{src, dst, 77, 0}, {src + 77, dst + 77, kNumel - 77, 0}};
+      sum.parts = {{src, dst, 77, root_}, {src + 77, dst + 77, kNumel - 77, root_}};
     }
     absl::Notification notification;
     absl::Status result;
@@ -92,6 +92,7 @@ class RealNcclTest : public ::testing::Test {
   std::unique_ptr<NcclLibrary> library_;
   std::unique_ptr<CudaDevice> device_;
   std::shared_ptr<DeviceSlab> slab_;
+  int root_ = 0;  // of sums that are not scattered
   std::vector<std::weak_ptr<NcclCommunicator>> made_;
 };
 
@@ -150,8 +151,10 @@ TEST_F(RealNcclTest, TwoMembersOrRanksOnOneGpuAreRefused) {
   ExpectSums(one->get());
 }
 
-// A communicator of several processes, of which this one has all members: what it calls is ncclAllReduce.
+// A communicator of several processes, of which this one has all members: what it calls is ncclAllReduce, or, where
+// nodes own what they add, ncclReduceScatter.
 TEST_F(RealNcclTest, ALoneMemberOfAllNodesAlsoKeepsItsBits) {
+  root_ = kAllMembers;
   for (int times = 0; times < 2; ++times) {
     NcclCommunicator::Share share;
     const absl::Status id = library_->Check((*library_)->GetUniqueId(&share.id), "ncclGetUniqueId", "");

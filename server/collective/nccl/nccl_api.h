@@ -25,6 +25,7 @@ inline constexpr Result kRemoteError = 6;
 inline constexpr Result kInProgress = 7;
 
 using DataType = int;
+inline constexpr DataType kInt8 = 0;
 inline constexpr DataType kFloat32 = 7;
 using RedOp = int;
 inline constexpr RedOp kSum = 0;
@@ -79,6 +80,8 @@ struct Config {
              nccl::Comm comm, nccl::Stream stream))                                                                   \
   X(AllReduce, (const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op, nccl::Comm comm, \
                 nccl::Stream stream))                                                                                 \
+  X(Send, (const void* send, size_t count, nccl::DataType dtype, int peer, nccl::Comm comm, nccl::Stream stream))     \
+  X(Recv, (void* receive, size_t count, nccl::DataType dtype, int peer, nccl::Comm comm, nccl::Stream stream))        \
   X(ReduceScatter, (const void* send, void* receive, size_t receive_count, nccl::DataType dtype, nccl::RedOp op,      \
                     nccl::Comm comm, nccl::Stream stream))                                                            \
   X(GroupStart, ())                                                                                                   \

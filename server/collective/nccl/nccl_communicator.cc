@@ -149,7 +149,7 @@ absl::Status NcclCommunicator::EnqueueParts(const Member& member, nccl::Comm com
   absl::Status status;
   for (size_t i = 0; i < op.parts.size();) {
     const SumPart& part = op.parts[i];
-    if (is_shared_) {
+    if (part.root == kAllMembers) {
       status.Update(
           library_.Check(library_->AllReduce(part.src, part.dst, numel(part), nccl::kFloat32, nccl::kSum, comm, stream),
                          "ncclAllReduce", member.device));
@@ -174,24 +174,48 @@ absl::Status NcclCommunicator::EnqueueParts(const Member& member, nccl::Comm com
 }
 
 absl::Status NcclCommunicator::Enqueue(const SumOp& op, void* stream) {
-  const int index = op.member - share_.first_member;
+  const bool on_all = !op.parts.empty() && op.parts[0].root == kAllMembers;
+  return EnqueueCalls(op.member,
+                      on_all       ? "ncclAllReduce"
+                      : op.scatter ? "ncclReduceScatter"
+                                   : "ncclReduce",
+                      [&](const Member& member, nccl::Comm comm) { return EnqueueParts(member, comm, op, stream); });
+}
+
+absl::Status NcclCommunicator::Enqueue(const MoveOp& op, void* stream) {
+  return EnqueueCalls(op.member, "ncclSend and ncclRecv", [&](const Member& member, nccl::Comm comm) {
+    // In one group, so that none waits for another.
+    SHARDD_RETURN_IF_ERROR(library_.Check(library_->GroupStart(), "ncclGroupStart", member.device));
+    absl::Status status;
+    for (const MoveOp::Move& move : op.moves) {
+      const auto bytes = static_cast<size_t>(move.size_bytes);
+      status.Update(move.src != nullptr
+                        ? library_.Check(library_->Send(move.src, bytes, nccl::kInt8, move.peer, comm, stream),
+                                         "ncclSend", member.device)
+                        : library_.Check(library_->Recv(move.dst, bytes, nccl::kInt8, move.peer, comm, stream),
+                                         "ncclRecv", member.device));
+    }
+    status.Update(library_.Check(library_->GroupEnd(), "ncclGroupEnd", member.device));
+    return status;
+  });
+}
+
+absl::Status NcclCommunicator::EnqueueCalls(int of_member, const char* operation,
+                                            absl::FunctionRef<absl::Status(const Member&, nccl::Comm)> calls) {
+  const int index = of_member - share_.first_member;
   if (index < 0 || static_cast<size_t>(index) >= members_.size()) {
-    return absl::InternalError(absl::StrCat("sum: member ", op.member, " is not of this process (", name_, ")"));
-  }
-  for (const SumPart& part : op.parts) {
-    if (!is_shared_ || part.root == op.member) continue;
-    return absl::InternalError(absl::StrCat("sum: an all-reduce has no root (got ", part.root, "; ", name_, ")"));
+    return absl::InternalError(
+        absl::StrCat(operation, ": member ", of_member, " is not of this process (", name_, ")"));
   }
   Member& member = *members_[static_cast<size_t>(index)];
   absl::MutexLock lock(&member.mutex);
   SHARDD_RETURN_IF_ERROR(broken());
-  if (member.comm == nullptr) return absl::InternalError(absl::StrCat("sum on ", member.device, ": no communicator"));
-  SHARDD_RETURN_IF_ERROR(EnqueueParts(member, member.comm, op, stream));
+  if (member.comm == nullptr) {
+    return absl::InternalError(absl::StrCat(operation, " on ", member.device, ": no communicator"));
+  }
+  SHARDD_RETURN_IF_ERROR(calls(member, member.comm));
   // The stream must not be touched while NCCL still puts its work there.
-  return Await(member.device, member.comm,
-               is_shared_   ? "ncclAllReduce"
-               : op.scatter ? "ncclReduceScatter"
-                            : "ncclReduce");
+  return Await(member.device, member.comm, operation);
 }
 
 absl::Status NcclCommunicator::Ask() {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -49,8 +50,7 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
                                                                   const std::vector<int>& ordinals) {
     return Create(library, driver, ordinals, Options());
   }
-  // This process's part of a communicator over several processes. Every member gets the sums: each member's parts must
-  // name that member as their root, and become all-reduces.
+  // This process's part of a communicator over several processes.
   struct Share {
     nccl::UniqueId id = {};     // one process has made it for all of them
     int members = 0;            // in all processes
@@ -73,6 +73,7 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   const std::string& details() const override { return details_; }
   int members() const override { return share_.members; }
   absl::Status Enqueue(const SumOp& op, void* stream) override;
+  absl::Status Enqueue(const MoveOp& op, void* stream) override;
   void Break(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status broken() const override ABSL_LOCKS_EXCLUDED(mutex_);
   // What the library itself has noticed about the work under way: UNAVAILABLE if a member of another process is gone
@@ -105,6 +106,9 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
                    const Options& options);
   static absl::Status JoinGroup(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators);
   absl::Status JoinMembers();
+  // Runs `calls` on the member's communicator, and waits until the library has finished them.
+  absl::Status EnqueueCalls(int of_member, const char* operation,
+                            absl::FunctionRef<absl::Status(const Member&, nccl::Comm)> calls);
   absl::Status EnqueueParts(const Member& member, nccl::Comm comm, const SumOp& op, void* stream);
   absl::Status RegisterOnAll(const Slabs& slabs) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status DeregisterOnAll() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "server/collective/local/fan_out.h"
 #include "server/observe/log.h"
 
 namespace shardd {
@@ -37,39 +36,76 @@ NcclExchange::~NcclExchange() {
   mutex_.Await(absl::Condition(&all_done));
 }
 
-absl::Status NcclExchange::Check(uint64_t sequence, const std::vector<NodePart>& parts) const {
-  if (sequence < next_ || waiting_.contains(sequence)) {
+absl::Status NcclExchange::Check(const Queue& queue, uint64_t sequence, const Sum& sum) const {
+  const char* const what = sum.is_move ? "move between nodes" : "sum between nodes";
+  if (sequence < queue.next || queue.waiting.contains(sequence)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("sum between nodes: the sequence has been (got ", sequence, ", want ", next_, " or later)"));
+        absl::StrCat(what, ": the sequence has been (got ", sequence, ", want ", queue.next, " or later)"));
   }
-  for (const NodePart& part : parts) {
-    if (part.rank < 0 || static_cast<size_t>(part.rank) >= options_.devices.size() || part.data == nullptr ||
-        part.numel < 1) {
-      return absl::InvalidArgumentError(absl::StrCat("sum between nodes: no such part (got rank ", part.rank, ", ",
-                                                     part.numel, " elements, want rank 0 to ",
-                                                     options_.devices.size() - 1, " and at least one element)"));
+  const auto ranks = static_cast<int>(options_.devices.size());
+  for (const NodePart& part : sum.parts) {
+    if (part.rank < 0 || part.rank >= ranks || part.data == nullptr || part.numel < 1) {
+      return absl::InvalidArgumentError(absl::StrCat(what, ": no such part (got rank ", part.rank, ", ", part.numel,
+                                                     " elements, want rank 0 to ", ranks - 1,
+                                                     " and at least one element)"));
+    }
+  }
+  if (sum.is_move && !options_.moves)
+    return absl::InternalError("move between nodes: there are no communicators for it");
+  for (const NodeMove& move : sum.moves) {
+    if (move.rank < 0 || move.rank >= ranks) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, ": no such rank (got ", move.rank, ", want 0 to ", ranks - 1, ")"));
     }
   }
   return absl::OkStatus();
 }
 
-void NcclExchange::AllReduce(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
-                             Done done) {
-  absl::MutexLock lock(&mutex_);
-  BeginLocked(generation);
+void NcclExchange::Enter(Queue* queue, uint64_t sequence, Sum sum) {
+  BeginLocked(sum.generation);
   absl::Status refused = failed_;
-  if (generation < generation_) {
+  if (sum.generation < generation_) {
     refused = absl::AbortedError(
-        absl::StrCat(label, ": the generation has ended (got ", generation, ", want ", generation_, ")"));
+        absl::StrCat(sum.label, ": the generation has ended (got ", sum.generation, ", want ", generation_, ")"));
   }
-  if (refused.ok()) refused = Check(sequence, parts);
+  if (refused.ok()) refused = Check(*queue, sequence, sum);
   if (!refused.ok()) {
-    refused_.emplace_back(std::move(done), std::move(refused));
+    refused_.emplace_back(std::move(sum.done), std::move(refused));
     return;
   }
   // All nodes use the order of ranks, and the caller's order for the parts of one rank.
-  std::stable_sort(parts.begin(), parts.end(), [](const NodePart& a, const NodePart& b) { return a.rank < b.rank; });
-  waiting_[sequence] = std::make_shared<Sum>(Sum{generation, std::move(parts), std::move(label), std::move(done)});
+  std::stable_sort(sum.parts.begin(), sum.parts.end(),
+                   [](const NodePart& a, const NodePart& b) { return a.rank < b.rank; });
+  queue->waiting[sequence] = std::make_shared<Sum>(std::move(sum));
+}
+
+void NcclExchange::AllReduce(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
+                             Done done) {
+  for (NodePart& part : parts) part.node = kAllMembers;
+  ReduceScatter(generation, sequence, std::move(parts), std::move(label), std::move(done));
+}
+
+void NcclExchange::ReduceScatter(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
+                                 Done done) {
+  Sum sum;
+  sum.generation = generation;
+  sum.parts = std::move(parts);
+  sum.label = std::move(label);
+  sum.done = std::move(done);
+  absl::MutexLock lock(&mutex_);
+  Enter(&sums_waiting_, sequence, std::move(sum));
+}
+
+void NcclExchange::Move(uint64_t generation, uint64_t sequence, std::vector<NodeMove> moves, std::string label,
+                        Done done) {
+  Sum move;
+  move.generation = generation;
+  move.is_move = true;
+  move.moves = std::move(moves);
+  move.label = std::move(label);
+  move.done = std::move(done);
+  absl::MutexLock lock(&mutex_);
+  Enter(&moves_waiting_, sequence, std::move(move));
 }
 
 void NcclExchange::Begin(uint64_t generation) {
@@ -87,12 +123,15 @@ void NcclExchange::BeginLocked(uint64_t generation) {
   generation_ = generation;
   phase_ = Phase::kUnasked;
   failed_ = absl::OkStatus();
-  next_ = 0;
+  sums_waiting_.next = 0;
+  moves_waiting_.next = 0;
 }
 
 void NcclExchange::RefuseLocked(const absl::Status& why) {
-  for (auto& [sequence, sum] : waiting_) refused_.emplace_back(std::move(sum->done), why);
-  waiting_.clear();
+  for (Queue* const queue : {&sums_waiting_, &moves_waiting_}) {
+    for (auto& [sequence, sum] : queue->waiting) refused_.emplace_back(std::move(sum->done), why);
+    queue->waiting.clear();
+  }
 }
 
 void NcclExchange::DropLocked(const absl::Status& why) {
@@ -133,9 +172,9 @@ void NcclExchange::OnMessage(int node, const v1::PeerMessage::Exchange& message)
     }
     std::memcpy(report.ids.emplace_back().internal, bytes.data(), bytes.size());
   }
-  if (report.malformed.ok() && !report.ids.empty() && report.ids.size() != options_.devices.size()) {
+  if (report.malformed.ok() && !report.ids.empty() && report.ids.size() != CommunicatorCount()) {
     report.malformed = absl::InvalidArgumentError(absl::StrCat(
-        "nodes have other numbers of ranks (got ", report.ids.size(), " ids, want ", options_.devices.size(), ")"));
+        "nodes have other numbers of ranks (got ", report.ids.size(), " ids, want ", CommunicatorCount(), ")"));
   }
   absl::MutexLock lock(&mutex_);
   // May belong to a generation that this node has not begun yet; an older one is obsolete.
@@ -151,14 +190,14 @@ bool NcclExchange::HaveAllAskedLocked() const {
 
 bool NcclExchange::HasWorkLocked() const {
   if (ends_ || !refused_.empty()) return true;
-  if (waiting_.empty()) return false;
+  if (sums_waiting_.waiting.empty() && moves_waiting_.waiting.empty()) return false;
   switch (phase_) {
     case Phase::kUnasked:
       return true;
     case Phase::kAsked:
       return options_.node == 0 ? HaveAllAskedLocked() : reports_[0].generation == generation_;
     case Phase::kAgreed:
-      return waiting_.begin()->first == next_;
+      return sums_waiting_.ready() || moves_waiting_.ready();
     case Phase::kFailed:
       return false;  // what arrived then was refused
   }
@@ -201,7 +240,7 @@ void NcclExchange::Step() {
     case Phase::kAsked:
       return options_.node == 0 ? Decide() : UseOrMake();
     case Phase::kAgreed:
-      return IssueNext();
+      return IssueNext(moves_waiting_.ready() ? moves_waiting_ : sums_waiting_);
     case Phase::kFailed:
       return;
   }
@@ -242,7 +281,7 @@ void NcclExchange::Decide() {
   message.mutable_exchange()->set_attempt(decided.number);
   mutex_.Unlock();
   absl::Status status;
-  for (size_t rank = 0; !all_have_them && status.ok() && rank < options_.devices.size(); ++rank) {
+  for (size_t rank = 0; !all_have_them && status.ok() && rank < CommunicatorCount(); ++rank) {
     nccl::UniqueId& id = decided.ids.emplace_back();
     status = library_.Check(library_->GetUniqueId(&id), "ncclGetUniqueId", absl::StrCat("of rank ", rank));
     message.mutable_exchange()->add_nccl_ids(id.internal, sizeof(id.internal));
@@ -269,12 +308,12 @@ void NcclExchange::UseOrMake() {
   }
   const uint64_t number = wanted.number;
   DropLocked(absl::AbortedError(absl::StrCat("attempt ", number, " replaces it")));
-  for (size_t rank = 0; rank < options_.ordinals.size(); ++rank) {
+  for (size_t rank = 0; rank < CommunicatorCount(); ++rank) {
     NcclCommunicator::Share share;
     share.id = wanted.ids[rank];
     share.members = options_.nodes;
     share.first_member = options_.node;
-    share.ordinals = {options_.ordinals[rank]};
+    share.ordinals = {options_.ordinals[rank % options_.ordinals.size()]};
     being_made_.push_back(NcclCommunicator::Prepare(library_, driver_, std::move(share), options_.communicators));
   }
   const Communicators made = being_made_;
@@ -299,66 +338,15 @@ void NcclExchange::UseOrMake() {
   phase_ = Phase::kAgreed;
 }
 
-void NcclExchange::IssueNext() {
-  const std::shared_ptr<Sum> sum = waiting_.begin()->second;
-  waiting_.erase(waiting_.begin());
-  ++next_;
-  ++under_way_;
-  ++unreported_;
-  const Communicators on = communicators_;
-  mutex_.Unlock();
-  std::vector<DevicePart> parts;  // in the order of ranks, also for ranks that share a device
-  for (size_t i = 0; i < sum->parts.size();) {
-    const int rank = sum->parts[i].rank;
-    SumOp op;
-    op.communicator = on[static_cast<size_t>(rank)].get();
-    op.member = options_.node;
-    for (; i < sum->parts.size() && sum->parts[i].rank == rank; ++i) {
-      op.parts.push_back({sum->parts[i].data, sum->parts[i].data, sum->parts[i].numel, options_.node});
-      op.numel += sum->parts[i].numel;
-    }
-    parts.push_back({options_.devices[static_cast<size_t>(rank)], {std::move(op)}});
-  }
-  {
-    absl::MutexLock lock(&NcclIssueMutex());
-    FanOut(
-        std::move(parts), StreamId::kPostBackward, sum->label, options_.devices.front(), absl::OkStatus(),
-        [this, sum, on](absl::Status status) { SumIsDone(sum, on, std::move(status)); },
-        [on](const absl::Status& why) {
-          for (const auto& communicator : on) communicator->Break(why);
-        });
-  }
-  mutex_.Lock();
-}
-
-void NcclExchange::SumIsDone(const std::shared_ptr<Sum>& sum, const Communicators& on, absl::Status status) {
-  // A stream does not report an abort: what follows on it is no sum.
-  for (const auto& communicator : on) status.Update(communicator->broken());
-  {
-    absl::MutexLock lock(&mutex_);
-    --under_way_;
-    if (ends_ || sum->generation != generation_) {
-      status = absl::AbortedError(absl::StrCat(sum->label, ": the generation has ended (", sum->generation, ")"));
-    } else if (!status.ok()) {
-      if (failed_.ok()) FailLocked(status);
-      status = failed_;
-    } else {
-      ++sums_;
-    }
-  }
-  std::exchange(sum->done, nullptr)(std::move(status));
-  absl::MutexLock lock(&mutex_);
-  --unreported_;
-}
-
 std::string NcclExchange::Describe() const {
   std::vector<std::string> devices;
   for (const int ordinal : options_.ordinals) devices.push_back(absl::StrCat("cuda:", ordinal));
   absl::MutexLock lock(&mutex_);
   const uint64_t usable = UsableNumberLocked();
-  std::string text =
-      absl::StrCat("nccl ", library_.version(), ", a communicator for each rank over ", options_.nodes,
-                   " nodes (this is ", options_.node, "), members here ", absl::StrJoin(devices, ", "), ": ");
+  std::string text = absl::StrCat(
+      "nccl ", library_.version(),
+      options_.moves ? ", two communicators for each rank over " : ", a communicator for each rank over ",
+      options_.nodes, " nodes (this is ", options_.node, "), members here ", absl::StrJoin(devices, ", "), ": ");
   if (!failed_.ok()) {
     absl::StrAppend(&text, "not in this generation, ", failed_.message());
   } else if (!being_made_.empty()) {

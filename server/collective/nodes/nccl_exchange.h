@@ -13,10 +13,17 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/collective/local/fan_out.h"
 #include "server/collective/nccl/nccl_communicator.h"
 #include "server/collective/nodes/node_exchange.h"
 
 namespace shardd {
+
+// Bytes that one local rank's device sends to the same rank's device of another node, or gets from it.
+struct NodeMove {
+  int rank = 0;
+  MoveOp::Move move;  // `peer` is the other node
+};
 
 // Exchange by NCCL: for each local rank one communicator, whose members are that rank's GPUs on all nodes, in the
 // nodes' order. They are made when the first sum needs them and kept over generations while nothing breaks. Before a
@@ -37,6 +44,9 @@ class NcclExchange final : public NodeExchange {
     std::vector<int> ordinals;     // of the devices, in the driver's numbering
     // PeerLinks::Send: sends in order, never blocks, may drop a message if the loss ends the generation.
     std::function<void(int node, v1::PeerMessage message)> send;
+    // There are moves, too, on communicators of their own: a sum and a move may wait for other nodes at the same time.
+    // The same on all nodes.
+    bool moves = false;
     NcclCommunicator::Options communicators;
     std::shared_ptr<void> claim;  // released with the exchange
   };
@@ -47,16 +57,33 @@ class NcclExchange final : public NodeExchange {
   std::string Describe() const override ABSL_LOCKS_EXCLUDED(mutex_);
   void AllReduce(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
                  Done done) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void ReduceScatter(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
+                     Done done) override ABSL_LOCKS_EXCLUDED(mutex_);
+  // Moves bytes between nodes, on kUnshard of each local rank's device. All nodes must call it with the same generation
+  // and sequence and with the other halves of each other's moves, in the order of sequences, which begin at 0 in each
+  // generation, have no gaps and are apart from those of sums. A node that takes no part calls it with none. `done` and
+  // errors: as AllReduce's. REQUIRES: options.moves.
+  void Move(uint64_t generation, uint64_t sequence, std::vector<NodeMove> moves, std::string label, Done done)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   void Begin(uint64_t generation) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnMessage(int node, const v1::PeerMessage::Exchange& message) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  using Communicators = std::vector<std::shared_ptr<NcclCommunicator>>;  // by local rank
+  // By local rank, for sums; then likewise for moves, if there are any.
+  using Communicators = std::vector<std::shared_ptr<NcclCommunicator>>;
   struct Sum {
     uint64_t generation = 0;
     std::vector<NodePart> parts;
+    bool is_move = false;
+    std::vector<NodeMove> moves;  // of a move, which has no parts
     std::string label;
     Done done;
+  };
+  // In the order of all nodes.
+  struct Queue {
+    uint64_t next = 0;  // sequence to issue next
+    std::map<uint64_t, std::shared_ptr<Sum>> waiting;
+    bool ready() const { return !waiting.empty() && waiting.begin()->first == next; }
   };
   // The last message of a node.
   struct Report {
@@ -84,9 +111,14 @@ class NcclExchange final : public NodeExchange {
   void SendReport() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UseOrMake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void IssueNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void IssueNext(Queue& queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  absl::Status Check(uint64_t sequence, const std::vector<NodePart>& parts) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  size_t CommunicatorCount() const { return options_.devices.size() * (options_.moves ? 2 : 1); }
+  // The operations of each rank's device.
+  std::vector<DevicePart> SumParts(const Sum& sum, const Communicators& on) const;
+  std::vector<DevicePart> MoveParts(const Sum& move, const Communicators& on) const;
+  absl::Status Check(const Queue& queue, uint64_t sequence, const Sum& sum) const;
+  void Enter(Queue* queue, uint64_t sequence, Sum sum) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SumIsDone(const std::shared_ptr<Sum>& sum, const Communicators& on, absl::Status status)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // 0: this node has no usable communicators.
@@ -107,8 +139,8 @@ class NcclExchange final : public NodeExchange {
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kUnasked;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
-  uint64_t next_ ABSL_GUARDED_BY(mutex_) = 0;                                 // sequence to issue next
-  std::map<uint64_t, std::shared_ptr<Sum>> waiting_ ABSL_GUARDED_BY(mutex_);  // by sequence
+  Queue sums_waiting_ ABSL_GUARDED_BY(mutex_);
+  Queue moves_waiting_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<Done, absl::Status>> refused_ ABSL_GUARDED_BY(mutex_);
   int under_way_ ABSL_GUARDED_BY(mutex_) = 0;   // issued in any generation and not finished on their streams
   int unreported_ ABSL_GUARDED_BY(mutex_) = 0;  // those, and others whose `done` has not returned

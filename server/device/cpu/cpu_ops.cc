@@ -114,13 +114,15 @@ struct Slice {
                    op.g + first, op.a + first, At(op.b, first), At(op.cast_dst, op.cast_dtype, first), op.cast_dtype,
                    count, op.logged.log, op.logged.first + first);
   }
-  void operator()(const SumOp&) const {}  // CheckCpuOp refuses it
+  void operator()(const SumOp&) const {}   // CheckCpuOp refuses it
+  void operator()(const MoveOp&) const {}  // likewise
 };
 
 }  // namespace
 
 absl::Status CheckCpuOp(const DeviceOp& op) {
   if (std::holds_alternative<SumOp>(op)) return absl::InternalError("sum: no communicator reaches the host's memory");
+  if (std::holds_alternative<MoveOp>(op)) return absl::InternalError("move: no communicator reaches the host's memory");
   return CheckOp(op);
 }
 

@@ -144,6 +144,7 @@ struct CudaEngine::Calls {
     });
   }
   absl::Status operator()(const SumOp& op) const { return op.communicator->Enqueue(op, stream()); }
+  absl::Status operator()(const MoveOp& op) const { return op.communicator->Enqueue(op, stream()); }
 };
 
 absl::Status CudaEngine::Check(const DeviceOp& op) {
@@ -165,7 +166,7 @@ absl::Status CudaEngine::Check(const DeviceOp& op) {
 }
 
 int CudaEngine::CallsOf(const DeviceOp& op) const {
-  if (const SumOp* const sum = std::get_if<SumOp>(&op); sum != nullptr) return kCallsOfSum;
+  if (std::holds_alternative<SumOp>(op) || std::holds_alternative<MoveOp>(op)) return kCallsOfSum;
   const NormOp* const norm = std::get_if<NormOp>(&op);
   if (norm == nullptr) return LoggedOf(op) == nullptr ? 1 : 1 + kCallsOfLog;
   return static_cast<int>(2 * ((norm->numel + kCudaNormPieceNumel - 1) / kCudaNormPieceNumel));

@@ -24,14 +24,16 @@ int64_t BytesPerNs(const DeviceOp& op) {
 }  // namespace
 
 int64_t CudaOpCostNs(const DeviceOp& op, int64_t count) {
-  if (std::holds_alternative<SumOp>(op)) return 0;
+  if (std::holds_alternative<SumOp>(op) || std::holds_alternative<MoveOp>(op)) return 0;
   const int64_t update_ns = count * OpBytesOfOne(op) / BytesPerNs(op);
   // Old values are read and written once more, and each copy and word is a launch of its own.
   return LoggedOf(op) == nullptr ? kLaunchNs + update_ns : 4 * kLaunchNs + 2 * update_ns;
 }
 
 int64_t CudaOpPiece(const DeviceOp& op, int64_t turn_ns) {
-  if (std::holds_alternative<SumOp>(op)) return std::numeric_limits<int64_t>::max();
+  if (std::holds_alternative<SumOp>(op) || std::holds_alternative<MoveOp>(op)) {
+    return std::numeric_limits<int64_t>::max();
+  }
   if (std::holds_alternative<NormOp>(op)) return kCudaNormPieceNumel;
   const int64_t count = turn_ns * BytesPerNs(op) / OpBytesOfOne(op);
   return std::max(count / kPieceAlignment * kPieceAlignment, kPieceAlignment);

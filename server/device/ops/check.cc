@@ -93,11 +93,11 @@ struct Check {
     }
     int64_t numel = 0;
     for (const SumPart& part : op.parts) {
-      if (part.root < 0 || part.root >= members) {
+      if ((part.root < 0 && part.root != kAllMembers) || part.root >= members) {
         return Malformed("sum", absl::StrCat("no such root (got ", part.root, ", want 0 to ", members - 1, ")"));
       }
-      if (part.src == nullptr || (part.root == op.member && part.dst == nullptr))
-        return Malformed("sum", "null pointer");
+      const bool writes = part.root == op.member || part.root == kAllMembers;
+      if (part.src == nullptr || (writes && part.dst == nullptr)) return Malformed("sum", "null pointer");
       if (part.numel < 1) return Malformed("sum", absl::StrCat("an empty part (got ", part.numel, ")"));
       numel += part.numel;
     }
@@ -111,6 +111,24 @@ struct Check {
              part.src == op.parts[0].src + static_cast<int64_t>(i) * part.numel;
     }
     return even ? absl::OkStatus() : Malformed("sum", "parts that cannot be scattered");
+  }
+  absl::Status operator()(const MoveOp& op) const {
+    if (op.communicator == nullptr) return Malformed("move", "no communicator");
+    const int members = op.communicator->members();
+    int64_t size_bytes = 0;
+    for (const MoveOp::Move& move : op.moves) {
+      if (move.peer < 0 || move.peer >= members || move.peer == op.member) {
+        return Malformed("move", absl::StrCat("no such peer (got ", move.peer, ", want 0 to ", members - 1, " without ",
+                                              op.member, ")"));
+      }
+      if ((move.src == nullptr) == (move.dst == nullptr) || move.size_bytes < 1) {
+        return Malformed("move", absl::StrCat("neither sent nor received, or both (of ", move.size_bytes, " bytes)"));
+      }
+      size_bytes += move.size_bytes;
+    }
+    return size_bytes == op.size_bytes
+               ? absl::OkStatus()
+               : Malformed("move", absl::StrCat("moves make ", size_bytes, " bytes (want ", op.size_bytes, ")"));
   }
 };
 

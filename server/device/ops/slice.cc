@@ -21,6 +21,7 @@ struct BytesOfOne {
     return 2 * DTypeSizeBytes(op.param_dtype) + (op.b == nullptr ? 3 : 5) * kFloatBytes;
   }
   int64_t operator()(const SumOp&) const { return kFloatBytes; }
+  int64_t operator()(const MoveOp&) const { return 1; }
 };
 
 // Moves the ranges of a copied operation to where the slice begins.
@@ -78,6 +79,7 @@ struct Slice {
     op.logged.first += first;
   }
   void operator()(SumOp&) const {}
+  void operator()(MoveOp&) const {}
 };
 
 }  // namespace

@@ -15,6 +15,7 @@ struct Call {
   float* receive = nullptr;
   size_t count = 0;
   int root = 0;
+  bool moves = false;  // to the root or from it, whose call is the other half; `count` bytes, and nothing is added
   bool operator==(const Call& other) const {
     return scatters == other.scatters && all == other.all && count == other.count && root == other.root;
   }

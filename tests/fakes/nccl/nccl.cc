@@ -112,6 +112,9 @@ void RunItem(void* data) {
 }
 
 Result Put(Communicator* comm, Stream stream, std::vector<Call> calls) {
+  for (const Call& call : calls) {
+    if (call.moves != calls[0].moves || (call.moves && comm->shared == nullptr)) return kInvalidUsage;
+  }
   {
     const std::lock_guard lock(comm->clique->mutex);
     for (const Call& call : calls) comm->clique->windows.Use(comm->rank, call.send, 1);
@@ -128,6 +131,11 @@ Result Put(Communicator* comm, Stream stream, std::vector<Call> calls) {
 Result Add(Communicator* comm, Stream stream, const std::vector<Call>& calls) {
   if (comm == nullptr || stream == nullptr || !IsThere(reinterpret_cast<Comm>(comm))) return kInvalidArgument;
   for (const Call& call : calls) {
+    if (call.moves) {
+      const bool is_pair = call.root >= 0 && call.root < comm->clique->ranks && call.root != comm->rank;
+      if (!is_pair || (call.send == nullptr && call.receive == nullptr)) return kInvalidArgument;
+      continue;
+    }
     const bool writes = call.all || call.root == comm->rank;
     if (call.send == nullptr || (writes && call.receive == nullptr) || call.root < 0 ||
         call.root >= comm->clique->ranks) {
@@ -255,6 +263,16 @@ FAKE_NCCL Result ncclAllReduce(const void* send, void* receive, size_t count, Da
   if (dtype != kFloat32 || op != kSum) return kInvalidArgument;
   return Add(Of(comm), stream,
              {{false, true, static_cast<const float*>(send), static_cast<float*>(receive), count, 0}});
+}
+FAKE_NCCL Result ncclSend(const void* send, size_t count, DataType dtype, int peer, Comm comm, Stream stream) {
+  if (Fails("Send")) return kInternalError;
+  if (dtype != kInt8) return kInvalidArgument;
+  return Add(Of(comm), stream, {{false, false, static_cast<const float*>(send), nullptr, count, peer, true}});
+}
+FAKE_NCCL Result ncclRecv(void* receive, size_t count, DataType dtype, int peer, Comm comm, Stream stream) {
+  if (Fails("Recv")) return kInternalError;
+  if (dtype != kInt8) return kInvalidArgument;
+  return Add(Of(comm), stream, {{false, false, nullptr, static_cast<float*>(receive), count, peer, true}});
 }
 FAKE_NCCL Result ncclReduceScatter(const void* send, void* receive, size_t count, DataType dtype, RedOp op, Comm comm,
                                    Stream stream) {

@@ -36,6 +36,13 @@ struct SharedMember::Area {
   size_t calls, index, offset;        // likewise: of how many, which one, and where in it
   float piece[kRingPieceNumel];
 };
+// What one member sends to another, a piece at a time. The sender writes `wrote` and what is before it, the receiver
+// writes `read`.
+struct SharedMember::Channel {
+  std::atomic<uint64_t> wrote, read;
+  size_t count, bytes;  // of the whole call, of this piece
+  char piece[kRingPieceNumel * sizeof(float)];
+};
 struct SharedMember::File {
   std::atomic<int> ranks;
   std::atomic<uint32_t> mismatched;
@@ -44,11 +51,16 @@ struct SharedMember::File {
 
 SharedMember::Area& SharedMember::AreaOf(int rank) const { return file_->areas[rank]; }
 
+SharedMember::Channel& SharedMember::ChannelOf(int from, int to) const {
+  return reinterpret_cast<Channel*>(file_->areas + ranks_)[from * ranks_ + to];
+}
+
 std::unique_ptr<SharedMember> SharedMember::Join(const std::string& id, int ranks, int rank, uint64_t gpu) {
   std::unique_ptr<SharedMember> member(new SharedMember("/shardd-" + id, ranks, rank));
   const int fd = shm_open(member->name_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0) return nullptr;
-  member->file_bytes_ = sizeof(File) + static_cast<size_t>(ranks - 1) * sizeof(Area);
+  member->file_bytes_ = sizeof(File) + static_cast<size_t>(ranks - 1) * sizeof(Area) +
+                        static_cast<size_t>(ranks) * static_cast<size_t>(ranks) * sizeof(Channel);
   const bool sized = ftruncate(fd, static_cast<off_t>(member->file_bytes_)) == 0;
   void* const p = sized ? mmap(nullptr, member->file_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
   close(fd);
@@ -116,7 +128,47 @@ bool SharedMember::AwaitAll(std::atomic<uint64_t> Area::*counter, uint64_t value
   return !left_;
 }
 
+void SharedMember::RunMoves(const std::vector<Call>& calls) {
+  std::vector<size_t> moved(calls.size());
+  size_t ended = 0;
+  for (int asked = 0; !left_ && ended < calls.size(); ++asked) {
+    std::vector<bool> busy(static_cast<size_t>(2 * ranks_));  // pairs keep their order
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const Call& call = calls[i];
+      const bool sends = call.send != nullptr;
+      const auto pair = static_cast<size_t>(2 * call.root + (sends ? 1 : 0));
+      if (moved[i] == call.count || busy[pair]) continue;
+      busy[pair] = true;
+      Channel& channel = sends ? ChannelOf(rank_, call.root) : ChannelOf(call.root, rank_);
+      const size_t left = call.count - moved[i];
+      if (sends && channel.wrote == channel.read) {
+        channel.count = call.count;
+        channel.bytes = std::min(left, sizeof(channel.piece));
+        std::memcpy(channel.piece, reinterpret_cast<const char*>(call.send) + moved[i], channel.bytes);
+        moved[i] += channel.bytes;
+        ++channel.wrote;
+      } else if (!sends && channel.wrote > channel.read) {
+        if (channel.count != call.count) {
+          file_->mismatched = 1;
+          while (!left_) std::this_thread::sleep_for(std::chrono::microseconds(20));
+          return;
+        }
+        std::memcpy(reinterpret_cast<char*>(call.receive) + moved[i], channel.piece, channel.bytes);
+        moved[i] += channel.bytes;
+        ++channel.read;
+      } else {
+        if (AreaOf(call.root).left != 0) waits_for_ = call.root;
+        continue;
+      }
+      asked = 0;
+      if (moved[i] == call.count) ++ended;
+    }
+    if (asked > 100) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
 void SharedMember::Run(const std::vector<Call>& calls) {
+  if (!calls.empty() && calls[0].moves) return RunMoves(calls);
   for (size_t index = 0; index < calls.size(); ++index) {
     for (size_t offset = 0; !left_ && offset < calls[index].count; offset += kRingPieceNumel) {
       RunPiece(calls, index, offset);

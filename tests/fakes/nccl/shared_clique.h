@@ -36,11 +36,15 @@ class SharedMember {
  private:
   struct File;
   struct Area;
+  struct Channel;
   SharedMember(std::string name, int ranks, int rank) : name_(std::move(name)), ranks_(ranks), rank_(rank) {}
   Area& AreaOf(int rank) const;
   bool AllHaveJoined() const;
   // Until every member's counter is at least `value`. False: left.
   bool AwaitAll(std::atomic<uint64_t> Area::*counter, uint64_t value);
+  // All of one group, side by side: one that waits for its other half holds up none but those of its pair.
+  void RunMoves(const std::vector<Call>& calls);
+  Channel& ChannelOf(int from, int to) const;
   void RunPiece(const std::vector<Call>& calls, size_t index, size_t offset);
 
   const std::string name_;

@@ -20,8 +20,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/collective/nodes/node_collective.h"
-#include "server/collective/nodes/node_gather.h"
 #include "server/collective/nodes/peer_exchange.h"
+#include "server/collective/nodes/peer_gather.h"
 #include "server/device/devices.h"
 #include "server/multinode/node_events.h"
 #include "server/storage/job_slab.h"
@@ -176,7 +176,7 @@ class JobNodesTest : public ::testing::Test {
         nodes->links.get(), node.plan->node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots,
         node.plan->node_piece_bytes / static_cast<int64_t>(sizeof(float)));
     if (node.plan->cut_over_nodes) {
-      nodes->gather = std::make_unique<NodeGather>(node.plan, nodes->links.get(), init.memory->shards()->At(0));
+      nodes->gather = std::make_unique<PeerGather>(node.plan, nodes->links.get(), init.memory->shards()->At(0));
     }
     nodes->events->SetExchange(peers.get(), nodes->gather.get());
     wire_.Listen(number, nodes->events.get());

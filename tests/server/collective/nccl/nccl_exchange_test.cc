@@ -151,6 +151,63 @@ TEST_P(NcclExchangeOfNodesTest, NodesThatDoNotJoinInTimeAreAnError) {
   EXPECT_EQ(Await(all[1]).code(), absl::StatusCode::kAborted);
 }
 
+// Equal parts are one reduce-scatter, others a reduce each; half the bytes of all-reduces.
+TEST_F(NcclExchangeTest, PartsOfNodesAreAddedWhereTheyBelong) {
+  static std::atomic<int> all_reduces, scatters, reduces;
+  Start(2, 2);
+  nccl::Table table = fake_nccl::Table();
+  table.AllReduce = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op,
+                       nccl::Comm comm, nccl::Stream stream) {
+    ++all_reduces;
+    return fake_nccl::Table().AllReduce(send, receive, count, dtype, op, comm, stream);
+  };
+  table.ReduceScatter = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op,
+                           nccl::Comm comm, nccl::Stream stream) {
+    ++scatters;
+    return fake_nccl::Table().ReduceScatter(send, receive, count, dtype, op, comm, stream);
+  };
+  table.Reduce = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op, int root,
+                    nccl::Comm comm, nccl::Stream stream) {
+    ++reduces;
+    return fake_nccl::Table().Reduce(send, receive, count, dtype, op, root, comm, stream);
+  };
+  for (int node = 0; node < 2; ++node) {
+    End(node);
+    daemon(node).table = table;
+    Make(node);
+  }
+  BeginOnAll(1);
+  constexpr int64_t kNumel = 40'000;
+  for (const int64_t first : {kNumel / 2, int64_t{7}}) {
+    const uint64_t sequence = first == 7 ? 1 : 0;
+    std::vector<std::shared_ptr<Pending>> all;
+    for (int node = 0; node < 2; ++node) {
+      auto pending = all.emplace_back(std::make_shared<Pending>());
+      std::vector<NodePart> parts;
+      for (int rank = 0; rank < 2; ++rank) {
+        auto* const data = static_cast<float*>(gpus_.memory()->allocate(kNumel * 4, 64));
+        FillNodeValues(node, rank, sequence, data, kNumel);
+        pending->data.push_back(data);
+        parts.push_back({rank, data, first, 0});
+        parts.push_back({rank, data + first, kNumel - first, 1});
+      }
+      daemon(node).exchange->ReduceScatter(1, sequence, std::move(parts), "sum", [pending](absl::Status status) {
+        pending->status = std::move(status);
+        pending->done.Notify();
+      });
+    }
+    for (const auto& pending : all) ASSERT_TRUE(Await(pending).ok()) << pending->status;
+    for (size_t rank = 0; rank < 2; ++rank) {
+      float* const sums = all[0]->data[rank];
+      std::memcpy(sums + first, all[1]->data[rank] + first, static_cast<size_t>(kNumel - first) * 4);
+      EXPECT_EQ(WrongNodeSums(2, static_cast<int>(rank), sequence, sums, kNumel), 0);
+    }
+  }
+  EXPECT_EQ(all_reduces, 0);
+  EXPECT_EQ(scatters, 4) << "of each rank on each node";
+  EXPECT_EQ(reduces, 8);
+}
+
 class NcclExchangeFailureTest : public NcclExchangeTest {
  protected:
   // `node`'s library is `table`; what it fails once, it does not in the next generation.

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <memory>
+#include <memory_resource>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,11 +16,12 @@
 #include "absl/synchronization/mutex.h"
 #include "common/plan/node_part.h"
 #include "common/tensor/kernels.h"
-#include "server/collective/nodes/node_gather.h"
+#include "server/collective/nodes/peer_gather.h"
 #include "server/job/wait.h"
 #include "server/peer/peer_network.h"
 #include "tests/common/plan/spec_builder.h"
 #include "tests/server/collective/nodes/fake_links.h"
+#include "tests/server/collective/nodes/gather_gpus.h"
 #include "tests/testing/poll.h"
 
 namespace shardd::testing {
@@ -49,7 +51,8 @@ inline v1::JobSpec GatherSpec(int nodes, v1::Layout layout, DType param_dtype) {
 // What a call of Gather is told, and the image that it writes to.
 class Gathered {
  public:
-  explicit Gathered(int64_t image_bytes) : image(static_cast<size_t>(image_bytes), kUntouched) {}
+  explicit Gathered(int64_t image_bytes, std::pmr::memory_resource* memory = std::pmr::new_delete_resource())
+      : image(static_cast<size_t>(image_bytes), kUntouched, memory) {}
   NodeGather::Done Done() {
     return [this](absl::Status status) {
       absl::MutexLock lock(&mutex_);
@@ -67,7 +70,7 @@ class Gathered {
     const auto told = [this] { return status_.has_value(); };
     return mutex_.AwaitWithTimeout(absl::Condition(&told), kLimit) ? *status_ : absl::DeadlineExceededError("not told");
   }
-  std::string image;
+  std::pmr::string image;
 
  private:
   mutable absl::Mutex mutex_;
@@ -77,12 +80,18 @@ class Gathered {
 // One node: its plan, what it holds of the slab, and its gathers.
 class GatherNode final : public PeerLinks::Events {
  public:
-  GatherNode(const v1::JobSpec& spec, int node) : plan(std::make_shared<ShardPlan>(*PlanShards(spec, node))) {
+  // `gpus`: it gathers by these, and what it has lies there; else by its links.
+  GatherNode(const v1::JobSpec& spec, int node, GatherGpus* gpus = nullptr)
+      : plan(std::make_shared<ShardPlan>(*PlanShards(spec, node))),
+        memory_(gpus == nullptr ? std::pmr::new_delete_resource() : gpus->memory()),
+        shards(memory_),
+        gpus_(gpus) {
     shards.assign(static_cast<size_t>(plan->memory.shards_bytes), '\xdd');
     up_.resize(static_cast<size_t>(plan->nodes()));
   }
   void Start(PeerLinks* links) {
-    auto made = std::make_unique<NodeGather>(plan, links, shards.data());
+    std::unique_ptr<NodeGather> made = gpus_ != nullptr ? gpus_->Make(plan, links, shards.data())
+                                                        : std::make_unique<PeerGather>(plan, links, shards.data());
     absl::MutexLock lock(&mutex_);
     gather_ = std::move(made);
     for (size_t node = 0; node < up_.size(); ++node) {
@@ -95,6 +104,8 @@ class GatherNode final : public PeerLinks::Events {
       absl::MutexLock lock(&mutex_);
       gone = std::move(gather_);
     }
+    gone.reset();
+    if (gpus_ != nullptr) gpus_->Stopped(plan->node);
   }
   void Forget() {  // no event says that links have gone with their owner
     absl::MutexLock lock(&mutex_);
@@ -130,7 +141,7 @@ class GatherNode final : public PeerLinks::Events {
     (*this)->SetReadable(version);
   }
   std::unique_ptr<Gathered> Ask(uint64_t generation, int group, uint64_t version) {
-    auto gathered = std::make_unique<Gathered>(plan->groups[static_cast<size_t>(group)].unsharded_bytes);
+    auto gathered = std::make_unique<Gathered>(plan->groups[static_cast<size_t>(group)].unsharded_bytes, memory_);
     (*this)->Gather(generation, group, version, gathered->image.data(), absl::StrCat("group ", group),
                     gathered->Done());
     return gathered;
@@ -172,6 +183,7 @@ class GatherNode final : public PeerLinks::Events {
     if (gather_ != nullptr) gather_->OnDown(node, why);
   }
   void OnMessage(int node, v1::PeerMessage message, PeerReceipt /*receipt*/) override {
+    if (gpus_ != nullptr && message.has_exchange()) return gpus_->OnMessage(plan->node, node, message.exchange());
     absl::ReaderMutexLock lock(&mutex_);
     if (gather_ != nullptr && message.has_pull()) gather_->OnPull(node, message);
   }
@@ -181,7 +193,12 @@ class GatherNode final : public PeerLinks::Events {
   }
 
   const std::shared_ptr<const ShardPlan> plan;
-  std::string shards;
+
+ private:
+  std::pmr::memory_resource* const memory_;
+
+ public:
+  std::pmr::string shards;
 
  private:
   // Another one for each version, flat parameter and element.
@@ -195,17 +212,19 @@ class GatherNode final : public PeerLinks::Events {
     }
   }
 
+  GatherGpus* const gpus_;
   mutable absl::Mutex mutex_;
   std::vector<bool> up_;
   std::unique_ptr<NodeGather> gather_;
 };
 
-// Nodes that are linked by queues of this process, or by sockets.
+// Nodes that are linked by queues of this process, or by sockets; with `gpus` they gather by NCCL.
 class GatherWorld {
  public:
-  GatherWorld(const v1::JobSpec& spec, bool sockets) : nodes(spec.config().nodes().addresses_size()) {
+  GatherWorld(const v1::JobSpec& spec, bool sockets, bool gpus = false)
+      : nodes(spec.config().nodes().addresses_size()), gpus_(gpus ? std::make_unique<GatherGpus>(nodes) : nullptr) {
     for (int i = 0; i < nodes; ++i) {
-      node.push_back(std::make_unique<GatherNode>(spec, i));
+      node.push_back(std::make_unique<GatherNode>(spec, i, gpus_.get()));
       if (sockets) {
         PeerNetwork::Options options;
         options.listen = "127.0.0.1:0";
@@ -250,6 +269,11 @@ class GatherWorld {
   }
 
   const int nodes;
+
+ private:
+  const std::unique_ptr<GatherGpus> gpus_;  // outlives the nodes
+
+ public:
   std::unique_ptr<FakeLinkWorld> fake;
   std::vector<std::unique_ptr<GatherNode>> node;
   std::vector<std::unique_ptr<PeerLinks>> links;

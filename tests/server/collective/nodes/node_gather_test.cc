@@ -19,6 +19,7 @@ struct Case {
   bool sockets;
   v1::Layout layout;
   DType param_dtype;
+  bool gpus = false;  // by NCCL
 };
 
 class NodeGatherTest : public ::testing::TestWithParam<Case> {
@@ -26,20 +27,30 @@ class NodeGatherTest : public ::testing::TestWithParam<Case> {
   static v1::JobSpec Spec() { return GatherSpec(GetParam().nodes, GetParam().layout, GetParam().param_dtype); }
 };
 
-INSTANTIATE_TEST_SUITE_P(Nodes, NodeGatherTest,
-                         ::testing::Values(Case{2, false, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED},
-                                           Case{3, false, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16},
-                                           Case{2, false, v1::LAYOUT_DIM0, v1::DTYPE_BFLOAT16},
-                                           Case{3, false, v1::LAYOUT_DIM0, v1::DTYPE_UNSPECIFIED},
-                                           Case{3, true, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16}),
-                         [](const ::testing::TestParamInfo<Case>& info) {
-                           return absl::StrCat(info.param.nodes, info.param.sockets ? "OverSockets" : "OverQueues",
-                                               info.param.layout == v1::LAYOUT_FLAT ? "Flat" : "Dim0",
-                                               info.param.param_dtype == v1::DTYPE_BFLOAT16 ? "Bf16" : "Fp32");
-                         });
+class OneSidedGatherTest : public NodeGatherTest {};
+
+std::string NameOf(const ::testing::TestParamInfo<Case>& info) {
+  return absl::StrCat(info.param.nodes,
+                      info.param.gpus      ? "ByNccl"
+                      : info.param.sockets ? "OverSockets"
+                                           : "OverQueues",
+                      info.param.layout == v1::LAYOUT_FLAT ? "Flat" : "Dim0",
+                      info.param.param_dtype == v1::DTYPE_BFLOAT16 ? "Bf16" : "Fp32");
+}
+
+const auto kOneSided = ::testing::Values(
+    Case{2, false, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED}, Case{3, false, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16},
+    Case{2, false, v1::LAYOUT_DIM0, v1::DTYPE_BFLOAT16}, Case{3, false, v1::LAYOUT_DIM0, v1::DTYPE_UNSPECIFIED},
+    Case{3, true, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16});
+INSTANTIATE_TEST_SUITE_P(Nodes, NodeGatherTest, kOneSided, NameOf);
+INSTANTIATE_TEST_SUITE_P(Nodes, OneSidedGatherTest, kOneSided, NameOf);
+INSTANTIATE_TEST_SUITE_P(OnGpus, NodeGatherTest,
+                         ::testing::Values(Case{2, false, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED, true},
+                                           Case{3, false, v1::LAYOUT_DIM0, v1::DTYPE_BFLOAT16, true}),
+                         NameOf);
 
 TEST_P(NodeGatherTest, AllNodesHaveWhatTheOthersHold) {
-  GatherWorld world(Spec(), GetParam().sockets);
+  GatherWorld world(Spec(), GetParam().sockets, GetParam().gpus);
   const auto groups = static_cast<int>(world.node[0]->plan->groups.size());
   const int tiny = world.node[0]->plan->FindGroup("tiny");
   ASSERT_TRUE(GatherParts(*world.node[0]->plan, tiny, world.nodes - 1).bytes() == 0) << "somebody holds nothing of it";
@@ -68,7 +79,7 @@ TEST_P(NodeGatherTest, AllNodesHaveWhatTheOthersHold) {
 }
 
 TEST_P(NodeGatherTest, VersionThatIsNotThereYetIsWaitedFor) {
-  GatherWorld world(Spec(), GetParam().sockets);
+  GatherWorld world(Spec(), GetParam().sockets, GetParam().gpus);
   const int large = world.node[0]->plan->FindGroup("large");
   for (int i = 0; i < world.nodes; ++i) {
     world.node[i]->SetVersion(i == 1 ? 4 : 5);
@@ -79,6 +90,14 @@ TEST_P(NodeGatherTest, VersionThatIsNotThereYetIsWaitedFor) {
   world.node[1]->SetVersion(5);
   EXPECT_TRUE(gathered->Wait().ok()) << gathered->Wait();
   world.node[0]->Check(*gathered, large, 5);
+}
+
+// Where nodes gather by NCCL, the one that asks refuses by itself what it has gone on from, and no other one has gone
+// on before it.
+TEST_P(OneSidedGatherTest, EarlierVersionsAreRefused) {
+  GatherWorld world(Spec(), GetParam().sockets);
+  const int large = world.node[0]->plan->FindGroup("large");
+  for (int i = 0; i < world.nodes; ++i) world.node[i]->SetVersion(5);
   const absl::Status late = world.node[0]->Ask(1, large, 4)->Wait();
   EXPECT_TRUE(absl::IsFailedPrecondition(late)) << late;
   EXPECT_THAT(late.message(), HasSubstr("does not send version 4: it has version 5 now"));
@@ -87,7 +106,7 @@ TEST_P(NodeGatherTest, VersionThatIsNotThereYetIsWaitedFor) {
 }
 
 // Nodes go on when they like, in the middle of what others ask for: what is gathered is of the version, or refused.
-TEST_P(NodeGatherTest, SlabIsWrittenWhenNobodyReadsIt) {
+TEST_P(OneSidedGatherTest, SlabIsWrittenWhenNobodyReadsIt) {
   constexpr uint64_t kVersions = 12;
   GatherWorld world(Spec(), GetParam().sockets);
   const auto groups = static_cast<int>(world.node[0]->plan->groups.size());
@@ -127,7 +146,7 @@ TEST_P(NodeGatherTest, SlabIsWrittenWhenNobodyReadsIt) {
 
 // A new generation at any moment: what is gathered is right, or given up and not touched any more.
 TEST_P(NodeGatherTest, GenerationsEndAtEveryMoment) {
-  GatherWorld world(Spec(), GetParam().sockets);
+  GatherWorld world(Spec(), GetParam().sockets, GetParam().gpus);
   const int large = world.node[0]->plan->FindGroup("large");
   const int block = world.node[0]->plan->FindGroup("block");
   for (int i = 0; i < world.nodes; ++i) {
@@ -178,7 +197,7 @@ TEST_P(NodeGatherTest, GenerationsEndAtEveryMoment) {
 }
 
 TEST_P(NodeGatherTest, LostNodeEndsGathersAndTheNextGenerationGoesOn) {
-  GatherWorld world(Spec(), GetParam().sockets);
+  GatherWorld world(Spec(), GetParam().sockets, GetParam().gpus);
   const int large = world.node[0]->plan->FindGroup("large");
   const int lost = world.nodes - 1;
   std::vector<std::unique_ptr<Gathered>> given_up;
@@ -222,15 +241,14 @@ TEST_P(NodeGatherTest, LostNodeEndsGathersAndTheNextGenerationGoesOn) {
 
 TEST_P(NodeGatherTest, EndWhileGathersAreUnderWay) {
   for (int turn = 0; turn < 6; ++turn) {
+    GatherWorld world(Spec(), GetParam().sockets, GetParam().gpus);
     std::vector<std::unique_ptr<Gathered>> all;
-    {
-      GatherWorld world(Spec(), GetParam().sockets);
-      for (int i = 0; i < world.nodes; ++i) {
-        world.node[i]->SetVersion(1);
-        all.push_back(world.node[i]->Ask(1, world.node[0]->plan->FindGroup("large"), 1));
-      }
-      absl::SleepFor(absl::Microseconds(400 * turn));
+    for (int i = 0; i < world.nodes; ++i) {
+      world.node[i]->SetVersion(1);
+      all.push_back(world.node[i]->Ask(1, world.node[0]->plan->FindGroup("large"), 1));
     }
+    absl::SleepFor(absl::Microseconds(400 * turn));
+    for (int i = 0; i < world.nodes; ++i) world.Leave(i);
     for (const std::unique_ptr<Gathered>& one : all) {
       EXPECT_TRUE(one->done()) << "told when the gathers are gone";
     }

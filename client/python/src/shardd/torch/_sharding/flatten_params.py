@@ -258,7 +258,7 @@ class FlattenParamsWrapper(nn.Module):
         make, arguments = self.__reduce__()
         made = make(*arguments)
         memo[id(self)] = made
-        return made  # type: ignore[no-any-return]
+        return made
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Pickles and copies are of the module with its own parameters, which is flattened again where it is loaded."""

@@ -15,7 +15,7 @@ __all__ = ["apply"]
 
 def _reduce_dtype(unit: Any, params: list[Any]) -> torch.dtype:
     if unit.mp_policy.reduce_dtype is not None:
-        return unit.mp_policy.reduce_dtype  # type: ignore[no-any-return]
+        return unit.mp_policy.reduce_dtype
     computed = {p.param_dtype or p.orig_dtype for p in params}
     return computed.pop() if len(computed) == 1 else torch.float32
 

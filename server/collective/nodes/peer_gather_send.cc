@@ -1,10 +1,10 @@
-// Answers the pulls of other nodes (node_gather.h).
+// Answers the pulls of other nodes (peer_gather.h).
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/collective/nodes/node_gather.h"
+#include "server/collective/nodes/peer_gather.h"
 #include "server/peer/peer_links.h"
 
 namespace shardd {
@@ -15,7 +15,7 @@ constexpr size_t kMaxRefusalBytes = 1024;
 
 }  // namespace
 
-void NodeGather::OnPull(int node, const v1::PeerMessage& message) {
+void PeerGather::OnPull(int node, const v1::PeerMessage& message) {
   absl::MutexLock lock(&mutex_);
   if (message.generation() > generation_) {
     AdvanceLocked(message.generation());
@@ -37,7 +37,7 @@ void NodeGather::OnPull(int node, const v1::PeerMessage& message) {
   }
 }
 
-absl::Status NodeGather::OfferLocked(int node, const v1::PeerMessage::Pull& pull) {
+absl::Status PeerGather::OfferLocked(int node, const v1::PeerMessage::Pull& pull) {
   if (failed_.has_value()) {
     return *failed_;
   }
@@ -68,7 +68,7 @@ absl::Status NodeGather::OfferLocked(int node, const v1::PeerMessage::Pull& pull
   return absl::OkStatus();
 }
 
-void NodeGather::RefuseLocked(Peer& peer, const v1::PeerMessage::Pull& pull, const absl::Status& why) {
+void PeerGather::RefuseLocked(Peer& peer, const v1::PeerMessage::Pull& pull, const absl::Status& why) {
   if (peer.refusals.size() >= 2 * max_offers_) {
     return;  // this node asks without end
   }
@@ -79,7 +79,7 @@ void NodeGather::RefuseLocked(Peer& peer, const v1::PeerMessage::Pull& pull, con
   woken_ = true;
 }
 
-bool NodeGather::RefuseOne() {
+bool PeerGather::RefuseOne() {
   for (int node = 0; node < nodes_; ++node) {
     Peer& peer = peers_[static_cast<size_t>(node)];
     if (peer.refusals.empty() || stopping_) {
@@ -97,7 +97,7 @@ bool NodeGather::RefuseOne() {
   return false;
 }
 
-bool NodeGather::SendOne() {
+bool PeerGather::SendOne() {
   if (readable_ == 0) {
     return false;
   }

@@ -1,11 +1,11 @@
-// Receives the answers to this node's pulls (node_gather.h).
+// Receives the answers to this node's pulls (peer_gather.h).
 
 #include "absl/strings/str_cat.h"
-#include "server/collective/nodes/node_gather.h"
+#include "server/collective/nodes/peer_gather.h"
 
 namespace shardd {
 
-void NodeGather::OnData(int node, const v1::PeerData& header, absl::string_view elements) {
+void PeerGather::OnData(int node, const v1::PeerData& header, absl::string_view elements) {
   absl::MutexLock lock(&mutex_);
   if (header.generation() > generation_) {
     AdvanceLocked(header.generation());
@@ -22,7 +22,7 @@ void NodeGather::OnData(int node, const v1::PeerData& header, absl::string_view 
   }
 }
 
-absl::Status NodeGather::ReceiveLocked(int node, const v1::PeerData& header, absl::string_view elements) {
+absl::Status PeerGather::ReceiveLocked(int node, const v1::PeerData& header, absl::string_view elements) {
   const auto found = transfers_.find(header.sequence());
   if (found == transfers_.end() || found->second->node != node) {
     return absl::InvalidArgumentError("it was not asked for that");
@@ -59,7 +59,7 @@ absl::Status NodeGather::ReceiveLocked(int node, const v1::PeerData& header, abs
   return absl::OkStatus();
 }
 
-absl::Status NodeGather::RefusedLocked(int node, const v1::PeerMessage::Pull& answer) {
+absl::Status PeerGather::RefusedLocked(int node, const v1::PeerMessage::Pull& answer) {
   const auto found = transfers_.find(answer.transfer());
   if (found == transfers_.end() || found->second->node != node) {
     return absl::InvalidArgumentError(

@@ -1,4 +1,4 @@
-#include "server/collective/nodes/node_gather.h"
+#include "server/collective/nodes/peer_gather.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,11 +8,11 @@
 #include "server/peer/peer_links.h"
 
 namespace shardd {
-absl::Time NodeGather::Now() {
+absl::Time PeerGather::Now() {
   return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
 
-NodeGather::NodeGather(std::shared_ptr<const ShardPlan> plan, PeerLinks* links, const char* shards)
+PeerGather::PeerGather(std::shared_ptr<const ShardPlan> plan, PeerLinks* links, const char* shards)
     : plan_(std::move(plan)),
       links_(links),
       shards_(shards),
@@ -29,7 +29,7 @@ NodeGather::NodeGather(std::shared_ptr<const ShardPlan> plan, PeerLinks* links, 
   thread_ = std::thread([this] { Run(); });
 }
 
-NodeGather::~NodeGather() {
+PeerGather::~PeerGather() {
   {
     absl::MutexLock lock(&mutex_);
     FailLocked(absl::AbortedError("the job's gathers are closed"));
@@ -39,7 +39,7 @@ NodeGather::~NodeGather() {
   thread_.join();
 }
 
-void NodeGather::Gather(uint64_t generation, int group, uint64_t version, char* image, std::string label, Done done) {
+void PeerGather::Gather(uint64_t generation, int group, uint64_t version, char* image, std::string label, Done done) {
   const auto call = std::make_shared<Call>(
       Call{.group = group, .version = version, .image = image, .label = std::move(label), .done = std::move(done)});
   std::vector<std::pair<int, v1::PeerMessage>> pulls;
@@ -76,7 +76,7 @@ void NodeGather::Gather(uint64_t generation, int group, uint64_t version, char* 
   }
 }
 
-absl::Status NodeGather::CheckCallLocked(uint64_t generation, int group, uint64_t version) const {
+absl::Status PeerGather::CheckCallLocked(uint64_t generation, int group, uint64_t version) const {
   if (generation < generation_) {
     return absl::AbortedError(
         absl::StrCat("the attempt has ended (got generation ", generation, ", now ", generation_, ")"));
@@ -97,7 +97,7 @@ absl::Status NodeGather::CheckCallLocked(uint64_t generation, int group, uint64_
   return absl::OkStatus();
 }
 
-void NodeGather::SetReadable(uint64_t version) {
+void PeerGather::SetReadable(uint64_t version) {
   absl::MutexLock lock(&mutex_);
   if (version == readable_) {
     return;
@@ -119,19 +119,19 @@ void NodeGather::SetReadable(uint64_t version) {
   woken_ = true;
 }
 
-void NodeGather::Begin(uint64_t generation) {
+void PeerGather::Begin(uint64_t generation) {
   absl::MutexLock lock(&mutex_);
   if (generation > generation_) {
     AdvanceLocked(generation);
   }
 }
 
-void NodeGather::OnUp(int node) {
+void PeerGather::OnUp(int node) {
   absl::MutexLock lock(&mutex_);
   peers_[static_cast<size_t>(node)].up = true;
 }
 
-void NodeGather::OnDown(int node, const absl::Status& why) {
+void PeerGather::OnDown(int node, const absl::Status& why) {
   absl::MutexLock lock(&mutex_);
   Peer& peer = peers_[static_cast<size_t>(node)];
   peer.up = false;
@@ -141,7 +141,7 @@ void NodeGather::OnDown(int node, const absl::Status& why) {
   peer.refusals.clear();
 }
 
-void NodeGather::AdvanceLocked(uint64_t generation) {
+void PeerGather::AdvanceLocked(uint64_t generation) {
   EndCallsLocked(absl::AbortedError("the nodes have begun another attempt"));
   generation_ = generation;
   failed_.reset();
@@ -152,7 +152,7 @@ void NodeGather::AdvanceLocked(uint64_t generation) {
   }
 }
 
-void NodeGather::FailLocked(const absl::Status& why) {
+void PeerGather::FailLocked(const absl::Status& why) {
   if (!failed_.has_value()) {
     failed_ = why;
   }
@@ -164,13 +164,13 @@ void NodeGather::FailLocked(const absl::Status& why) {
   }
 }
 
-void NodeGather::EndCallsLocked(const absl::Status& why) {
+void PeerGather::EndCallsLocked(const absl::Status& why) {
   for (const auto& [number, transfer] : std::exchange(transfers_, {})) {
     EndLocked(transfer->call, why);
   }
 }
 
-void NodeGather::EndLocked(const CallPtr& call, const absl::Status& why) {
+void PeerGather::EndLocked(const CallPtr& call, const absl::Status& why) {
   if (call->ended.has_value()) {
     return;
   }
@@ -181,7 +181,7 @@ void NodeGather::EndLocked(const CallPtr& call, const absl::Status& why) {
   woken_ = true;
 }
 
-void NodeGather::Run() {
+void PeerGather::Run() {
   absl::MutexLock lock(&mutex_);
   const auto awake = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return woken_; };
   const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
@@ -198,7 +198,7 @@ void NodeGather::Run() {
   }
 }
 
-bool NodeGather::FinishOne() {
+bool PeerGather::FinishOne() {
   const auto found = std::find_if(ended_.begin(), ended_.end(), [](const CallPtr& call) { return call->users == 0; });
   if (found == ended_.end()) {
     return false;
@@ -211,7 +211,7 @@ bool NodeGather::FinishOne() {
   return true;
 }
 
-std::string NodeGather::Overdue(absl::Time now, absl::Duration limit) const {
+std::string PeerGather::Overdue(absl::Time now, absl::Duration limit) const {
   absl::MutexLock lock(&mutex_);
   for (const auto& [number, transfer] : transfers_) {
     const Call& call = *transfer->call;
@@ -226,7 +226,7 @@ std::string NodeGather::Overdue(absl::Time now, absl::Duration limit) const {
   return "";
 }
 
-std::string NodeGather::Describe() const {
+std::string PeerGather::Describe() const {
   absl::MutexLock lock(&mutex_);
   size_t offers = 0;
   for (const Peer& peer : peers_) {

@@ -1,0 +1,69 @@
+// What nodes send each other where NCCL gathers their parameters.
+
+#include "server/collective/nodes/nccl_gather.h"
+
+#include "absl/strings/match.h"
+#include "server/loop/monotonic_now.h"
+#include "tests/server/collective/nodes/gather_world.h"
+
+namespace shardd::testing {
+namespace {
+
+int64_t BytesOf(const ShardPlan& plan, int group, int node) {
+  int64_t bytes = 0;
+  for (int rank = 0; rank < plan.world_size; ++rank) bytes += RailParts(plan, group, node, rank).bytes();
+  return bytes;
+}
+
+TEST(NcclGatherTest, PartsCrossTheNetworkOnceForAllPoolsOfANode) {
+  GatherWorld world(GatherSpec(3, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16), /*sockets=*/false, /*gpus=*/true);
+  const ShardPlan& plan = *world.node[0]->plan;
+  const int large = plan.FindGroup("large");
+  std::vector<std::unique_ptr<Gathered>> all;
+  for (int i = 0; i < world.nodes; ++i) world.node[i]->SetVersion(1);
+  for (int pool = 0; pool < 2; ++pool) {
+    for (int i = 0; i < world.nodes; ++i) all.push_back(world.node[i]->Ask(1, large, 1));
+  }
+  for (size_t k = 0; k < all.size(); ++k) {
+    ASSERT_TRUE(all[k]->Wait().ok()) << all[k]->Wait();
+    world.node[k % 3]->Check(*all[k], large, 1);
+  }
+  const int64_t whole = BytesOf(plan, large, 0) + BytesOf(plan, large, 1) + BytesOf(plan, large, 2);
+  EXPECT_EQ(whole, 701 * 1001 * 2);
+  for (int i = 0; i < world.nodes; ++i) {
+    const int64_t own = BytesOf(plan, large, i);
+    const std::string want = absl::StrCat(whole - own, " bytes gathered, ", 2 * own, " sent");
+    EXPECT_TRUE(PollUntil([&] { return absl::StrContains((*world.node[i])->Describe(), want); }))
+        << "got " << (*world.node[i])->Describe() << ", want " << want;
+  }
+}
+
+TEST(NcclGatherTest, NodesThatNeedOtherGroupsAtATimeAllGetThem) {
+  GatherWorld world(GatherSpec(3, v1::LAYOUT_DIM0, v1::DTYPE_UNSPECIFIED), /*sockets=*/false, /*gpus=*/true);
+  for (int i = 0; i < world.nodes; ++i) world.node[i]->SetVersion(1);
+  std::vector<std::unique_ptr<Gathered>> all;
+  for (int i = 0; i < world.nodes; ++i) all.push_back(world.node[i]->Ask(1, i, 1));  // others have no place for it
+  for (int i = 0; i < world.nodes; ++i) {
+    EXPECT_TRUE(all[i]->Wait().ok()) << all[i]->Wait();
+    world.node[i]->Check(*all[i], i, 1);
+  }
+}
+
+TEST(NcclGatherTest, OverdueNamesGroupAndVersion) {
+  GatherWorld world(GatherSpec(2, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED), /*sockets=*/false, /*gpus=*/true);
+  const int large = world.node[0]->plan->FindGroup("large");
+  world.node[0]->SetVersion(2);  // node 1 has nothing yet
+  const auto gathered = world.node[0]->Ask(1, large, 2);
+  const auto overdue = [&] { return (*world.node[0])->Overdue(MonotonicNow(), absl::ZeroDuration()); };
+  EXPECT_TRUE(PollUntil([&] {
+    return absl::StrContains(overdue(),
+                             "the other nodes have not sent their parts of group \"large\" of version 2 for");
+  })) << overdue();
+  EXPECT_EQ((*world.node[0])->Overdue(MonotonicNow(), absl::Seconds(60)), "");
+  world.node[1]->SetVersion(2);
+  EXPECT_TRUE(gathered->Wait().ok()) << gathered->Wait();
+  EXPECT_EQ(overdue(), "");
+}
+
+}  // namespace
+}  // namespace shardd::testing
