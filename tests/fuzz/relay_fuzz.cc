@@ -69,6 +69,7 @@ std::unique_ptr<Relay> MakeRelay(double rate, absl::Duration burst) {
   RelayOptions options;
   options.connection_rate = options.uid_rate = rate;
   options.connection_burst = options.uid_burst = burst;
+  options.first_call_timeout = options.refusal_timeout = absl::Hours(1);  // as kLimitS
   absl::StatusOr<std::unique_ptr<Relay>> relay = Relay::Create(options);
   REQUIRE(relay.ok());
   return *std::move(relay);
