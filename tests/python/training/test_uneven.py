@@ -22,4 +22,5 @@ def test_what_cannot_be_joined_is_named() -> None:
     first, second = run_ranks(uneven_scenarios.refused, 2)
     assert 'unknown mean_over (got \'most\', want "contributing" or "all")' in first[0] and first[0] == second[0]
     assert "another number of batches than its len() says (got 1, want 2; rank=0)" in first[1] and second[1] == ""
-    assert "no batch at all" in first[2] and second[2] == ""
+    assert "no batch at all" in first[2] and "got None on 1 of 2 ranks" in second[2]
+    assert all('another number of ranks has a batch while the gradient of "' in texts[3] for texts in (first, second))

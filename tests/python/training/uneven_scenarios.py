@@ -95,7 +95,7 @@ class Liar(list[int]):
 
 
 def refused() -> list[str]:
-    from shardd.torch import fully_shard, join_uneven
+    from shardd.torch import FullyShardedDataParallel, fully_shard, join_uneven
 
     texts = []
     model = fully_shard(_net())
@@ -108,4 +108,14 @@ def refused() -> list[str]:
         except (ValueError, RuntimeError) as error:
             texts.append(str(error))
         dist.barrier()
+    # A rank runs out between a backward that does not synchronise and the one that does.
+    try:
+        flat = FullyShardedDataParallel(_net())
+        with join_uneven(flat) as join:
+            for number, _ in enumerate(join(iter(range(1 + dist.get_rank())))):
+                with flat.no_sync() if number == 0 else contextlib.nullcontext():
+                    flat(torch.ones(2, 6)).sum().backward()
+        texts.append("")
+    except RuntimeError as error:
+        texts.append(str(error))
     return texts

@@ -100,8 +100,19 @@ class DaemonState(JobOptimizer):
         return self.chosen or self._kind.starts_with_state
 
     def _is_initial(self, entry: Mapping[str, Any]) -> bool:
-        """Whether state is what torch's optimizer has been built with."""
-        return self._kind.starts_with_state and float(torch.as_tensor(entry.get("step", 0)).max()) == 0
+        """Whether state is what torch's optimizer has been built with. Other state of step 0 raises: the first update writes over it."""
+        if not self._kind.starts_with_state or float(torch.as_tensor(entry.get("step", 0)).max()) != 0:
+            return False
+        built = {float(torch.tensor(float(g.get("initial_accumulator_value", 0)))) for g in self.param_groups}  # fp32
+        for name in self._kind.state_names:
+            values = local_of(entry[name]) if name in entry else torch.empty(0)
+            if values.numel() and (float(values.min()) != float(values.max()) or float(values.min()) not in built):
+                raise NotImplementedError(
+                    f"load optimizer state: {name} of a parameter without a step is not initial_accumulator_value (got "
+                    f"{float(values.min())} to {float(values.max())}, want one of {sorted(built)}), and the daemon's first update "
+                    "begins with that; load state of steps, or run the program with --stock-optimizers"
+                )
+        return True
 
     def jobs(self) -> list[TorchJob]:
         return [job for job in jobs() if job.optimizer is not None and job.optimizer() is self]

@@ -44,7 +44,7 @@ logger = logging.getLogger("shardd.torch")
 _NAMELESS_GRACE_MS = 60_000  # of a job that no other process can find; its ranks attach again at once
 
 # While they were registered: which registration it was, and as which job.
-_aborted: weakref.WeakKeyDictionary[ShardState, tuple[str, Identity]] = weakref.WeakKeyDictionary()
+_aborted: weakref.WeakKeyDictionary[ShardState, tuple[str, Identity, bool]] = weakref.WeakKeyDictionary()
 _starts_over = False
 
 
@@ -71,10 +71,10 @@ def register(root: ShardState) -> TorchJob:
     assert unit is not None
     ranks = ranks_of(unit.mesh_info)
     # One that an abort has ended is tried again as the same job, as its other ranks do.
-    index, before = _aborted.pop(root, None) or (root._next_registration(), None)
+    index, before, compares = _aborted.pop(root, None) or (root._next_registration(), None, None)
     with Pending(index, ranks.members, ranks.rank, lambda: _names_of(root)) as pending:
         try:
-            job = _register_as(root, index, before, ranks)
+            job = _register_as(root, index, before, compares, ranks)
         except errors.Error as error:
             if pending.difference:
                 raise RuntimeError(pending.difference) from error
@@ -91,8 +91,11 @@ def _names_of(root: ShardState) -> list[str]:
     return [name.replace(f"{WRAPPED_MODULE}.", "").lstrip(".") for name in names]
 
 
-def _register_as(root: ShardState, index: str, before: Identity | None, ranks: JobRanks) -> TorchJob:
+def _register_as(
+    root: ShardState, index: str, before: Identity | None, compares: bool | None, ranks: JobRanks
+) -> TorchJob:
     identity = before or identify(index, ranks)
+    compares = identity.resumes if compares is None else compares
     optimizers = _optimizers_of(root)
     description = spec.describe(root, identity.name, ranks.local_world, optimizers, ranks.addresses)
     publish_attributes(identity.name, ranks.rank, root.attributes)
@@ -101,10 +104,10 @@ def _register_as(root: ShardState, index: str, before: Identity | None, ranks: J
         try:
             job = opened(ranks, opening.open)
         except errors.StepAborted:
-            _aborted[root] = index, replace(identity, resumes=True)
+            # Jobs beside it wait for what this one has committed, if it has not told them yet.
+            _aborted[root] = index, replace(identity, resumes=True), compares
             raise
-    # One that is tried again has agreed before, and the others are further on.
-    differ = differing_steps(job) if identity.resumes and before is None else ""
+    differ = differing_steps(job) if compares else ""
     if differ and not (_starts_over or environment.number(environment.START_OVER, 1)):
         job.close(False)
         raise RuntimeError(f"{differ}, or {environment.START_OVER}=1")
