@@ -56,6 +56,8 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
   auto job_info = Sized<shardd_job_info>();
   auto group_info = Sized<shardd_group_info>();
   auto param_info = Sized<shardd_param_info>();
+  auto flat_info = Sized<shardd_flat_param_info>();
+  int32_t pieces = 0;
   auto shard_info = Sized<shardd_shard_info>();
   auto shard_range = Sized<shardd_shard_range>();
   auto step_options = Sized<shardd_step_options>();
@@ -91,6 +93,9 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
       {"shardd_get_shard_info", [&] { return refused(shardd_get_shard_info(job, &shard_info)); }},
       {"shardd_get_shard_range", [&] { return refused(shardd_get_shard_range(job, param, &shard_range)); }},
       {"shardd_get_param_info", [&] { return refused(shardd_get_param_info(job, param, &param_info)); }},
+      {"shardd_get_flat_param_info", [&] { return refused(shardd_get_flat_param_info(job, 0, &flat_info)); }},
+      {"shardd_get_shard_pieces",
+       [&] { return refused(shardd_get_shard_pieces(job, 0, 0, nullptr, 0, &pieces, nullptr)); }},
       {"shardd_find_param", [&] { return shardd_find_param(job, "a.weight") == -1; }},
       {"shardd_find_group", [&] { return shardd_find_group(job, "a") == -1; }},
       {"shardd_write_parameter", [&] { return refused(shardd_write_parameter(job, param, &value, 0, 1)); }},
