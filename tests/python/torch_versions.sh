@@ -16,8 +16,10 @@ while (($#)) && [[ $1 != -- ]]; do
 done
 (($#)) && shift
 ((${#versions[@]})) || mapfile -t versions < <(sed -nE 's/^set\((oldest|newest)_torch (.*)\)$/\2/p' client/python/CMakeLists.txt)
-# The extension lies in the source tree: the last one there is the one that everything else expects.
-trap 'tests/python/run.sh "$build" --build-only' EXIT
+# The extension lies in the source tree, where a build folder takes another torch's for its own: it is made anew each time, and
+# the last one is the one that everything else expects.
+forget() { rm -f client/python/src/shardd/_C.*.so; }
+trap 'forget; tests/python/run.sh "$build" --build-only' EXIT
 
 passed=0 failed=0 skipped=0
 for version in "${versions[@]}"; do
@@ -34,6 +36,7 @@ for version in "${versions[@]}"; do
     }
   fi
   echo "torch $version"
+  forget
   SHARDD_PYTHON=$venv/bin/python SHARDD_PYTHON_BUILD=build/python-$version tests/python/run.sh "$build" "$@" | tee "$log" || true
   counted=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -1)
   [[ -n $counted ]] || counted="0 passed, 1 failed" # it did not come to its end

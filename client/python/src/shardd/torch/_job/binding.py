@@ -11,6 +11,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
 
 from shardd.torch._job.description import Description
 from shardd.torch._process.extension import _C
+from shardd.torch._process.torch_versions import unsharded_spec
 from shardd.torch._units.flat_parameter import FlatHolder
 from shardd.torch._units.flat_shard_param import FlatShardParam, cut_flat
 from shardd.torch._units.names import unwrapped
@@ -152,7 +153,7 @@ def _leaf(fsdp_param: Any, dtype: torch.dtype, device: torch.device) -> torch.Te
     empty = torch.empty((), dtype=dtype, device=device).expand(fsdp_param._orig_size)
     requires_grad = fsdp_param.sharded_param.requires_grad
     if tensor_parallel(fsdp_param):
-        whole = _from_local_no_grad(empty, fsdp_param._unsharded_dtensor_spec)
+        whole = _from_local_no_grad(empty, unsharded_spec(fsdp_param))
         return nn.Parameter(whole, requires_grad=requires_grad)
     if getattr(fsdp_param, "holder", None) is None:
         return nn.Parameter(empty, requires_grad=requires_grad)

@@ -21,6 +21,7 @@ from shardd.torch._job.leaving import leave_beside
 from shardd.torch._process import environment
 from shardd.torch._process.extension import _C
 from shardd.torch._process.progress import Progress
+from shardd.torch._process.torch_versions import unsharded_spec
 from shardd.torch._ranks.agreement import Meeting
 from shardd.torch._ranks.nodes import JobRanks
 from shardd.torch._ranks.this_rank import rank_thread
@@ -70,7 +71,7 @@ class TorchJob:
         unit = root._unit
         assert unit is not None
         self.device: torch.device = unit.device  # what the model computes on
-        specs = [p.fsdp_param._unsharded_dtensor_spec for p in description.params if tensor_parallel(p.fsdp_param)]
+        specs = [unsharded_spec(p.fsdp_param) for p in description.params if tensor_parallel(p.fsdp_param)]
         # Tensor parallel: that of the ranks whose jobs have the other local tensors of the parameters.
         self.mesh_beside: Any = specs[0].mesh if specs else None
 

@@ -6,6 +6,7 @@
 | ``ShardPlacementResult`` | not in 2.10, where ``shard_placement_fn`` returns a placement or None |
 | ``fsdp_init``: steps of ``fully_shard`` in ``_fsdp_init`` | 2.10 has half of them in ``fully_shard`` itself |
 | ``FSDPState._fsdp_param_groups`` | one, ``_fsdp_param_group``, in 2.10 |
+| ``FSDPParam._unsharded_dtensor_spec`` | ``_tp_spec`` in 2.10 |
 | ``checkpoint.state_dict._get_fsdp_process_group`` | not in 2.10, which asks for no group there |
 
 In C++ it is ``client/torch/torch_versions.h``.
@@ -26,7 +27,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_init as _torchs_init
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 from torch.distributed.utils import _get_root_modules
 
-__all__ = ["DataParallelMeshDims", "ShardPlacementResult", "fsdp_init", "set_param_groups"]
+__all__ = ["DataParallelMeshDims", "ShardPlacementResult", "fsdp_init", "set_param_groups", "unsharded_spec"]
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import DataParallelMeshDims
@@ -136,3 +137,8 @@ def set_param_groups(state: Any, groups: list[Any]) -> None:
         state._fsdp_param_groups[:] = groups
     else:
         state._fsdp_param_group = groups[0] if groups else None
+
+
+def unsharded_spec(fsdp_param: Any) -> Any:
+    """Returns what a parameter that was a DTensor before it was sharded is when it is unsharded."""
+    return fsdp_param._tp_spec if hasattr(fsdp_param, "_tp_spec") else fsdp_param._unsharded_dtensor_spec
