@@ -49,6 +49,22 @@ TEST(NcclGatherTest, NodesThatNeedOtherGroupsAtATimeAllGetThem) {
   }
 }
 
+TEST(NcclGatherTest, AnOrderForNodesThatAreNotThereFailsTheAttempt) {
+  for (const auto& receivers : {std::vector<int>{7}, {-1, 1}, {1, 1}}) {
+    GatherWorld world(GatherSpec(2, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED), /*sockets=*/false, /*gpus=*/true);
+    const int large = world.node[0]->plan->FindGroup("large");
+    world.node[1]->SetVersion(1);  // node 0 has nothing yet, so the order is nobody's
+    const auto gathered = world.node[1]->Ask(1, large, 1);
+    v1::PeerMessage order;
+    order.set_generation(1);
+    order.mutable_pull()->set_group(large);
+    order.mutable_pull()->set_version(1);
+    for (const int node : receivers) order.mutable_pull()->add_receivers(node);
+    (*world.node[1])->OnPull(0, order);
+    EXPECT_THAT(std::string(gathered->Wait().message()), ::testing::HasSubstr("an order for nodes that are not there"));
+  }
+}
+
 TEST(NcclGatherTest, OverdueNamesGroupAndVersion) {
   GatherWorld world(GatherSpec(2, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED), /*sockets=*/false, /*gpus=*/true);
   const int large = world.node[0]->plan->FindGroup("large");
