@@ -64,11 +64,12 @@ TEST_F(BadInput, AUserHasHalfOfTheMemoryByDefault) {
   const auto limits = GetMemoryLimits();
   ASSERT_TRUE(limits.ok()) << limits.status();
   RawClient client(socket());
-  v1::JobSpec half = SpecOf({{"name", "half"}, {"world", "1"}});
-  AddParameters(half, 1);
-  half.mutable_tree()->mutable_modules(0)->mutable_parameters()->rbegin()->add_shape(
-      limits->free_bytes / 2 / static_cast<int64_t>(sizeof(float)));  // its gradient has as much
-  ExpectStatus(client.Open(half).status(), absl::StatusCode::kResourceExhausted, "quota of uid");
+  v1::JobSpec large = SpecOf({{"name", "large"}, {"world", "1"}});
+  AddParameters(large, 1);
+  // Three quarters, without a gradient: other tests take and give memory while this one runs.
+  large.mutable_tree()->mutable_modules(0)->mutable_parameters()->rbegin()->add_shape(
+      limits->free_bytes / 4 * 3 / static_cast<int64_t>(sizeof(float)));
+  ExpectStatus(client.Open(large).status(), absl::StatusCode::kResourceExhausted, "quota of uid");
   ExpectJobIntact();
 }
 
