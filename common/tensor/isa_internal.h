@@ -6,7 +6,9 @@
 // and tests can compare the levels.
 //
 // After its own includes this header makes GCC optimise loops in every build type (without errno of sqrt and floating
-// point traps, either of which stops vectorising). So include nothing large after it.
+// point traps, either of which stops vectorising), and leave loops that copy as they are: vectors of the level, where a
+// memcpy of a known size becomes `rep movs` (UpdateLog::Save took more time than the update). So include nothing large
+// after it.
 
 #include <cstdint>
 #include <utility>
@@ -16,7 +18,10 @@
 #include "common/tensor/kernels.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3", "no-math-errno", "no-trapping-math", "fp-contract=off")
+#pragma GCC optimize("O3", "no-math-errno", "no-trapping-math", "fp-contract=off", "no-tree-loop-distribute-patterns")
+#define SHARDD_NO_ALIAS _Pragma("GCC ivdep")
+#else
+#define SHARDD_NO_ALIAS _Pragma("clang loop vectorize(assume_safety)")
 #endif
 
 #if defined(__x86_64__)

@@ -22,6 +22,7 @@ struct AdamWBody {
     const float* __restrict g = grad;
     float* __restrict m = exp_avg;
     float* __restrict v = exp_avg_sq;
+    SHARDD_NO_ALIAS
     for (int64_t i = 0; i < numel; ++i) {
       const float old = Param::Load(p[i]);
       const float gi = g[i] * c.grad_scale + c.coupled * old;
@@ -46,6 +47,7 @@ struct SgdBody {
     auto* __restrict p = static_cast<typename Param::Storage*>(param);
     const float* __restrict g = grad;
     float* __restrict b = buffer;
+    SHARDD_NO_ALIAS
     for (int64_t i = 0; i < numel; ++i) {
       const float pi = Param::Load(p[i]);
       float gi = g[i] * c.grad_scale + c.weight_decay * pi;
@@ -65,6 +67,7 @@ struct LoggedAdamWBody {
   static SHARDD_ALWAYS_INLINE void Run(const AdamWScalars* scalars, void* param, const float* grad, float* exp_avg,
                                        float* exp_avg_sq, int64_t numel, UpdateLog* log, int64_t first) {
     auto* const p = static_cast<typename Param::Storage*>(param);
+    const AdamWScalars c = *scalars;  // stays in registers, whatever the log's fences say of memory
     RunLogged(
         log, first, numel,
         [&](int64_t i, int64_t count) __attribute__((always_inline)) {
@@ -73,7 +76,7 @@ struct LoggedAdamWBody {
           log->Save(2, exp_avg_sq + i, count * static_cast<int64_t>(sizeof(float)));
         },
         [&](int64_t i, int64_t count) __attribute__((always_inline)) {
-          AdamWBody<Param>::Run(scalars, p + i, grad + i, exp_avg + i, exp_avg_sq + i, count);
+          AdamWBody<Param>::Run(&c, p + i, grad + i, exp_avg + i, exp_avg_sq + i, count);
         });
   }
 };
@@ -84,6 +87,7 @@ struct LoggedSgdBody {
                                        int64_t numel, UpdateLog* log, int64_t first) {
     constexpr bool kHasBuffer = kMomentum != Momentum::kNone;
     auto* const p = static_cast<typename Param::Storage*>(param);
+    const SgdScalars c = *scalars;
     RunLogged(
         log, first, numel,
         [&](int64_t i, int64_t count) __attribute__((always_inline)) {
@@ -91,7 +95,7 @@ struct LoggedSgdBody {
           if constexpr (kHasBuffer) log->Save(1, buffer + i, count * static_cast<int64_t>(sizeof(float)));
         },
         [&](int64_t i, int64_t count) __attribute__((always_inline)) {
-          SgdBody<Param, kMomentum, kNesterov>::Run(scalars, p + i, grad + i, kHasBuffer ? buffer + i : nullptr, count);
+          SgdBody<Param, kMomentum, kNesterov>::Run(&c, p + i, grad + i, kHasBuffer ? buffer + i : nullptr, count);
         });
   }
 };

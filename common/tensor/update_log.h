@@ -44,7 +44,14 @@ class UpdateLog {
   }
   // Of a block that is about to change: what array 0, 1 or 2 has there. Then, which elements it has.
   void Save(int array, const void* values, int64_t size_bytes) {
-    std::memcpy(old_[array], values, static_cast<size_t>(size_bytes));
+    typedef uint32_t Word __attribute__((aligned(1), may_alias));
+    const char* const from = static_cast<const char*>(values);
+    char* const to = old_[array];
+    int64_t i = 0;
+    for (; i + int64_t{sizeof(Word)} <= size_bytes; i += int64_t{sizeof(Word)}) {  // vectors (isa_internal.h)
+      *reinterpret_cast<Word*>(to + i) = *reinterpret_cast<const Word*>(from + i);
+    }
+    for (; i < size_bytes; ++i) to[i] = from[i];
   }
   void Begun(int64_t first, int64_t count) {
     count_.store(count, std::memory_order_relaxed);

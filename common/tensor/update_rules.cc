@@ -58,6 +58,7 @@ struct RuleBody {
     const float* __restrict g = grad;
     float* __restrict a = first_state;
     float* __restrict b = second_state;
+    SHARDD_NO_ALIAS
     for (int64_t i = 0; i < numel; ++i) {
       float ai = a[i];
       float bi = 0;
@@ -74,6 +75,7 @@ struct LoggedRuleBody {
   static SHARDD_ALWAYS_INLINE void Run(const RuleScalars* scalars, void* param, const float* grad, float* a, float* b,
                                        int64_t numel, UpdateLog* log, int64_t first) {
     auto* const p = static_cast<typename Param::Storage*>(param);
+    const RuleScalars c = *scalars;
     RunLogged(
         log, first, numel,
         [&](int64_t i, int64_t count) __attribute__((always_inline)) {
@@ -82,7 +84,7 @@ struct LoggedRuleBody {
           if constexpr (HasSecond(kRule)) log->Save(2, b + i, count * static_cast<int64_t>(sizeof(float)));
         },
         [&](int64_t i, int64_t count) __attribute__((always_inline)) {
-          RuleBody<Param, kRule>::Run(scalars, p + i, grad + i, a + i, HasSecond(kRule) ? b + i : nullptr, count);
+          RuleBody<Param, kRule>::Run(&c, p + i, grad + i, a + i, HasSecond(kRule) ? b + i : nullptr, count);
         });
   }
 };

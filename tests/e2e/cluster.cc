@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -286,7 +287,7 @@ std::string SpecJson(const Args& args) {
     return HasOwnPrecision(args, group) ? "\"mixedPrecision\":" + precision(PrecisionOf(args, group)) + "," : "";
   };
   std::string optimizer =
-      args.Text("optimizer", "adamw") == "sgd" ? R"("kind":"OPTIMIZER_KIND_SGD")" : R"("kind":"OPTIMIZER_KIND_ADAMW")";
+      absl::StrCat(R"("kind":"OPTIMIZER_KIND_)", absl::AsciiStrToUpper(args.Text("optimizer", "adamw")), "\"");
   if (!args.Text("trained").empty()) {
     optimizer =
         absl::StrCat(R"("kind":"OPTIMIZER_KIND_TRAINER","trainerStates":)", args.Text("trained") == "adam" ? 2 : 1);

@@ -64,6 +64,11 @@ class Deadly : public DaemonDeath {
 
 TEST_F(Deadly, AtEachWriteOfAdamWLosesNothing) { Walk(Training(1000)); }
 
+// Of the rules (update_rules.cc), with both states.
+TEST_F(Deadly, AtEachWriteOfRmspropLosesNothing) {
+  Walk(Training(1000, "rmsprop").With({{"momentum", "0.9"}, {"lr", "0.01"}}));
+}
+
 TEST_F(Deadly, AtEachWriteOfTheTrainersOptimizerLosesNothing) {
   Walk({{"steps", "300"},
         {"recover", "1"},

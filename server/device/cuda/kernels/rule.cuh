@@ -13,7 +13,7 @@ SHARDD_ALWAYS_INLINE float RuleOne(RuleNumber rule, const RuleScalars& c, float 
   if (rule == kLionRule) {
     const float g = grad * c.grad_scale;
     const float mixed = c.beta1 * *a + c.one_minus_beta1 * g;
-    const float sign = mixed > 0 ? 1.0f : mixed < 0 ? -1.0f : mixed;  // zero and NaN are themselves
+    const float sign = mixed > 0 ? 1.0f : mixed < 0 ? -1.0f : mixed == 0 ? 0.0f : mixed;  // NaN is itself
     *a = c.beta2 * *a + c.one_minus_beta2 * g;
     return p * c.decay - c.step_size * sign;
   }
