@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "common/shm/daemon_page.h"
 #include "common/shm/timeline.h"
 #include "server/loop/core_loop.h"
 #include "server/session/session_stream.h"
@@ -17,26 +18,7 @@ SessionWords::SessionWords(SessionMemoryView view, DaemonPageView page, uint64_t
       protocol_version_(protocol_version),
       released_(page.slots(), 0),
       issued_(page.slots(), 0) {
-  DaemonPage& daemon_page = page_.page();
-  const uint64_t begin = TimelineValue(epoch, 0);
-  daemon_page.magic = DaemonPage::kMagic;
-  daemon_page.protocol_version = static_cast<uint64_t>(protocol_version);
-  daemon_page.epoch.store(begin);
-  daemon_page.version.store(begin);
-  daemon_page.consumed.store(begin);
-  daemon_page.full_params.store(begin);
-  daemon_page.passes.store(begin);
-  daemon_page.hand_ins.store(begin);
-  daemon_page.reduced.store(begin);
-  daemon_page.reducing.store(begin);
-  for (int64_t s = 0; s < page_.slots(); ++s) {
-    page_.slot(s).released.store(begin);
-    page_.slot(s).issued.store(begin);
-  }
-  for (int64_t g = 0; g < page_.groups(); ++g) {
-    page_.group(g).unsharded.store(begin);
-    page_.group(g).issued.store(begin);
-  }
+  BeginDaemonPage(page_, epoch, protocol_version);
 }
 
 void SessionWords::Tell(CoreLoop* loop, std::shared_ptr<SessionStream> stream) {
@@ -147,25 +129,7 @@ void SessionWords::SetAwake(bool awake) { page_.page().awake.store(awake ? 1 : 0
 void SessionWords::Poison(uint64_t epoch) {
   poisoned_ = true;
   if (told_ != nullptr) told_->Change().set_epoch(epoch);
-  const uint64_t value = TimelineValue(epoch, 0);
-  DaemonPage& page = page_.page();
-  TimelineStore(page.epoch, value, nullptr);
-  TimelineStore(page.version, value, waiting());
-  TimelineStore(page.consumed, value, waiting());
-  TimelineStore(page.full_params, value, waiting());
-  TimelineStore(page.reduced, value, waiting());
-  TimelineStore(page.reducing, value, waiting());
-  TimelineStore(page.passes, value, waiting());
-  TimelineStore(page.passes_issued, value, waiting());
-  TimelineStore(page.hand_ins, value, waiting());
-  for (size_t s = 0; s < released_.size(); ++s) {
-    TimelineStore(page_.slot(static_cast<int64_t>(s)).released, value, waiting());
-    TimelineStore(page_.slot(static_cast<int64_t>(s)).issued, value, waiting());
-  }
-  for (int64_t g = 0; g < page_.groups(); ++g) {
-    TimelineStore(page_.group(g).unsharded, value, waiting());
-    TimelineStore(page_.group(g).issued, value, waiting());
-  }
+  PoisonDaemonPage(page_, epoch, waiting());
 }
 
 }  // namespace shardd

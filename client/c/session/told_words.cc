@@ -1,32 +1,12 @@
 #include "client/c/session/told_words.h"
 
-#include <array>
+#include "common/shm/daemon_page.h"
 
 namespace shardd {
-namespace {
-
-std::array<TimelineWord*, 8> WordsOf(DaemonPage& page) {
-  return {&page.version, &page.full_params,   &page.reduced,  &page.reducing,
-          &page.passes,  &page.passes_issued, &page.hand_ins, &page.consumed};
-}
-
-}  // namespace
 
 ToldWords::ToldWords(DaemonPageView page, const std::atomic<uint32_t>* waiting, uint64_t epoch, int protocol_version)
     : page_(page), waiting_(waiting), epoch_(epoch) {
-  const uint64_t begin = TimelineValue(epoch, 0);
-  page_.page().magic = DaemonPage::kMagic;
-  page_.page().protocol_version = static_cast<uint64_t>(protocol_version);
-  page_.page().epoch.store(begin);
-  for (TimelineWord* word : WordsOf(page_.page())) word->store(begin);
-  for (int64_t s = 0; s < page_.slots(); ++s) {
-    page_.slot(s).released.store(begin);
-    page_.slot(s).issued.store(begin);
-  }
-  for (int64_t g = 0; g < page_.groups(); ++g) {
-    page_.group(g).unsharded.store(begin);
-    page_.group(g).issued.store(begin);
-  }
+  BeginDaemonPage(page_, epoch, protocol_version);
 }
 
 void ToldWords::Store(TimelineWord& word, uint64_t sequence) const {
@@ -64,17 +44,7 @@ void ToldWords::Store(const v1::SessionEvent::Words& told) const {
 
 void ToldWords::Poison(uint64_t epoch) const {
   if (epoch <= epoch_) return;
-  const uint64_t value = TimelineValue(epoch, 0);
-  TimelineStore(page_.page().epoch, value, nullptr);
-  for (TimelineWord* word : WordsOf(page_.page())) TimelineStore(*word, value, waiting_);
-  for (int64_t s = 0; s < page_.slots(); ++s) {
-    TimelineStore(page_.slot(s).released, value, waiting_);
-    TimelineStore(page_.slot(s).issued, value, waiting_);
-  }
-  for (int64_t g = 0; g < page_.groups(); ++g) {
-    TimelineStore(page_.group(g).unsharded, value, waiting_);
-    TimelineStore(page_.group(g).issued, value, waiting_);
-  }
+  PoisonDaemonPage(page_, epoch, waiting_);
 }
 
 }  // namespace shardd
