@@ -48,6 +48,20 @@ TEST_P(DaemonDeathWith, KillsAtAnyMomentLoseNothing) {
   ExpectNothingLeft();
 }
 
+class DaemonDeathUnder : public DaemonDeath, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(DaemonDeathUnder, KillsLoseNothingOfOtherOptimizers) {
+  const int kills = (Kills() + 4) / 5;
+  const char* const momentum = GetParam() == std::string("rmsprop") ? "0.9" : "0";
+  const Args args = Training(60 * kills, GetParam()).With({{"momentum", momentum}, {"lr", "0.003"}});
+  StartCustodian();
+  StartKept();
+  std::vector<Child> ranks = StartRanks(args);
+  KillAgainAndAgain(ranks[0], kills, /*most_steps_lost=*/0);
+  ExpectUndisturbed(args, ranks);
+  ExpectNothingLeft();
+}
+
 TEST_F(DaemonDeath, KillsUnderFourRanksLoseNothing) {
   const Args args = Training(60 * Kills())
                         .With({{"world", "4"}, {"strategy", "HYBRID_SHARD"}, {"group_size", "2"}, {"max_norm", "0.1"}});
@@ -240,6 +254,9 @@ TEST_F(DaemonDeath, StoppingDaemonOrCustodianForAWhileEndsNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, DaemonDeathWith, ::testing::Values("adamw", "sgd"),
+                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Optimizers, DaemonDeathUnder,
+                         ::testing::Values("adagrad", "rmsprop", "centered_rmsprop", "lion"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
