@@ -44,9 +44,9 @@ endif()
 # Where nobody waits for one object (sanitizers, release, a new checkout's CI), a compiler's run takes twelve sources of a
 # library, reads gRPC's and protobuf's headers and instantiates their templates once (shardd_job: 10 s of a core where eight
 # sources by themselves take 30). What two files of a folder both name in anonymous namespaces clashes here: rename it, or
-# list the file. A file that lacks an include is found by dev and by clang's analysis, which take each by itself. Tests are
-# not built so, but libtorch's: their helpers have the same short names everywhere.
-option(SHARDD_FEW_OBJECTS "compile a library's sources twelve at a time" OFF)
+# list the file. A file that lacks an include is found by dev and by clang's analysis, which take each by itself. Tests' helpers
+# have the same short names everywhere, so their batches are made otherwise (shardd_test_batches in tests.cmake).
+option(SHARDD_FEW_OBJECTS "compile many sources in one run of the compiler" OFF)
 function(shardd_few_objects target)
   if(SHARDD_FEW_OBJECTS)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)

@@ -207,6 +207,6 @@ int main(int argc, char** argv) {
   if (argc > 1 && strncmp(argv[1], kFlag, sizeof(kFlag) - 1) == 0) {
     return shardd::testing_client::RunProgram(argv[1] + sizeof(kFlag) - 1);
   }
-  testing::InitGoogleTest(&argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

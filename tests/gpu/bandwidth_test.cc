@@ -16,7 +16,7 @@ constexpr int64_t kNumel = int64_t{1} << 28;  // 1 GiB of fp32: nothing of it st
 constexpr int kRounds = 7;
 constexpr int kLaunches = 20;  // of a round
 
-class BandwidthTest : public testing::Test {
+class BandwidthTest : public ::testing::Test {
  protected:
   void SetUp() override {
     std::string why;

@@ -26,7 +26,7 @@ constexpr int64_t kNumel = int64_t{128} << 20;  // 2 GiB of four arrays: nothing
 constexpr int kRounds = 7;
 constexpr double kLeast = 0.4;  // by the bytes moved 28 / 52
 
-class LoggedUpdateTest : public testing::Test {
+class LoggedUpdateTest : public ::testing::Test {
  protected:
   void SetUp() override {
     std::string why;

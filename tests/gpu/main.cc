@@ -42,6 +42,6 @@ int main(int argc, char** argv) {
   if (argc == 3 && std::strcmp(argv[1], "--custodian") == 0) return RunCustodian(argv[2]);
   if (const int result = shardd::cuda::RunTrainer(argc, argv); result >= 0) return result;
   if (shardd::IsNcclNode(argc, argv)) return RunNode(argv);
-  testing::InitGoogleTest(&argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -31,7 +31,7 @@ constexpr int kUpdates = 256;  // of one work of the large job
 constexpr int kRounds = 300;
 constexpr absl::Duration kLimit = absl::Seconds(60);
 
-class TurnsTest : public testing::Test {
+class TurnsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     std::string why;

@@ -74,7 +74,7 @@ struct Case {
 };
 void PrintTo(const Case& item, std::ostream* stream) { *stream << item.name; }
 
-class TorchParity : public testing::TestWithParam<Case> {};
+class TorchParity : public ::testing::TestWithParam<Case> {};
 
 TEST_P(TorchParity, LossesAndParametersEqualTheUnshardedRun) {
   const WorkerOptions& options = GetParam().options;
@@ -84,7 +84,7 @@ TEST_P(TorchParity, LossesAndParametersEqualTheUnshardedRun) {
 }
 
 // clang-format off
-INSTANTIATE_TEST_SUITE_P(, TorchParity, testing::Values(
+INSTANTIATE_TEST_SUITE_P(, TorchParity, ::testing::Values(
   Case{"OneRank", {.ranks = 1}},
   Case{"TwoRanks", {.ranks = 2}},
   Case{"ThreeRanksDim0", {.ranks = 3, .layout = "dim0"}},

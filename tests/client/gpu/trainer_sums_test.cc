@@ -20,7 +20,7 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr absl::Duration kLimit = absl::Seconds(60);
 constexpr uint64_t kEpoch = 5;

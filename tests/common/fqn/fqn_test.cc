@@ -36,7 +36,7 @@ TEST(CleanFqn, IsIdempotentAlsoOnOddDots) {
       "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_flat_param", "", "a", "layers",
       "0"};
   constexpr uint32_t kSeed = 20250101;
-  SCOPED_TRACE(testing::Message() << "seed " << kSeed);
+  SCOPED_TRACE(::testing::Message() << "seed " << kSeed);
   std::mt19937 random(kSeed);
   for (int i = 0; i < 20000; ++i) {
     std::string name;

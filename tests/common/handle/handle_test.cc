@@ -20,7 +20,7 @@ namespace {
 using E = HandleEvent;
 using S = StorageState;
 using T = TrainingState;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr E kEvents[] = {E::kUnshardForward,  E::kUnshardBackward, E::kUnshardDone, E::kReshard,
                          E::kSubmitGradients, E::kBackwardDone,    E::kStep,        E::kEnterFullParams,

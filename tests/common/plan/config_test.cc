@@ -167,11 +167,11 @@ TEST(Config, OffloadIsPooledAndZeroCopyIsRefusedByName) {
   b.config().set_unshard_mode(v1::UNSHARD_MODE_ZERO_COPY);
   const absl::Status refused = PlanShards(b.spec()).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("plan config offload: "));
-  EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("got unshard_mode UNSHARD_MODE_ZERO_COPY"));
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("plan config offload: "));
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("got unshard_mode UNSHARD_MODE_ZERO_COPY"));
   b.config().set_offload(static_cast<v1::Offload>(3));
   EXPECT_THAT(std::string(PlanShards(b.spec()).status().message()),
-              testing::HasSubstr("plan config offload: unknown value (got 3)"));
+              ::testing::HasSubstr("plan config offload: unknown value (got 3)"));
 }
 
 TEST(Config, TrainerSumsAreInThePlanAndRefusedWithOffload) {
@@ -183,7 +183,7 @@ TEST(Config, TrainerSumsAreInThePlanAndRefusedWithOffload) {
   b.config().set_offload(v1::OFFLOAD_HOST);
   const absl::Status refused = PlanShards(b.spec()).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("plan config trainer_sums: "));
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("plan config trainer_sums: "));
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // root(w) { a: fully sharded (w, bias frozen), b: fully sharded (w, tied to a.w), out: ignored (w) }
 SpecBuilder Model() {
@@ -200,7 +200,7 @@ TEST(Digest, AnInvalidDescriptionIsADifferenceThatSaysWhy) {
 TEST(Digest, EqualDigestsAndNoDifferenceAreTheSameThing) {
   constexpr uint32_t kPairs = 400;
   for (uint32_t seed = 1; seed <= kPairs; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seeds " << seed << " and " << seed + 1);
+    SCOPED_TRACE(::testing::Message() << "seeds " << seed << " and " << seed + 1);
     RandomSpec got(seed);
     RandomSpec want(seed + 1);
     v1::JobSpec aligned = got.spec();

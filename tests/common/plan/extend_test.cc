@@ -97,7 +97,7 @@ TEST(ExtendTest, WhateverElseDiffersIsRefusedByName) {
     SpecBuilder copy = asked;
     const absl::StatusOr<Extension> extension = Extend(copy.spec(), job.spec(), job.Plan());
     EXPECT_EQ(extension.status().code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(extension.status().message()), testing::HasSubstr(fragment));
+    EXPECT_THAT(std::string(extension.status().message()), ::testing::HasSubstr(fragment));
   };
   SpecBuilder asked = Model();
   asked.module(1).mutable_parameters(0)->set_requires_grad(true);

@@ -5,8 +5,8 @@
 namespace shardd {
 namespace {
 
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 struct Range {
   std::string fqn;

@@ -9,7 +9,7 @@
 namespace shardd {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 

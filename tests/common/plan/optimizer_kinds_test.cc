@@ -10,7 +10,7 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST(OptimizerKinds, EachValueOfTheProtoIsOneRow) {
   const google::protobuf::EnumDescriptor& kinds = *v1::OptimizerKind_descriptor();

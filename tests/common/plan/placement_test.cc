@@ -9,8 +9,8 @@
 namespace shardd {
 namespace {
 
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 SpecBuilder Model(int world_size, v1::Strategy strategy = v1::STRATEGY_FULL_SHARD) {
   SpecBuilder b(world_size);

@@ -5,7 +5,7 @@
 namespace shardd {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 // root(w:1) { layers { 0 { attn(w:6), mlp(w:8) }, 1 { attn(w:6), mlp(w:8) } }, head(w:4) }
 SpecBuilder Transformer() {

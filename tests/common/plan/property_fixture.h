@@ -12,13 +12,13 @@ namespace shardd {
 
 inline constexpr uint32_t kSeeds = 1500;
 
-class Property : public testing::Test {
+class Property : public ::testing::Test {
  protected:
   // Calls check(spec, plan) for every seed.
   template <typename Check>
   void ForAll(Check check) {
     for (uint32_t seed = 1; seed <= kSeeds && !HasFatalFailure(); ++seed) {
-      SCOPED_TRACE(testing::Message() << "seed " << seed);
+      SCOPED_TRACE(::testing::Message() << "seed " << seed);
       RandomSpec random(seed);
       random.CutAfterForward();
       random.MixPrecision();

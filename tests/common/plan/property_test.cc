@@ -149,7 +149,7 @@ TEST_F(Property, EveryManagedTensorIsStoredOnceInItsNearestGroup) {
         } else {
           const int holder = plan.params[plan.FindParam(fqn)].group;
           ASSERT_TRUE(plan.groups[holder].name == user.name ||
-                      testing::Matches(testing::Contains(holder))(user.also_unshards))
+                      ::testing::Matches(::testing::Contains(holder))(user.also_unshards))
               << fqn << " is used in a group that does not unshard it";
         }
       }
@@ -341,7 +341,7 @@ TEST_F(Property, CorruptedSpecsAreRefusedOrPlannedButNeverCrash) {
   const google::protobuf::LogSilencer no_log_of_bad_utf8;
   int refused = 0;
   for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     RandomSpec random(seed);
     std::string bytes = random.spec().SerializeAsString();
     std::mt19937 noise(seed);

@@ -12,7 +12,7 @@
 namespace shardd {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kPage = 2 * kMiB;

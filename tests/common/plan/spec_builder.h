@@ -90,24 +90,24 @@ inline std::vector<std::string> GroupMembers(const ShardPlan& plan) {
   return text;
 }
 
-inline testing::AssertionResult Refused(const v1::JobSpec& spec, absl::StatusCode code,
-                                        const std::vector<std::string>& fragments) {
+inline ::testing::AssertionResult Refused(const v1::JobSpec& spec, absl::StatusCode code,
+                                          const std::vector<std::string>& fragments) {
   const absl::StatusOr<ShardPlan> plan = PlanShards(spec);
   if (plan.ok()) {
-    return testing::AssertionFailure() << "accepted";
+    return ::testing::AssertionFailure() << "accepted";
   }
   if (plan.status().code() != code) {
-    return testing::AssertionFailure() << "wrong code: " << plan.status();
+    return ::testing::AssertionFailure() << "wrong code: " << plan.status();
   }
   for (const std::string& fragment : fragments) {
     if (plan.status().message().find(fragment) == absl::string_view::npos) {
-      return testing::AssertionFailure() << "no '" << fragment << "' in: " << plan.status();
+      return ::testing::AssertionFailure() << "no '" << fragment << "' in: " << plan.status();
     }
   }
-  return testing::AssertionSuccess();
+  return ::testing::AssertionSuccess();
 }
 
-inline testing::AssertionResult Invalid(const v1::JobSpec& spec, const std::vector<std::string>& fragments) {
+inline ::testing::AssertionResult Invalid(const v1::JobSpec& spec, const std::vector<std::string>& fragments) {
   return Refused(spec, absl::StatusCode::kInvalidArgument, fragments);
 }
 

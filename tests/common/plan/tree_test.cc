@@ -8,8 +8,8 @@
 namespace shardd {
 namespace {
 
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 

@@ -6,7 +6,7 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST(DTypeTest, DtypesHaveASizeAndANameThatParsesBack) {
   for (int value = v1::DType_MIN; value <= v1::DType_MAX; ++value) {

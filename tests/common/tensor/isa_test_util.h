@@ -15,7 +15,7 @@
 namespace shardd {
 
 // Runs a test once for each level that kernels are compiled for.
-class IsaTest : public testing::TestWithParam<tensor::Isa> {
+class IsaTest : public ::testing::TestWithParam<tensor::Isa> {
  protected:
   void SetUp() override {
     if (GetParam() > tensor::BestIsa()) GTEST_SKIP() << "this machine has no such instructions";
@@ -24,13 +24,13 @@ class IsaTest : public testing::TestWithParam<tensor::Isa> {
   void TearDown() override { tensor::SetIsaForTest(tensor::BestIsa()); }
 };
 
-inline std::string IsaName(const testing::TestParamInfo<tensor::Isa>& info) {
+inline std::string IsaName(const ::testing::TestParamInfo<tensor::Isa>& info) {
   return info.param == tensor::Isa::kBase ? "Base" : info.param == tensor::Isa::kAvx2 ? "Avx2" : "Avx512";
 }
 
-#define SHARDD_FOR_EACH_ISA(suite)                                                                                     \
-  INSTANTIATE_TEST_SUITE_P(Isas, suite, testing::Values(tensor::Isa::kBase, tensor::Isa::kAvx2, tensor::Isa::kAvx512), \
-                           IsaName)
+#define SHARDD_FOR_EACH_ISA(suite)      \
+  INSTANTIATE_TEST_SUITE_P(Isas, suite, \
+                           ::testing::Values(tensor::Isa::kBase, tensor::Isa::kAvx2, tensor::Isa::kAvx512), IsaName)
 
 // Normal values around 1, the same on every run.
 inline std::vector<float> Randoms(int64_t numel, uint32_t seed) {

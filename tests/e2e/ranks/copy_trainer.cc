@@ -8,7 +8,7 @@
 namespace shardd::e2e {
 namespace {
 
-constexpr int64_t kChunkNumel = int64_t{1} << 20;
+constexpr int64_t kWindowNumel = int64_t{1} << 20;
 constexpr int64_t kSeenNumel = 64;
 constexpr int64_t kPeriod = 251;  // of initial values: no power of two, so that what is moved is seen
 constexpr double kLr = 1.0 / 64;  // exact, as its product with a sum of equal gradients
@@ -66,8 +66,8 @@ Status CopyTrainer::Initialize() {
   for (int param = 0; param < info.param_count && args_.Int("zeros") == 0; ++param) {
     const int64_t numel = job_->parameter_info(param).numel;
     const int64_t end = numel * (info.rank + 1) / info.world_size;
-    for (int64_t first = numel * info.rank / info.world_size; first < end; first += kChunkNumel) {
-      chunk.resize(static_cast<size_t>(std::min(kChunkNumel, end - first)));
+    for (int64_t first = numel * info.rank / info.world_size; first < end; first += kWindowNumel) {
+      chunk.resize(static_cast<size_t>(std::min(kWindowNumel, end - first)));
       for (size_t i = 0; i < chunk.size(); ++i) chunk[i] = initial[Kind(param, first + static_cast<int64_t>(i))];
       RETURN_IF_ERROR(job_->WriteParameter(param, chunk.data(), first, static_cast<int64_t>(chunk.size())));
     }
@@ -141,8 +141,8 @@ Status CopyTrainer::LookAtAll() {
     for (int param = 0; param < job_->info().param_count && wrong.ok(); ++param) {
       const auto* const data = static_cast<const float*>(job_->full_parameter_data(param));
       const int64_t numel = job_->parameter_info(param).numel;
-      for (int64_t first = 0; first < numel && wrong.ok(); first += kChunkNumel) {
-        chunk.resize(static_cast<size_t>(std::min(kChunkNumel, numel - first)));
+      for (int64_t first = 0; first < numel && wrong.ok(); first += kWindowNumel) {
+        chunk.resize(static_cast<size_t>(std::min(kWindowNumel, numel - first)));
         values.Read(chunk.data(), data + first, sizeof(float) * chunk.size());
         for (size_t i = 0; i < chunk.size(); ++i) {
           const float wanted = want[Kind(param, first + static_cast<int64_t>(i))];

@@ -46,7 +46,7 @@ struct CollectiveImplementation {
   bool rounds_sources = true;  // to a narrower reduce_dtype, before it adds them
 };
 
-class CollectiveTest : public testing::TestWithParam<CollectiveImplementation> {
+class CollectiveTest : public ::testing::TestWithParam<CollectiveImplementation> {
  protected:
   static constexpr absl::Duration kLimit = absl::Seconds(60);
 
@@ -116,7 +116,7 @@ class CollectiveTest : public testing::TestWithParam<CollectiveImplementation> {
   std::unique_ptr<Collective> collective_;
 };
 
-inline std::string CollectiveName(const testing::TestParamInfo<CollectiveImplementation>& info) {
+inline std::string CollectiveName(const ::testing::TestParamInfo<CollectiveImplementation>& info) {
   return info.param.name;
 }
 inline void PrintTo(const CollectiveImplementation& implementation, std::ostream* out) { *out << implementation.name; }
@@ -126,9 +126,9 @@ std::vector<CollectiveImplementation> Collectives();
 std::vector<CollectiveImplementation> LocalCollectives();
 
 #define SHARDD_FOR_EACH_COLLECTIVE(suite) \
-  INSTANTIATE_TEST_SUITE_P(Collectives, suite, testing::ValuesIn(Collectives()), CollectiveName)
+  INSTANTIATE_TEST_SUITE_P(Collectives, suite, ::testing::ValuesIn(Collectives()), CollectiveName)
 #define SHARDD_FOR_EACH_LOCAL_COLLECTIVE(suite) \
-  INSTANTIATE_TEST_SUITE_P(Collectives, suite, testing::ValuesIn(LocalCollectives()), CollectiveName)
+  INSTANTIATE_TEST_SUITE_P(Collectives, suite, ::testing::ValuesIn(LocalCollectives()), CollectiveName)
 
 }  // namespace shardd
 

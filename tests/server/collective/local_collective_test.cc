@@ -45,8 +45,8 @@ class LocalCollectiveTest : public CollectiveTest {
   int group_ = 0;
 };
 
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 TEST_P(LocalCollectiveTest, TouchingParametersOfOneTreatmentAreOneOperationPerRank) {
   StartFour(2, 2);
@@ -166,7 +166,7 @@ TEST_P(StagedSums, StagingThatIsNotThereForEveryRankIsRefused) {
   for (const absl::Status& status : {refused({staging.data()}, 4096), refused({staging.data(), nullptr}, 4096),
                                      refused({staging.data(), staging.data()}, 100)}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("staging"));
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("staging"));
   }
 }
 

@@ -11,6 +11,6 @@ int main(int argc, char** argv) {
     shardd::FakeCudaWorld world(/*delay_seed=*/7, /*gpus=*/2);
     return shardd::RunNcclNode(argv, world, shardd::NcclLibrary(shardd::fake_nccl::Table(), 22809));
   }
-  testing::InitGoogleTest(&argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -8,7 +8,7 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // A model with odd sizes (alignment gaps), a frozen parameter and two modules.
 SpecBuilder OddModel(int world_size, v1::Layout layout, v1::Strategy strategy, DType param_dtype) {

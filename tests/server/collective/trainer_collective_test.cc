@@ -12,9 +12,9 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class TrainerCollectiveTest : public testing::Test {
+class TrainerCollectiveTest : public ::testing::Test {
  protected:
   static constexpr int kRanks = 2;
 

@@ -14,11 +14,11 @@
 namespace shardd {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 constexpr absl::Duration kLimit = absl::Seconds(60);
 
-class CpuDeviceTest : public testing::Test {
+class CpuDeviceTest : public ::testing::Test {
  protected:
   // Stops the device in a callback, lets `submit` queue work behind it, runs it all; the order of completions.
   template <typename Submit>

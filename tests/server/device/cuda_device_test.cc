@@ -16,8 +16,8 @@
 namespace shardd {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr absl::Duration kLimit = absl::Seconds(60);
 
@@ -27,7 +27,7 @@ bool Eventually(const std::function<bool()>& condition) {
   return condition();
 }
 
-class CudaDeviceTest : public testing::Test {
+class CudaDeviceTest : public ::testing::Test {
  protected:
   absl::Status Run(Device& device, std::vector<DeviceOp> ops, StreamId stream = StreamId::kUnshard) {
     absl::Notification notification;

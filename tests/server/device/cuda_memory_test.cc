@@ -54,7 +54,7 @@ TEST(CudaMemory, EveryGpuCopiesRegisteredMemoryAtTheHostsAddresses) {
     const auto again = second->RegisterHost("slab \"shards\"", host.data() + 5000, 100, {first, second});
     EXPECT_FALSE(again.ok());
     EXPECT_THAT(std::string(again.status().message()),
-                testing::HasSubstr("cuMemHostRegister slab \"shards\", 100 bytes: CUDA_ERROR_HOST_MEMORY_ALREADY"));
+                ::testing::HasSubstr("cuMemHostRegister slab \"shards\", 100 bytes: CUDA_ERROR_HOST_MEMORY_ALREADY"));
     for (DeviceMemory* memory : {first, second}) {
       ASSERT_TRUE(memory->Zero(slab->data(), 4096).ok());
       ASSERT_TRUE(memory->Copy({{host.data() + 7, slab->data(), 4096}}).ok());
@@ -77,7 +77,7 @@ TEST(CudaMemory, WhatCannotBePinnedSaysWhatToRaise) {
   const auto refused = device->memory()->RegisterHost("slab \"optimizer\"", host.data(), 10000, {device->memory()});
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted) << refused.status();
   for (const char* text : {"slab \"optimizer\", 10000 bytes", "RLIMIT_MEMLOCK", "OFFLOAD_NONE"}) {
-    EXPECT_THAT(std::string(refused.status().message()), testing::HasSubstr(text));
+    EXPECT_THAT(std::string(refused.status().message()), ::testing::HasSubstr(text));
   }
   EXPECT_TRUE(device->memory()->RegisterHost("slab \"optimizer\"", host.data(), 10000, {device->memory()}).ok());
 }

@@ -17,14 +17,14 @@
 namespace shardd {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 constexpr absl::Duration kLimit = absl::Seconds(60);
 constexpr absl::Duration kWatched = absl::Milliseconds(500);  // for what must not happen
 constexpr int64_t kTurnBytes = 100'000;                       // of copies
 constexpr int64_t kCopyBytes = int64_t{1} << 20;
 
-class CudaTurnsTest : public testing::Test {
+class CudaTurnsTest : public ::testing::Test {
  protected:
   CudaTurnsTest()
       : from_(static_cast<char*>(world_.memory()->allocate(kCopyBytes, 64))),

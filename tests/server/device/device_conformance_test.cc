@@ -18,9 +18,9 @@
 namespace shardd {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::UnorderedElementsAre;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 
 constexpr absl::Duration kLimit = absl::Seconds(60);
 
@@ -57,7 +57,7 @@ bool Same(const A& a, const B& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end());
 }
 
-class DeviceTest : public testing::TestWithParam<DeviceKind> {
+class DeviceTest : public ::testing::TestWithParam<DeviceKind> {
  protected:
   template <typename T>
   using Vec = std::pmr::vector<T>;  // that the device reaches
@@ -568,7 +568,7 @@ TEST_P(DeviceTest, ManyThreadsMaySubmitAtOnce) {
   EXPECT_EQ(log.WaitFor(400).size(), 400u);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DeviceTest, testing::ValuesIn(DeviceKinds()),
+INSTANTIATE_TEST_SUITE_P(All, DeviceTest, ::testing::ValuesIn(DeviceKinds()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

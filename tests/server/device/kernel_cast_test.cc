@@ -31,7 +31,7 @@ TEST_F(KernelCastTest, GivesTheBitsOfTheCpu) {
       }
     }
     for (const DType to : kFloating) {
-      SCOPED_TRACE(testing::Message() << DTypeName(from) << " to " << DTypeName(to));
+      SCOPED_TRACE(::testing::Message() << DTypeName(from) << " to " << DTypeName(to));
       ExpectSame(Run(src, to), Want(src, to), Nan::kSameBits);
     }
   }
@@ -42,7 +42,7 @@ TEST_F(KernelCastTest, TakesAnyLength) {
     for (const DType to : kFloating) {
       for (int64_t numel = 1; numel <= 40; ++numel) {
         const Elements src = AnyBits(from, numel, static_cast<uint32_t>(numel));
-        SCOPED_TRACE(testing::Message() << DTypeName(from) << " to " << DTypeName(to) << ", " << numel);
+        SCOPED_TRACE(::testing::Message() << DTypeName(from) << " to " << DTypeName(to) << ", " << numel);
         ExpectSame(Run(src, to), Want(src, to), Nan::kSameBits);
       }
     }
@@ -56,7 +56,7 @@ TEST_F(KernelCastTest, TakesAnyAlignment) {
       const Elements want = Want(src, to);
       for (int src_offset = 0; src_offset < 16 / DTypeSizeBytes(from); ++src_offset) {
         for (int dst_offset = 0; dst_offset < 16 / DTypeSizeBytes(to); ++dst_offset) {
-          SCOPED_TRACE(testing::Message()
+          SCOPED_TRACE(::testing::Message()
                        << DTypeName(from) << " at " << src_offset << " to " << DTypeName(to) << " at " << dst_offset);
           ExpectSame(Run(src, to, 1, src_offset, dst_offset), want, Nan::kSameBits);
         }
@@ -79,7 +79,7 @@ TEST_F(KernelCastTest, ScalesBeforeItRounds) {
         }
       }
       for (const DType to : kFloating) {
-        SCOPED_TRACE(testing::Message() << DTypeName(from) << " to " << DTypeName(to) << " times " << scale);
+        SCOPED_TRACE(::testing::Message() << DTypeName(from) << " to " << DTypeName(to) << " times " << scale);
         ExpectSame(Run(src, to, scale, 1, 3), Want(product, to), Nan::kAnyNan);
       }
     }

@@ -20,10 +20,10 @@ struct ReduceCase {
 class KernelReduceTest : public KernelTest {
  protected:
   void Check(const ReduceCase& c) {
-    SCOPED_TRACE(testing::Message() << c.sources << " of " << DTypeName(c.dtype) << " reduced in "
-                                    << DTypeName(c.reduce_dtype) << " kept in " << DTypeName(c.keep) << " times "
-                                    << c.scale << (c.accumulate ? " accumulated, " : ", ") << c.numel << " at "
-                                    << c.dst_offset << " from " << c.source_offset);
+    SCOPED_TRACE(::testing::Message() << c.sources << " of " << DTypeName(c.dtype) << " reduced in "
+                                      << DTypeName(c.reduce_dtype) << " kept in " << DTypeName(c.keep) << " times "
+                                      << c.scale << (c.accumulate ? " accumulated, " : ", ") << c.numel << " at "
+                                      << c.dst_offset << " from " << c.source_offset);
     Elements want = Values(v1::DTYPE_FLOAT32, c.numel, 99);
     const Buffer dst(*runner_, want, c.dst_offset);
     ReduceArgs args = {};

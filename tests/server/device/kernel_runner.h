@@ -31,7 +31,7 @@ class KernelRunner {
 // nullptr: these tests cannot run here, and *why says what is missing.
 std::unique_ptr<KernelRunner> MakeKernelRunner(std::string* why);
 
-class KernelTest : public testing::Test {
+class KernelTest : public ::testing::Test {
  protected:
   void SetUp() override {
     std::string why;

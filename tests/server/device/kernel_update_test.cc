@@ -24,7 +24,7 @@ class KernelUpdateTest : public KernelTest {
     return v;
   }
   void AdamW(const AdamWParams& params, const UpdateCase& c) {
-    SCOPED_TRACE(testing::Message() << "adamw of " << c);
+    SCOPED_TRACE(::testing::Message() << "adamw of " << c);
     Elements p = Values(c.param, c.numel, 1), g = Values(v1::DTYPE_FLOAT32, c.numel, 2);
     Elements m = Values(v1::DTYPE_FLOAT32, c.numel, 3), v = SecondMoments(c.numel);
     const bool has_cast = c.cast != v1::DTYPE_UNSPECIFIED;
@@ -42,8 +42,8 @@ class KernelUpdateTest : public KernelTest {
     ExpectSame(gb.Get(), g, Nan::kSameBits);
   }
   void Sgd(const SgdParams& params, const UpdateCase& c) {
-    SCOPED_TRACE(testing::Message() << "sgd of " << c << ", momentum " << params.momentum << " nesterov "
-                                    << params.nesterov << " first " << params.first_step);
+    SCOPED_TRACE(::testing::Message() << "sgd of " << c << ", momentum " << params.momentum << " nesterov "
+                                      << params.nesterov << " first " << params.first_step);
     Elements p = Values(c.param, c.numel, 1), g = Values(v1::DTYPE_FLOAT32, c.numel, 2);
     Elements buf = Values(v1::DTYPE_FLOAT32, c.numel, 3);
     const bool has_cast = c.cast != v1::DTYPE_UNSPECIFIED, has_buf = params.momentum != 0;
@@ -60,7 +60,7 @@ class KernelUpdateTest : public KernelTest {
     ExpectSame(gb.Get(), g, Nan::kSameBits);
   }
   void Rule(UpdateRule rule, const UpdateCase& c) {
-    SCOPED_TRACE(testing::Message() << UpdateRuleName(rule) << " of " << c);
+    SCOPED_TRACE(::testing::Message() << UpdateRuleName(rule) << " of " << c);
     RuleParams params;
     params.rule = rule;
     params.lr = 1e-2, params.weight_decay = 0.1, params.eps = 1e-8, params.beta1 = 0.9, params.beta2 = 0.95;

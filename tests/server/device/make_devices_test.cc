@@ -8,7 +8,7 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST(MakeDevicesTest, CpuDevicesAreNumberedFromZero) {
   const auto devices = MakeDevices("cpu:3");

@@ -7,10 +7,10 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using Change = std::function<void(v1::Step&)>;
 
-class HyperParametersTest : public testing::Test {
+class HyperParametersTest : public ::testing::Test {
  protected:
   static ShardPlan PlanOf(v1::OptimizerKind kind, bool momentum = true) {
     SpecBuilder builder = OptimizerModel(1, v1::LAYOUT_FLAT, v1::STRATEGY_FULL_SHARD, v1::DTYPE_UNSPECIFIED, kind);

@@ -61,7 +61,7 @@ inline v1::HyperParameters SgdHyper(double lr, double momentum) {
 }
 
 // A job's slabs and a device to run operations on.
-class OptimizerTest : public testing::Test {
+class OptimizerTest : public ::testing::Test {
  protected:
   OptimizerTest() : device_(std::move(MakeDevices("cpu:1")->devices.front())) {}
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr absl::Duration kLimit = absl::Seconds(30);
 
-class TurnQueueTest : public testing::Test {
+class TurnQueueTest : public ::testing::Test {
  protected:
   ~TurnQueueTest() override { Release(); }
 

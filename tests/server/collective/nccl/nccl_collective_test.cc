@@ -14,9 +14,9 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class NcclCollectiveTest : public testing::Test {
+class NcclCollectiveTest : public ::testing::Test {
  protected:
   static constexpr int kRanks = 3;
 

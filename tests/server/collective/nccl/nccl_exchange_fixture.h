@@ -25,7 +25,7 @@
 
 namespace shardd {
 
-class NcclExchangeTest : public testing::Test {
+class NcclExchangeTest : public ::testing::Test {
  protected:
   static constexpr absl::Duration kLimit = absl::Seconds(60);
   static constexpr int kGpus = 6;
@@ -162,7 +162,7 @@ class NcclExchangeTest : public testing::Test {
     for (int i = 0; i < 10000 && daemon(node).exchange->Describe().find(part) == std::string::npos; ++i) {
       absl::SleepFor(absl::Milliseconds(1));
     }
-    EXPECT_THAT(daemon(node).exchange->Describe(), testing::HasSubstr(part));
+    EXPECT_THAT(daemon(node).exchange->Describe(), ::testing::HasSubstr(part));
   }
   // Every device of the node's has it.
   void AwaitIssued(int node, const std::string& label) {

@@ -10,7 +10,7 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // Of all nodes; counted and failed here.
 std::atomic<int> g_made, g_ids;
@@ -29,7 +29,7 @@ nccl::Table Counting() {
   return table;
 }
 
-class NcclExchangeOfNodesTest : public NcclExchangeTest, public testing::WithParamInterface<int> {
+class NcclExchangeOfNodesTest : public NcclExchangeTest, public ::testing::WithParamInterface<int> {
  protected:
   void StartCounting(int ranks) {
     const nccl::Table table = Counting();
@@ -41,7 +41,7 @@ class NcclExchangeOfNodesTest : public NcclExchangeTest, public testing::WithPar
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Nodes, NcclExchangeOfNodesTest, testing::Values(2, 3));
+INSTANTIATE_TEST_SUITE_P(Nodes, NcclExchangeOfNodesTest, ::testing::Values(2, 3));
 
 TEST_P(NcclExchangeOfNodesTest, SumsCoverAllNodesWithTheSameBitsEverywhere) {
   Start(GetParam(), /*ranks=*/2);
@@ -329,8 +329,8 @@ TEST_F(NcclExchangeTest, SumsAndRanksAreIssuedInOrderHoweverTheyCome) {
       ASSERT_EQ(record.ops.size(), 1u);
       members.push_back(std::get<SumOp>(record.ops[0]).member);
     }
-    EXPECT_THAT(labels, testing::ElementsAre("sum 0", "sum 0", "sum 1", "sum 1", "sum 2", "sum 2", "sum 3", "sum 3"));
-    EXPECT_THAT(members, testing::Each(node));
+    EXPECT_THAT(labels, ::testing::ElementsAre("sum 0", "sum 0", "sum 1", "sum 1", "sum 2", "sum 2", "sum 3", "sum 3"));
+    EXPECT_THAT(members, ::testing::Each(node));
   }
 }
 

@@ -12,9 +12,9 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class FakeNcclWindowTest : public testing::Test {
+class FakeNcclWindowTest : public ::testing::Test {
  protected:
   static constexpr int kRanks = 2;
   static constexpr size_t kBytes = 8192;

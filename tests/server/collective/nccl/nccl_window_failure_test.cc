@@ -7,8 +7,8 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 // The call itself, which nothing in NCCL bounds: nobody waits for it longer, and its slots' memory stays with it.
 TEST_F(NcclWindowTest, SumsAreMadeByCopiesWhileARegistrationHangs) {

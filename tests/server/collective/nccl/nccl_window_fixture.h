@@ -25,7 +25,7 @@ inline Asked& Library() {
   return asked;
 }
 
-class NcclWindowTest : public testing::Test {
+class NcclWindowTest : public ::testing::Test {
  protected:
   static constexpr int kRanks = 3;
   static constexpr int64_t kSlotsBytes = 4 << 20;
@@ -143,7 +143,7 @@ class NcclWindowTest : public testing::Test {
     for (int i = 0; i < 10000 && collective_->Describe().find(part) == std::string::npos; ++i) {
       absl::SleepFor(absl::Milliseconds(1));
     }
-    EXPECT_THAT(collective_->Describe(), testing::HasSubstr(part));
+    EXPECT_THAT(collective_->Describe(), ::testing::HasSubstr(part));
   }
 
   FakeCudaWorld gpus_{/*delay_seed=*/3, /*gpus=*/kRanks, /*queue_limit=*/1024};

@@ -8,8 +8,8 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST_F(NcclWindowTest, TheWindowReducesEqualPartsAndStatusNamesTheGroup) {
   Start(/*rows=*/6);

@@ -5,7 +5,7 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 class NodeCollectiveFailureTest : public NodeCollectiveTest {
  protected:

@@ -40,7 +40,7 @@ struct Given {
   bool odd_values = false;  // whose sums are rounded
 };
 
-class NodeCollectiveTest : public testing::TestWithParam<NodeDeviceKind> {
+class NodeCollectiveTest : public ::testing::TestWithParam<NodeDeviceKind> {
  protected:
   static constexpr absl::Duration kLimit = absl::Seconds(60);
   static constexpr int kDevices = 2;  // of a node; ranks share them
@@ -274,10 +274,10 @@ class NodeCollectiveTest : public testing::TestWithParam<NodeDeviceKind> {
   uint64_t generation_ = 1, sequence_ = 0;
 };
 
-#define SHARDD_FOR_EACH_NODE_DEVICE(suite)                                                             \
-  INSTANTIATE_TEST_SUITE_P(                                                                            \
-      Devices, suite, testing::Values(NodeDeviceKind{"cpu", false}, NodeDeviceKind{"fakeCuda", true}), \
-      [](const testing::TestParamInfo<NodeDeviceKind>& info) { return std::string(info.param.name); })
+#define SHARDD_FOR_EACH_NODE_DEVICE(suite)                                                               \
+  INSTANTIATE_TEST_SUITE_P(                                                                              \
+      Devices, suite, ::testing::Values(NodeDeviceKind{"cpu", false}, NodeDeviceKind{"fakeCuda", true}), \
+      [](const ::testing::TestParamInfo<NodeDeviceKind>& info) { return std::string(info.param.name); })
 
 }  // namespace shardd
 

@@ -7,7 +7,7 @@
 namespace shardd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // Odd sizes, so that shards are uneven and, of few elements, empty; a frozen parameter; two groups.
 SpecBuilder OddModel(int ranks, v1::Layout layout = v1::LAYOUT_FLAT, DType param_dtype = v1::DTYPE_UNSPECIFIED) {

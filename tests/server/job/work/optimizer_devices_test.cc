@@ -112,8 +112,8 @@ TEST(OptimizerDevices, OneDeviceOfARankRunsDependentOperations) {
     for (const auto& of_device : ops) sizes.push_back(of_device.size());
     return sizes;
   };
-  EXPECT_THAT(sizes(devices.Divide({ops_of(0), ops_of(1)}, /*in_order=*/true)), testing::ElementsAre(2, 0, 2, 0));
-  EXPECT_THAT(sizes(devices.Divide({ops_of(0), ops_of(1)})), testing::ElementsAre(1, 2, 1, 2));
+  EXPECT_THAT(sizes(devices.Divide({ops_of(0), ops_of(1)}, /*in_order=*/true)), ::testing::ElementsAre(2, 0, 2, 0));
+  EXPECT_THAT(sizes(devices.Divide({ops_of(0), ops_of(1)})), ::testing::ElementsAre(1, 2, 1, 2));
 }
 
 }  // namespace
