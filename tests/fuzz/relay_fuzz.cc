@@ -22,6 +22,7 @@ namespace {
 constexpr int kLimitS = 60;        // of a machine without time; whoever hangs is ended by libFuzzer's -timeout before
 constexpr size_t kMostPoor = 512;  // a poor client waits about a millisecond for each frame
 constexpr size_t kMostBytes = 65536;  // the sockets take them all at once: the fuzzer has one thread
+constexpr size_t kMostPieces = 100;   // of which each takes a kilobyte of a socket's memory, however small it is
 
 struct Ends {
   UniqueFd ours, relays;
@@ -117,8 +118,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static shardd::Relay& rich = *MakeRelay(1e6, absl::Hours(1)).release();
   static shardd::Relay& poor = *MakeRelay(1, absl::Microseconds(200)).release();
   if (size < 2) return 0;
-  const size_t piece = data[1] % 8 == 0 ? 1 + data[1] / 8 : shardd::kMostBytes;
   const absl::string_view bytes(reinterpret_cast<const char*>(data) + 2, std::min(size - 2, shardd::kMostBytes));
+  const size_t least = bytes.size() / shardd::kMostPieces + 1;
+  const size_t piece = data[1] % 8 == 0 ? std::max<size_t>(1 + data[1] / 8, least) : shardd::kMostBytes;
   shardd::Relay& of = data[0] % 16 == 0 && bytes.size() <= shardd::kMostPoor ? poor : rich;
   if ((data[0] & 64) != 0) {
     shardd::CheckRefused(of, bytes, piece);
