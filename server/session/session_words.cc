@@ -108,6 +108,14 @@ void SessionWords::PublishPassIssued() {
   if (told_ != nullptr) told_->Change().set_passes_issued(passes_issued_);
 }
 
+void SessionWords::PublishSnapshotBegun() { Store(page_.page().snapshots_begun, ++snapshots_begun_); }
+
+void SessionWords::PublishSnapshotWhole() {
+  if (poisoned_) return;
+  NoteProgress();
+  Store(page_.page().snapshots_whole, snapshots_begun_);
+}
+
 void SessionWords::PublishHandIn() {
   NoteProgress();
   Store(page_.page().hand_ins, ++hand_ins_);
@@ -157,6 +165,7 @@ void SessionWords::Poison(uint64_t epoch) {
   TimelineStore(page.reducing, value, waiting());
   TimelineStore(page.passes, value, waiting());
   TimelineStore(page.passes_issued, value, waiting());
+  TimelineStore(page.snapshots_whole, value, waiting());
   TimelineStore(page.hand_ins, value, waiting());
   for (size_t s = 0; s < released_.size(); ++s) {
     TimelineStore(page_.slot(static_cast<int64_t>(s)).released, value, waiting());

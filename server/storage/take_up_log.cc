@@ -35,6 +35,7 @@ static_assert(sizeof(RawTakeUpHeader) == 64);
 constexpr uint32_t kTouched = 1;
 constexpr uint32_t kPromised = 2;
 constexpr uint32_t kFinished = 4;
+constexpr uint32_t kBehindPass = 8;
 
 uint32_t TakeUpCrc(const RawTakeUpHeader& raw) { return RecordCrc(&raw, offsetof(RawTakeUpHeader, crc)); }
 
@@ -87,6 +88,7 @@ absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const 
   log->touched_ = (last.flags & kTouched) != 0;
   log->promised_ = (last.flags & kPromised) != 0;
   log->finished_ = (last.flags & kFinished) != 0;
+  log->behind_pass_ = (last.flags & kBehindPass) != 0;
   return log;
 }
 
@@ -154,7 +156,7 @@ void TakeUpLog::CommitStep(const Header& header) {
   header_ = header;
   facts_ = 0;
   counts_ = Counts::kShards;
-  touched_ = promised_ = false;
+  touched_ = promised_ = behind_pass_ = false;
   Write();
 }
 
@@ -171,7 +173,7 @@ absl::Status TakeUpLog::Commit(const v1::CommittedRecord& facts, const Header& h
   header_ = header;
   facts_ = place;
   counts_ = counts;
-  touched_ = false;
+  touched_ = behind_pass_ = false;
   promised_ = promised_ && std::exchange(keeps_promise_, false);
   Write();
   return absl::OkStatus();
@@ -179,6 +181,12 @@ absl::Status TakeUpLog::Commit(const v1::CommittedRecord& facts, const Header& h
 
 void TakeUpLog::SnapshotTaken() {
   counts_ = Counts::kSnapshot;
+  behind_pass_ = false;
+  Write();
+}
+
+void TakeUpLog::SnapshotIsBehind() {
+  behind_pass_ = true;
   Write();
 }
 
@@ -186,7 +194,7 @@ void TakeUpLog::End() {
   header_ = {};
   facts_ = 0;
   counts_ = Counts::kShards;
-  touched_ = promised_ = finished_ = false;
+  touched_ = promised_ = finished_ = behind_pass_ = false;
   Write();
 }
 
@@ -211,7 +219,8 @@ void TakeUpLog::Write() {
   raw.step = header_.step;
   raw.version = header_.version;
   raw.facts = facts_;
-  raw.flags = (touched_ ? kTouched : 0) | (promised_ ? kPromised : 0) | (finished_ ? kFinished : 0);
+  raw.flags = (touched_ ? kTouched : 0) | (promised_ ? kPromised : 0) | (finished_ ? kFinished : 0) |
+              (behind_pass_ ? kBehindPass : 0);
   raw.counts = static_cast<uint32_t>(counts_);
   raw.crc = TakeUpCrc(raw);
   char* const place = slab_->At<char>(static_cast<int64_t>(sequence_ % 2) * static_cast<int64_t>(sizeof(raw)));
@@ -236,6 +245,7 @@ absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
   left.touched = (best.flags & kTouched) != 0;
   left.finished = (best.flags & kFinished) != 0;
   left.counts = static_cast<Counts>(best.counts);
+  left.behind_pass = (best.flags & kBehindPass) != 0;
   left.facts_in_journal = best.facts == 0;
   if (!left.facts_in_journal && !ReadRecord(PlaceOf(best.facts), sizes_.place_bytes, &left.facts)) {
     return absl::DataLossError("take-up log: what is committed is not valid");
