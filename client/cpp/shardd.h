@@ -381,6 +381,9 @@ class Job {
   shardd_job* job_;
 };
 
+// Of a job whose trainers have an optimizer of their own; see shardd.h.
+inline Status AwaitStore(const Job& job) { return Status::Take(shardd_await_store(job.c_job())); }
+
 }  // namespace shardd
 
 #endif  // SHARDD_CLIENT_CPP_SHARDD_H_

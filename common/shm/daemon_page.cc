@@ -3,12 +3,12 @@
 namespace shardd {
 namespace {
 
-// Every word that counts within an epoch. `epoch` itself is none.
+// Every word that counts within an epoch and that somebody waits for. `epoch` itself is none.
 template <typename Visit>
 void VisitCounts(DaemonPageView view, Visit visit) {
   DaemonPage& page = view.page();
   for (TimelineWord* word : {&page.version, &page.consumed, &page.full_params, &page.reduced, &page.reducing,
-                             &page.passes, &page.passes_issued, &page.hand_ins}) {
+                             &page.passes, &page.passes_issued, &page.snapshots_whole, &page.hand_ins}) {
     visit(*word);
   }
   for (int64_t s = 0; s < view.slots(); ++s) {

@@ -61,6 +61,11 @@ struct DaemonPage {
   // `reduced`.
   alignas(128) TimelineWord reducing;
   alignas(128) TimelineWord passes;  // epoch << 40 | number of EnterPass granted to this rank in this session
+  // In the same line. Of ranks that ask before they store (kAsksToStore): epoch << 40 | number of snapshots that were
+  // begun behind the copies of a pass, written before `passes`; and of those that are whole. While they differ devices
+  // read the state that trainers keep, and no rank stores into it. 0: none was begun.
+  TimelineWord snapshots_begun;
+  TimelineWord snapshots_whole;
   // JobConfig.pass_copies: number of EnterPass that are granted as soon as devices have made the copies, which no rank
   // can delay any more. A stream may then wait for `passes`.
   alignas(128) TimelineWord passes_issued;

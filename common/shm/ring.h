@@ -29,7 +29,7 @@ enum class Opcode : uint32_t {
   kCommitParameters = 7,
   kEnterFullParams = 8,  // group, or -1: all; flags: kWriteback, kRank0Only, kWithGrads, kNotRecurse
   kLeaveFullParams = 9,
-  kEnterPass = 10,  // flags: kStepped; then arg0 = bytes of the trainer state in the payload area
+  kEnterPass = 10,  // flags: kStepped, kAsksToStore; then arg0 = bytes of the trainer state in the payload area
   kLeavePass = 12,
   kHandIn = 13,
   // group: this rank cannot continue until the group's gradient slot is released. Sent once, with a doorbell, before
@@ -49,6 +49,9 @@ inline constexpr uint32_t kRank0Only = 32;
 inline constexpr uint32_t kWithGrads = 64;
 inline constexpr uint32_t kNotRecurse = 128;
 inline constexpr uint32_t kOfGradient = 256;
+// EnterPass: before the rank stores into state of its optimizer it waits until no snapshot is under way
+// (DaemonPage::snapshots_whole). A daemon that does not know it has taken the snapshot when it lets the rank in.
+inline constexpr uint32_t kAsksToStore = 512;
 inline constexpr int kWrittenStateShift = 16;
 // Limit on the updates of one parameter by the daemon's optimizer that a trainer may write.
 inline constexpr int64_t kMaxUpdates = int64_t{1} << 53;

@@ -352,8 +352,9 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
   if (in_snapshot) {
     if (completes) SHARDD_RETURN_IF_ERROR(BeginSnapshotOf(*decided, header, result.log.get()));
     if (completes_snapshot) {
-      SHARDD_RETURN_IF_ERROR(
-          CompleteSnapshot(plan, slabs, mapped.At(plan.memory.kept_bytes > 0 ? "snapshot" : "parameters")));
+      SHARDD_RETURN_IF_ERROR(CompleteSnapshot(plan, slabs,
+                                              mapped.At(plan.memory.kept_bytes > 0 ? "snapshot" : "parameters"),
+                                              left.behind_pass && !completes ? KeptPart::kBehindPass : KeptPart::kAll));
       result.log->SnapshotTaken();
     }
     make_anew("shards");

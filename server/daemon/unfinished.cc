@@ -131,9 +131,9 @@ absl::Status CompleteStepOnGpus(const ShardPlan& plan, const v1::DecidedStepReco
   return RunOnDevices(devices, "complete the step of the daemon before", std::move(rest));
 }
 
-absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot) {
+absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot, KeptPart part) {
   for (int rank = 0; rank < plan.world_size; ++rank) {
-    SHARDD_RETURN_IF_ERROR(RunHere(KeepOps(plan, slabs, snapshot, /*back=*/false, rank)));
+    SHARDD_RETURN_IF_ERROR(RunHere(KeepOps(plan, slabs, snapshot, /*back=*/false, rank, part)));
   }
   return absl::OkStatus();
 }

@@ -31,7 +31,8 @@ absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& re
 absl::Status CompleteStepOnGpus(const ShardPlan& plan, const v1::DecidedStepRecord& record, const JobMemory& memory,
                                 const TakeUpLog& log, const std::vector<Device*>& devices);
 
-absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot);
+// Copies `part` of what trainers write into the snapshot. REQUIRES: nobody stores into what that is copied from.
+absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot, KeptPart part);
 
 // Ranks were loading values, and the daemon ended before these were a version, or when they were. `version`: the
 // committed one; nothing: what counts is made anew.

@@ -242,7 +242,8 @@ std::vector<DeviceOp> CommitOps(const ShardPlan& plan, const SlabPointers& slabs
   return ops;
 }
 
-std::vector<DeviceOp> KeepOps(const ShardPlan& plan, const SlabPointers& slabs, char* kept, bool back, int rank) {
+std::vector<DeviceOp> KeepOps(const ShardPlan& plan, const SlabPointers& slabs, char* kept, bool back, int rank,
+                              KeptPart part) {
   std::vector<DeviceOp> ops;
   const auto add = [&](char* slab, char* copy, int64_t size_bytes) {
     ops.emplace_back(CopyOp{back ? copy : slab, back ? slab : copy, size_bytes});
@@ -254,11 +255,15 @@ std::vector<DeviceOp> KeepOps(const ShardPlan& plan, const SlabPointers& slabs, 
         plan, static_cast<int>(f), rank, [](int) { return true; }, [](int, int) { return true; });
     for (const Range& range : ranges) {
       const Addresses at(flat, slabs, range.offset);
-      for (int c = 0; c < plan.shard_copies; ++c) {
+      const bool in_copies = at.cast != nullptr && flat.unsharded_dtype == flat.dtype;
+      const bool adds_shards = part == KeptPart::kAll || in_copies == (part == KeptPart::kBehindPass);
+      for (int c = 0; c < plan.shard_copies && adds_shards; ++c) {
         char* const param = at.param + c * plan.shards_stride_bytes;
-        add(param, kept + (param - slabs.shards), range.numel * DTypeSizeBytes(flat.dtype));
+        add(part == KeptPart::kBehindPass ? at.cast : param, kept + (param - slabs.shards),
+            range.numel * DTypeSizeBytes(flat.dtype));
       }
-      const int states = keeps_states && at.state0 != nullptr ? plan.optimizer_states : 0;
+      const bool adds_states = keeps_states && at.state0 != nullptr && part != KeptPart::kWithPass;
+      const int states = adds_states ? plan.optimizer_states : 0;
       for (int c = 0; c < plan.optimizer_copies; ++c) {
         for (int s = 0; s < states; ++s) {
           char* const state =

@@ -34,9 +34,20 @@ std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, 
 std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs, const DecidedStep& step, int rank,
                                 Logged logged = {});
 
+// What of a snapshot is copied.
+enum class KeptPart {
+  kAll,
+  // What has to be copied before trainers may store again: shards of which passes read no copy as they are stored.
+  kWithPass,
+  // The rest: other shards, from the copies that passes read, and the state that trainers keep, into which they must
+  // not store meanwhile.
+  kBehindPass,
+};
+
 // Operations that copy shards, followed by the state that trainers keep, of every replica, into the snapshot `kept`, or
-// back, in `rank`'s work segments.
-std::vector<DeviceOp> KeepOps(const ShardPlan& plan, const SlabPointers& slabs, char* kept, bool back, int rank);
+// back, in `rank`'s work segments. REQUIRES: `part` is kAll, or not `back`.
+std::vector<DeviceOp> KeepOps(const ShardPlan& plan, const SlabPointers& slabs, char* kept, bool back, int rank,
+                              KeptPart part = KeptPart::kAll);
 
 // Operations that make trainers' writes to shards a version, in `rank`'s work segments: they copy copy 0 to every other
 // replica, and make the copy that passes read. Empty if there is neither.

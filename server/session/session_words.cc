@@ -90,6 +90,14 @@ void SessionWords::PublishPassIssued() {
   if (told_ != nullptr) told_->Change().set_passes_issued(passes_issued_);
 }
 
+void SessionWords::PublishSnapshotBegun() { Store(page_.page().snapshots_begun, ++snapshots_begun_); }
+
+void SessionWords::PublishSnapshotWhole() {
+  if (poisoned_) return;
+  NoteProgress();
+  Store(page_.page().snapshots_whole, snapshots_begun_);
+}
+
 void SessionWords::PublishHandIn() {
   NoteProgress();
   Store(page_.page().hand_ins, ++hand_ins_);

@@ -44,6 +44,9 @@ class SessionWords {
   uint64_t next_full_params() const { return full_params_ + 1; }
   void PublishPass();
   void PublishPassIssued();  // before it, with pass_copies
+  // Devices read the state that trainers keep; then they have.
+  void PublishSnapshotBegun();
+  void PublishSnapshotWhole();
   void PublishHandIn();
   // This rank has closed one more backward; a step that is committed ends the counting of `closed` from 0.
   void CountBackward() { ++backwards_; }
@@ -74,6 +77,7 @@ class SessionWords {
   uint64_t full_params_ = 0;
   uint64_t passes_ = 0;
   uint64_t passes_issued_ = 0;
+  uint64_t snapshots_begun_ = 0;
   uint64_t hand_ins_ = 0;
   uint64_t backwards_ = 0;              // closed
   uint64_t backwards_before_step_ = 0;  // of them, in earlier steps

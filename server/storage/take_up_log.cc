@@ -35,6 +35,8 @@ static_assert(sizeof(RawTakeUpHeader) == 64);
 constexpr uint32_t kTouched = 1;
 constexpr uint32_t kPromised = 2;
 constexpr uint32_t kFinished = 4;
+// In the place of kSnapshotBeingTaken, so that a daemon that does not know of it refuses the log.
+constexpr uint32_t kCountsBehindPass = 3;
 
 uint32_t TakeUpCrc(const RawTakeUpHeader& raw) { return RecordCrc(&raw, offsetof(RawTakeUpHeader, crc)); }
 
@@ -83,7 +85,8 @@ absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const 
   log->header_ = {last.epoch, last.step, last.version};
   log->sequence_ = last.sequence;
   log->facts_ = last.facts;
-  log->counts_ = static_cast<Counts>(last.counts);
+  log->behind_pass_ = last.counts == kCountsBehindPass;
+  log->counts_ = log->behind_pass_ ? Counts::kSnapshotBeingTaken : static_cast<Counts>(last.counts);
   log->touched_ = (last.flags & kTouched) != 0;
   log->promised_ = (last.flags & kPromised) != 0;
   log->finished_ = (last.flags & kFinished) != 0;
@@ -154,7 +157,7 @@ void TakeUpLog::CommitStep(const Header& header) {
   header_ = header;
   facts_ = 0;
   counts_ = Counts::kShards;
-  touched_ = promised_ = false;
+  touched_ = promised_ = behind_pass_ = false;
   Write();
 }
 
@@ -171,7 +174,7 @@ absl::Status TakeUpLog::Commit(const v1::CommittedRecord& facts, const Header& h
   header_ = header;
   facts_ = place;
   counts_ = counts;
-  touched_ = false;
+  touched_ = behind_pass_ = false;
   promised_ = promised_ && std::exchange(keeps_promise_, false);
   Write();
   return absl::OkStatus();
@@ -179,6 +182,12 @@ absl::Status TakeUpLog::Commit(const v1::CommittedRecord& facts, const Header& h
 
 void TakeUpLog::SnapshotTaken() {
   counts_ = Counts::kSnapshot;
+  behind_pass_ = false;
+  Write();
+}
+
+void TakeUpLog::SnapshotIsBehind() {
+  behind_pass_ = true;
   Write();
 }
 
@@ -186,7 +195,7 @@ void TakeUpLog::End() {
   header_ = {};
   facts_ = 0;
   counts_ = Counts::kShards;
-  touched_ = promised_ = finished_ = false;
+  touched_ = promised_ = finished_ = behind_pass_ = false;
   Write();
 }
 
@@ -212,7 +221,7 @@ void TakeUpLog::Write() {
   raw.version = header_.version;
   raw.facts = facts_;
   raw.flags = (touched_ ? kTouched : 0) | (promised_ ? kPromised : 0) | (finished_ ? kFinished : 0);
-  raw.counts = static_cast<uint32_t>(counts_);
+  raw.counts = behind_pass_ ? kCountsBehindPass : static_cast<uint32_t>(counts_);
   raw.crc = TakeUpCrc(raw);
   char* const place = slab_->At<char>(static_cast<int64_t>(sequence_ % 2) * static_cast<int64_t>(sizeof(raw)));
   constexpr size_t kHalf = sizeof(raw) / 2;
@@ -228,14 +237,16 @@ void TakeUpLog::Write() {
 absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
   const RawTakeUpHeader best = LastHeader(*slab_);
   constexpr int64_t kMostSteps = int64_t{1} << 62;
-  if (best.sequence == 0 || best.facts > 2 || best.counts > 2 || best.step < 0 || best.step > kMostSteps) {
+  if (best.sequence == 0 || best.facts > 2 || best.counts > kCountsBehindPass || best.step < 0 ||
+      best.step > kMostSteps) {
     return absl::DataLossError("take-up log: no header is valid");
   }
   Left left;
   left.header = {best.epoch, best.step, best.version};
   left.touched = (best.flags & kTouched) != 0;
   left.finished = (best.flags & kFinished) != 0;
-  left.counts = static_cast<Counts>(best.counts);
+  left.behind_pass = best.counts == kCountsBehindPass;
+  left.counts = left.behind_pass ? Counts::kSnapshotBeingTaken : static_cast<Counts>(best.counts);
   left.facts_in_journal = best.facts == 0;
   if (!left.facts_in_journal && !ReadRecord(PlaceOf(best.facts), sizes_.place_bytes, &left.facts)) {
     return absl::DataLossError("take-up log: what is committed is not valid");

@@ -12,8 +12,10 @@
 //   then two places for v1::CommittedRecord, and for a job over several nodes one for v1::PromisedStepRecord
 //
 // `facts` says where step counts and trainers' states are: 0: what follows from the journal's record of the committed
-// step; 1 and 2: in that place. `counts` says which memory the step and the facts are of (Counts). `flags`: 1: touched;
-// 2: the step behind the committed one is promised, and its record is there; 4: the ranks have finished.
+// step; 1 and 2: in that place. `counts` says which memory the step and the facts are of (Counts); 3 is
+// kSnapshotBeingTaken of which only what is copied behind the pass is not there yet, and which an older daemon refuses:
+// it would copy all, and trainers store into shards meanwhile. `flags`: 1: touched; 2: the step behind the committed
+// one is promised, and its record is there; 4: the ranks have finished.
 //
 // This is format 1; kTakeUpFormats says what this build reads. Magic and format have the same place in all formats, and
 // a log keeps its format for as long as its job lives.
@@ -100,6 +102,8 @@ class TakeUpLog {
   absl::Status Promise(const v1::PromisedStepRecord& record);
   // REQUIRES: kSnapshotBeingTaken counts, or the snapshot does.
   void SnapshotTaken();
+  // The rest of it is copied behind the pass. REQUIRES: kSnapshotBeingTaken counts.
+  void SnapshotIsBehind();
   // What counts is not the shards: SetVersion tells the log of a commit.
   bool counts_snapshot() const { return counts_ != Counts::kShards; }
   // Ranks of this node come no more, and other nodes go on with what it holds.
@@ -116,6 +120,7 @@ class TakeUpLog {
     bool touched = false;
     bool finished = false;
     Counts counts = Counts::kShards;
+    bool behind_pass = false;  // kSnapshotBeingTaken: KeptPart::kBehindPass is what is left of it
     bool facts_in_journal = false;
     v1::CommittedRecord facts;
     std::optional<v1::PromisedStepRecord> promised;
@@ -148,6 +153,7 @@ class TakeUpLog {
   bool touched_ = false;
   bool promised_ = false;
   bool finished_ = false;
+  bool behind_pass_ = false;
   bool keeps_promise_ = false;
 };
 

@@ -85,6 +85,18 @@ TEST_P(DaemonDeathWith, KillsWhereRanksUpdateLoseNothing) {
   ExpectNothingLeft();
 }
 
+// States are copied while ranks compute, and store into their shards: no committed step is lost.
+TEST_P(DaemonDeathWith, KillsWhileSnapshotsAreTakenBehindPassesLoseNothing) {
+  const Args args = TrainingByRanks(15 * Kills(), GetParam() == std::string("sgd") ? "sgd" : "adam")
+                        .With({{"keep_every", "1"}, {"asks", "1"}, {"midway", "1"}});
+  StartCustodian();
+  StartKept();
+  std::vector<Child> ranks = StartRanks(args);
+  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
+  ExpectUndisturbed(args, ranks);
+  ExpectNothingLeft();
+}
+
 // Where fewer are taken, an abort goes back further.
 TEST_P(DaemonDeathWith, KillsWhereRanksUpdateGoBackToTheSnapshot) {
   const int kills = (Kills() + 2) / 3;

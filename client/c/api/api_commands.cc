@@ -218,6 +218,9 @@ shardd_status* shardd_has_edits(shardd_job* job, int32_t* has_edits) {
 shardd_status* shardd_hand_in_edits(shardd_job* job) {
   SHARDD_CHECKED(api::CheckJob("hand_in_edits", job), job->impl->passes().HandIn());
 }
+shardd_status* shardd_await_store(shardd_job* job) {
+  SHARDD_CHECKED(api::CheckJob("await_store", job), job->impl->passes().AwaitStore());
+}
 shardd_status* shardd_watch_writes(shardd_job* job, int on) {
   SHARDD_CHECKED(api::CheckJob("watch_writes", job), job->impl->read_only_memory().Set(on != 0));
 }

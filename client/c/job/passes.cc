@@ -57,7 +57,7 @@ absl::Status Passes::SendEnter(bool stepped, absl::string_view state, const Wait
   hand_ins_.End();
   staging_.PutMessage(state);
   record.opcode = Opcode::kEnterPass;
-  record.flags = stepped ? kStepped : 0;
+  record.flags = (stepped ? kStepped : 0) | (asks_to_store_ ? kAsksToStore : 0);
   record.arg0 = static_cast<int64_t>(state.size());
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
   staging_.MessageSent();
@@ -202,6 +202,19 @@ absl::Status Passes::HandInEdits(const char* call) {
     SHARDD_RETURN_IF_ERROR(hand_ins_.Await(reason));
   }
   return edits_.HandIn();
+}
+
+absl::Status Passes::AwaitStore() {
+  asks_to_store_ = true;
+  const uint64_t begun = TimelineSequence(attachment_.page().snapshots_begun.load(std::memory_order_acquire));
+  if (begun == 0) {
+    return absl::OkStatus();
+  }
+  // Also where it was whole before: of a session that is over nobody knows whether the last one is.
+  CallSpan span(attachment_, v1::TRACE_CALL_HAND_IN);
+  SHARDD_RETURN_IF_ERROR(attachment_.Live());
+  return span.Of(attachment_.Wait(attachment_.page().snapshots_whole, begun,
+                                  {"await_store", nullptr, "the snapshot of what the last step has written"}));
 }
 
 absl::Status Passes::CheckMayHandIn(const char* call) const {

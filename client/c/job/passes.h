@@ -35,6 +35,7 @@ class Passes {
   bool inside() const { return inside_; }
   absl::StatusOr<bool> HasEdits();
   absl::Status HandIn();
+  absl::Status AwaitStore();
 
   // Puts the rank outside of any pass, for a new session or after a step.
   void Reset();
@@ -71,6 +72,7 @@ class Passes {
   Gradients& gradients_;
   HandIns& hand_ins_;
   Edits& edits_;
+  bool asks_to_store_ = false;  // of all sessions
   bool inside_ = false;
   bool reads_ = false;   // inside, and a store is an error
   std::string written_;  // what a store wrote that has ended the pass; until the next one

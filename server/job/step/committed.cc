@@ -73,6 +73,10 @@ void Committed::SnapshotTaken() {
   if (logs_) log_->SnapshotTaken();
 }
 
+void Committed::SnapshotIsBehind() {
+  if (logs_) log_->SnapshotIsBehind();
+}
+
 void Committed::LogSnapshot(const SnapshotOf& of, const std::vector<std::string>& trainer_states,
                             TakeUpLog::Counts counts) {
   if (!logs_) return;

@@ -87,6 +87,8 @@ class Committed {
   void BeginSnapshot(const SnapshotOf& of, const std::vector<std::string>& trainer_states);
   // It is taken, or another daemon has left one.
   void SnapshotTaken();
+  // What is left of it is copied behind the pass (TakeUpLog::SnapshotIsBehind).
+  void SnapshotIsBehind();
   // Only before anything else but KeepIn, which tells its log nothing.
   void TakeOver(const CommittedFacts& facts);
   // `job` hears of commits from here on, and outlives this.

@@ -20,6 +20,7 @@ absl::Status PassCommits::Enter(int rank, RankCommand command) {
   use_.snapshots->PassBegins(MonotonicNow());
   const bool stepped = (command.flags & kStepped) != 0;
   SHARDD_RETURN_IF_ERROR(use_.writes->EnterPass(rank, stepped, command.done, &command.trainer_state));
+  if ((command.flags & kAsksToStore) != 0) use_.writes->AsksToStore(rank);
   return stepped ? use_.commits->StepInTrainer(rank, std::move(command.trainer_state)) : absl::OkStatus();
 }
 

@@ -1,5 +1,7 @@
 #include "server/job/writes/passes.h"
 
+#include <algorithm>
+
 namespace shardd {
 
 void Passes::Enter(int rank, bool stepped, uint64_t signal) {
@@ -7,6 +9,12 @@ void Passes::Enter(int rank, bool stepped, uint64_t signal) {
   of.pass = Pass::kEntering;
   of.stepped = stepped;
   of.enter_signal = signal;
+  of.asks_to_store = false;
+}
+
+bool Passes::all_ask_to_store() const {
+  return std::all_of(ranks_.begin(), ranks_.end(),
+                     [](const OfRank& rank) { return rank.pass == Pass::kEntering && rank.asks_to_store; });
 }
 
 void Passes::ForgetTrainerStates() {

@@ -32,6 +32,8 @@ class Passes {
   bool announced() const { return announced_; }
   // Ranks know of it, and hosts that are ahead of their devices go on.
   bool told() const { return told_; }
+  // All ranks enter, and each waits for snapshots before it stores into state that it keeps.
+  bool all_ask_to_store() const;
   // With the copies of the announced pass a snapshot is taken.
   bool takes_snapshot() const { return takes_snapshot_; }
   bool copied() const { return copied_; }
@@ -44,6 +46,7 @@ class Passes {
   // Returns it, and forgets it; empty: the rank has given none.
   std::string TakeTrainerState(int rank) { return std::exchange(ranks_[rank].trainer_state, {}); }
   void ForgetTrainerStates();
+  void SetAsksToStore(int rank) { ranks_[rank].asks_to_store = true; }
   void Announce(bool tell, bool takes_snapshot) {
     announced_ = true;
     told_ = tell;
@@ -68,6 +71,7 @@ class Passes {
     bool stepped = false;
     std::string trainer_state;
     uint64_t enter_signal = 0;
+    bool asks_to_store = false;  // as the rank said where it entered last
   };
   std::vector<OfRank> ranks_;
   bool announced_ = false;

@@ -5,11 +5,16 @@
 //
 // Where ranks hand in it is taken before one may, and the job goes back to it where an epoch ends meanwhile.
 // With pass_copies trainers may store at any time and no store is seen: it is taken with commits, while every rank is
-// in a call, and every epoch that ends goes back to it. Where the plan has no room for it (kept_bytes 0), because
-// passes read copies of all that trainers write, as it is stored, those are the copy: each commit makes them anew.
+// in a call, and every epoch that ends goes back to it. If all ranks ask before they store into state that they keep
+// (kAsksToStore), devices copy that, and the shards from what passes read, behind the commit, while ranks compute. The
+// one copy is enough: until it is whole again what it is made from is the state to go back to, for nobody writes that
+// meanwhile; a job goes back when it is whole, and a daemon that takes the job up completes it. Where the plan has no
+// room for it (kept_bytes 0), because passes read copies of all that trainers write, as it is stored, those are the
+// copy: each commit makes them anew.
 //
 //   none --BeginTaking--> taking --Taken--> whole --GoBack--> going back --EndGoBack--> whole
 //             (its slab holds nothing until Taken)
+//   whole --BeginTakingWithCommit--> none --BeginBehind--> behind --TakenBehind--> whole
 
 #include <algorithm>
 #include <cstdint>
@@ -22,6 +27,7 @@
 #include "absl/time/time.h"
 #include "common/plan/plan.h"
 #include "server/job/writes/snapshot_pace.h"
+#include "server/optimizer/optimizer.h"
 
 namespace shardd {
 
@@ -36,8 +42,11 @@ class Snapshot {
   Snapshot(const ShardPlan* plan, const JobMemory* memory, const OptimizerDevices* devices)
       : plan_(plan), memory_(memory), devices_(devices) {}
 
-  // There is a snapshot to go back to.
   bool whole() const { return whole_; }
+  // There is one to go back to, at once or when it is whole (behind).
+  bool exists() const { return whole_ || behind_; }
+  // The rest of it is being copied behind the commit that it is of.
+  bool behind() const { return behind_; }
   // It is being taken, behind nothing else of the job's.
   bool taking() const { return taking_; }
   // The job goes back to it: nobody attaches.
@@ -76,6 +85,18 @@ class Snapshot {
   bool CommitTaken() { return std::exchange(with_commit_, false); }
   // The copy is whole: of `step`, and with the states that trainers gave with it.
   void Taken(int64_t step, const std::vector<std::string>& trainer_states);
+  // Devices begin to copy the rest of the snapshot of the version that is about to be committed. CommitBehind, once it
+  // has, returns true; then OfCommitted says of what it is.
+  void BeginBehind() { behind_ = commits_behind_ = true; }
+  bool CommitBehind() { return std::exchange(commits_behind_, false); }
+  void OfCommitted(int64_t step, const std::vector<std::string>& trainer_states);
+  void TakenBehind(absl::Time now) {
+    behind_ = false;
+    whole_ = true;
+    pace_.EndedBehind(now);
+  }
+  // Its ranks wait for all of it: the epoch is to end behind it.
+  bool with_each() const { return with_each_; }
   // Nothing is being taken any more, because of an error.
   void GiveUpTaking() { taking_ = false; }
 
@@ -88,9 +109,9 @@ class Snapshot {
   void EndGoBack() { going_back_ = false; }
   const std::vector<std::string>& trainer_states() const { return trainer_states_; }
 
-  // Submits the copy from the shards, or `back` to them, each device what it works on. `done` is called once by each
-  // device. `step`: for labels.
-  void Submit(bool back, int64_t step, const std::function<void(absl::Status)>& done) const;
+  // Submits the copy of a part from the shards, or `back` to them, each device what it works on. `done` is called once
+  // by each device. `step`: for labels.
+  void Submit(bool back, KeptPart part, int64_t step, const std::function<void(absl::Status)>& done) const;
 
  private:
   const ShardPlan* const plan_;
@@ -98,7 +119,9 @@ class Snapshot {
   const OptimizerDevices* const devices_;
   bool whole_ = false;
   bool taking_ = false;
+  bool behind_ = false;
   bool with_commit_ = false;
+  bool commits_behind_ = false;
   bool with_each_ = false;
   bool going_back_ = false;
   int64_t step_ = 0;

@@ -37,7 +37,7 @@ void SnapshotKeeper::Take() {
     TookIt();
   };
   if (use_.memory->kept() != nullptr) {
-    Copy(/*back=*/false, std::move(taken));
+    Copy(/*back=*/false, KeptPart::kAll, std::move(taken));
     return;
   }
   // Allocated when it is needed for the first time: most jobs never come here. Blocks, so elsewhere.
@@ -53,7 +53,7 @@ void SnapshotKeeper::Take() {
         return;
       }
       use_.memory->SetKept(*std::move(*made));
-      Copy(/*back=*/false, taken);
+      Copy(/*back=*/false, KeptPart::kAll, taken);
     });
   });
 }
@@ -103,18 +103,49 @@ void SnapshotKeeper::TakeThen(bool due, bool stepped, std::function<void()> comm
   snapshot_.BeginTakingWithCommit();
   snapshot_.CopyBegins(MonotonicNow());
   BeginSnapshot(stepped, use_.committed->version() + 1);
-  Copy(/*back=*/false, [this, epoch = use_.committed->epoch(), commit = std::move(commit)](const absl::Status& status) {
-    if (epoch != use_.committed->epoch()) {
-      return;  // the job was closed: no epoch ends before a version that is being made
-    }
+  const bool behind = MayTakeBehind();
+  Copy(/*back=*/false, behind ? KeptPart::kWithPass : KeptPart::kAll,
+       [this, epoch = use_.committed->epoch(), behind, commit = std::move(commit)](const absl::Status& status) {
+         if (epoch != use_.committed->epoch()) {
+           return;  // the job was closed: no epoch ends before a version that is being made
+         }
+         if (!status.ok()) {
+           use_.job->Close(absl::StrCat("take the snapshot: ", status.message()));
+           return;
+         }
+         snapshot_.CopyEnds(MonotonicNow());
+         if (behind) {
+           TakeBehind();
+         } else {
+           snapshot_.TakenWithCommit();
+           use_.committed->SnapshotTaken();  // before anybody hears of the version, and stores again
+         }
+         commit();
+       });
+}
+
+// Streams of GPUs store whatever their host waits for, and what the daemon's optimizer updates no rank asks for.
+bool SnapshotKeeper::MayTakeBehind() const {
+  return see_.writes->passes().all_ask_to_store() && !snapshot_.with_each() &&
+         see_.plan->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER && use_.memory->place().memory == nullptr;
+}
+
+void SnapshotKeeper::TakeBehind() {
+  use_.committed->SnapshotIsBehind();
+  snapshot_.BeginBehind();
+  for (const auto& session : *see_.sessions) {
+    if (session != nullptr) session->words().PublishSnapshotBegun();
+  }
+  Copy(/*back=*/false, KeptPart::kBehindPass, [this](const absl::Status& status) {
     if (!status.ok()) {
       use_.job->Close(absl::StrCat("take the snapshot: ", status.message()));
       return;
     }
-    snapshot_.CopyEnds(MonotonicNow());
-    snapshot_.TakenWithCommit();
-    use_.committed->SnapshotTaken();  // before anybody hears of the version, and stores again
-    commit();
+    snapshot_.TakenBehind(MonotonicNow());
+    use_.committed->SnapshotTaken();
+    for (const auto& session : *see_.sessions) {
+      if (session != nullptr) session->words().PublishSnapshotWhole();
+    }
   });
 }
 
@@ -128,18 +159,20 @@ void SnapshotKeeper::StepCommitted() {
 void SnapshotKeeper::VersionCommitted() {
   if (snapshot_.CommitTaken()) {
     TookIt();
+  } else if (snapshot_.CommitBehind()) {
+    snapshot_.OfCommitted(use_.committed->step(), use_.committed->trainer_states());
   }
 }
 
-void SnapshotKeeper::Copy(bool back, std::function<void(absl::Status)> done) {
-  snapshot_.Submit(back, back ? snapshot_.step() : use_.committed->step(),
+void SnapshotKeeper::Copy(bool back, KeptPart part, std::function<void(absl::Status)> done) {
+  snapshot_.Submit(back, part, back ? snapshot_.step() : use_.committed->step(),
                    use_.work->Join(see_.devices->count(), std::move(done)));
 }
 
 void SnapshotKeeper::GoBackIfStored() {
   const TrainerWrites& writes = *see_.writes;
   if (!writes.hand_ins().any_since_version() &&
-      (!writes.pass_copies() || !snapshot_.whole() || snapshot_.going_back())) {
+      (!writes.pass_copies() || !snapshot_.exists() || snapshot_.going_back())) {
     return;
   }
   snapshot_.GoBack();
@@ -162,7 +195,7 @@ void SnapshotKeeper::GoBackIfStored() {
 
 void SnapshotKeeper::CopyBack() {
   former_writers_.StopWaiting();
-  Copy(/*back=*/true, [this](const absl::Status& status) {
+  Copy(/*back=*/true, KeptPart::kAll, [this](const absl::Status& status) {
     if (!status.ok()) {
       use_.job->Close(absl::StrCat("go back to step ", snapshot_.step(), ": ", status.message()));
       return;
@@ -207,15 +240,18 @@ absl::Status SnapshotKeeper::CheckMayBegin(const std::string& what) {
     return absl::AbortedError(
         absl::StrCat(what, "its shards go back to the snapshot of step ", snapshot_.step(), "; attach again"));
   }
+  if (snapshot_.behind()) {
+    return absl::AbortedError(absl::StrCat(what, "the snapshot of its shards is being taken; attach again"));
+  }
   // With pass_copies, a job that has taken another's place: its trainers will store with their first session.
-  if (!see_.writes->pass_copies() || use_.committed->version() == 0 || snapshot_.whole() ||
+  if (!see_.writes->pass_copies() || use_.committed->version() == 0 || snapshot_.exists() ||
       see_.decision->committing()) {
     return absl::OkStatus();
   }
   if (!snapshot_.taking()) {
     snapshot_.BeginTaking();
     BeginSnapshot(/*stepped=*/false, use_.committed->version());
-    Copy(/*back=*/false, [this](const absl::Status& status) {
+    Copy(/*back=*/false, KeptPart::kAll, [this](const absl::Status& status) {
       if (!status.ok()) {
         snapshot_.GiveUpTaking();
         use_.job->Close(absl::StrCat("take the snapshot: ", status.message()));

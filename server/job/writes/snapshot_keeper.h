@@ -80,7 +80,7 @@ class SnapshotKeeper final : public JobPart {
   // Processes of an epoch that has ended may still store into the shards. "": none does.
   bool awaits_writers() const { return former_writers_.waiting(); }
   std::string AwaitedWriters() const { return awaits_writers() ? former_writers_.Names() : ""; }
-  bool MayCopyBack() const { return awaits_writers() && former_writers_.none(); }
+  bool MayCopyBack() const { return awaits_writers() && former_writers_.none() && !snapshot_.behind(); }
   void CopyBack();
 
   // A rank asks to attach, as FormerWriters::Attaching.
@@ -99,7 +99,11 @@ class SnapshotKeeper final : public JobPart {
  private:
   // `version`: that of which it will be.
   void BeginSnapshot(bool stepped, uint64_t version);
-  void Copy(bool back, std::function<void(absl::Status)> done);
+  void Copy(bool back, KeptPart part, std::function<void(absl::Status)> done);
+  // Whether the snapshot of a pass's commit may be copied behind it: no rank stores into what its devices read then.
+  bool MayTakeBehind() const;
+  // Begins that, for the version that is about to be committed.
+  void TakeBehind();
   void TookIt();
 
   const Facts see_;

@@ -63,6 +63,12 @@ absl::Status TrainerWrites::EnterPass(int rank, bool stepped, uint64_t signal, s
   return absl::OkStatus();
 }
 
+void TrainerWrites::AsksToStore(int rank) {
+  if (const auto& session = (*see_.sessions)[rank]; session == nullptr || session->words().told() == nullptr) {
+    passes_.SetAsksToStore(rank);
+  }
+}
+
 absl::Status TrainerWrites::LeavePass(int rank) {
   SHARDD_RETURN_IF_ERROR(CheckTrainersWrite(rank, "LeavePass"));
   if (!passes_.inside(rank)) {

@@ -64,6 +64,9 @@ class TrainerWrites final : public JobPart {
   // `stepped`: what the rank has written is an optimizer step, and `trainer_state` left to the caller; else this takes
   // it. `signal`: behind what the rank's device did before.
   absl::Status EnterPass(int rank, bool stepped, uint64_t signal, std::string* trainer_state);
+  // The rank that enters waits for snapshots before it stores into state that it keeps (kAsksToStore). No-op where its
+  // words are told, by events that do not have those of snapshots.
+  void AsksToStore(int rank);
   absl::Status LeavePass(int rank);
   // HandIn.
   absl::Status AskToHandIn(int rank);

@@ -138,6 +138,7 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
       {"shardd_leave_pass", [&] { return refused(shardd_leave_pass(job)); }},
       {"shardd_has_edits", [&] { return refused(shardd_has_edits(job, &has_edits)); }},
       {"shardd_hand_in_edits", [&] { return refused(shardd_hand_in_edits(job)); }},
+      {"shardd_await_store", [&] { return refused(shardd_await_store(job)); }},
       {"shardd_watch_writes", [&] { return refused(shardd_watch_writes(job, 1)); }},
       {"shardd_optimizer_state_data", [&] { return shardd_optimizer_state_data(job, param, 0) == nullptr; }},
       {"shardd_enter_full_params", [&] { return refused(shardd_enter_full_params(job, 0)); }},

@@ -195,6 +195,7 @@ Status PassTrainer::TrainStep(int64_t step) {
   }
   RETURN_IF_ERROR(job_->LeavePass());
   RETURN_IF_ERROR(job_->WaitGradients());
+  if (args_.Int("asks") != 0) RETURN_IF_ERROR(AwaitStore(*job_));
   moments_.Reach("before_update", step);
   Update(step);
   stepped_ = step + 1;

@@ -10,6 +10,7 @@
 // What it does besides (and moments.h):
 //   exact=1        looks for all bits of the model without a service; for sgd and ranks that are a power of two
 //   midway=1       stores into its shards between forward and backward: they are made 3/4 of what they were
+//   asks=1         asks before it stores into its optimizer's states, so that snapshots are taken behind passes
 //   ahead=STEP     its stream stands still from before that pass is entered until the host has enqueued its forward
 //   stuck=STEP     its stream stands still for some seconds before that pass
 //   writeback=1    at the end, doubles every parameter by a writeback of full parameters and looks at that

@@ -21,6 +21,7 @@ import torch
 
 from cluster import Cluster, RankFailed, run_ranks
 from job import daemon_death_scenarios
+from optimizers import stock_scenarios
 
 
 class _Daemon:
@@ -154,6 +155,29 @@ def test_training_goes_on_bit_for_bit_at_the_next_daemon(edits: bool, stock: str
         assert bool(want["states"]) == (stock != "SGD")
         # Of a daemon that is stopped behind a step nobody hears.
         assert len(got["resumed"]) >= 2
+
+
+@pytest.mark.parametrize("step", [1, 3, 7])
+def test_a_daemon_killed_inside_an_optimizer_step_loses_that_step_alone(step: int) -> None:
+    count = 9
+    with (
+        _daemon(embedded=False) as daemon,
+        tempfile.TemporaryDirectory() as folder,
+        Cluster(2, folder, {**daemon.environment, "HOLD": str(step)}) as cluster,
+    ):
+        for rank in range(2):
+            cluster.start(stock_scenarios.train_large_and_be_torn, rank, (count, 0.3))
+        cluster.wait_for_event(1, 120, event="torn", step=step)
+        daemon.end(signal.SIGKILL)
+        daemon.start()
+        codes = cluster.wait(180)
+        assert not any(codes.values()), "\n".join([daemon.log(), *(cluster.log(rank) for rank in range(2))])
+        disturbed = [cluster.result(rank) for rank in range(2)]
+    for got, want in zip(disturbed, run_ranks(stock_scenarios.train_large_and_be_torn, 2, count), strict=True):
+        assert got["starts"] == [step]
+        assert got["losses"] == want["losses"]
+        for name, value in want["parameters"].items():
+            assert torch.equal(got["parameters"][name], value), name
 
 
 @pytest.mark.parametrize("stock", ["", "AdamW"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import time
 from typing import Any
@@ -99,6 +100,68 @@ def train_and_be_killed(kind: str, steps: int) -> dict[str, Any]:
     commit(model)
     return {"losses": losses, "state": full_state(optimizer), "parameters": parameters_of(model),
             "counters": counts("shardd", model)}  # fmt: skip
+
+
+def _hold_in_the_middle_of_steps(reached: Any) -> None:
+    """Each step of torch's AdamW updates half of the parameters, calls ``reached``, and updates the others."""
+    module = importlib.import_module("torch.optim.adam")
+    whole = module.adam
+
+    def torn(params: list[Any], *lists: Any, **more: Any) -> None:
+        for number, cut in enumerate((slice(0, len(params) // 2), slice(len(params) // 2, None))):
+            if number == 1:
+                reached()
+            whole(params[cut], *(each[cut] if isinstance(each, list) else each for each in lists), **more)
+
+    module.adam = torn
+
+
+def train_large_and_be_torn(steps: int, pause_s: float = 600) -> dict[str, Any]:
+    """As ``train_and_be_killed``, in the middle of the step HOLD, of a model whose snapshot takes as long as its steps."""
+    import shardd.torch
+    from shardd.torch import commit, fully_shard, ride
+
+    rank = dist.get_rank()
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4)))
+    for layer in model:
+        fully_shard(layer)
+    # Each snapshot has it, so that snapshots would be rare if ranks waited for them.
+    model.table = torch.nn.Parameter(torch.zeros(32 << 20), requires_grad=False)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    at = {"step": -1}
+
+    def reached() -> None:
+        if rank == 1 and os.environ.get("HOLD") == str(at["step"]):
+            os.environ["HOLD"] = ""
+            report(event="torn", step=at["step"])
+            time.sleep(pause_s)
+
+    _hold_in_the_middle_of_steps(reached)
+    losses: list[float] = []
+    starts = []
+    for step in shardd.torch.steps(steps):
+        with step:
+            if step.resumed:
+                losses = step.state or []
+                starts.append(int(step))
+                report(event="start", step=int(step))
+            at["step"] = int(step)
+            loss = (
+                model(torch.randn(2, 1024, generator=torch.Generator().manual_seed(2 * int(step) + rank)))
+                .square()
+                .mean()
+            )
+            loss.backward()
+            ride([*losses, loss.item()])
+            optimizer.step()
+            optimizer.zero_grad()
+            losses = [*losses, loss.item()]
+    commit(model)
+    parameters = parameters_of(model)
+    del parameters["table"]
+    return {"losses": losses, "state": full_state(optimizer), "parameters": parameters, "starts": starts}
 
 
 def steps_without_and_with_optimizer(impl: str) -> dict[str, Any]:

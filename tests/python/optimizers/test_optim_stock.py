@@ -82,6 +82,46 @@ def test_by_default_a_killed_rank_loses_its_own_step_alone() -> None:
         _alike(results, "adamw-foreach")
 
 
+@pytest.fixture(scope="module")
+def undisturbed() -> list[dict[str, Any]]:
+    return run_ranks(stock_scenarios.train_large_and_be_torn, 2, _TORN_STEPS)
+
+
+_TORN_STEPS = 9
+
+
+@pytest.mark.parametrize("step", [1, 3, 7])
+def test_a_rank_killed_inside_an_optimizer_step_costs_that_step_alone(
+    step: int, undisturbed: list[dict[str, Any]]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, Cluster(2, folder) as cluster:
+        for rank in range(2):
+            cluster.start(
+                stock_scenarios.train_large_and_be_torn, rank, (_TORN_STEPS,), _environment("torn", 0, str(step))
+            )
+        cluster.wait_for_event(1, 60, event="torn", step=step)
+        for rank in (1, 0):
+            cluster.kill(rank)
+            cluster.processes[rank].wait()
+        cluster.port = free_port()
+        for rank in range(2):
+            cluster.start(stock_scenarios.train_large_and_be_torn, rank, (_TORN_STEPS,), _environment("torn", 1))
+        assert set(cluster.wait(120).values()) == {0}, cluster.log(0) + cluster.log(1)
+        results = [cluster.result(rank) for rank in range(2)]
+    for got, want in zip(results, undisturbed, strict=True):
+        assert got["starts"] == [step]
+        _equal(got, want)
+
+
+def _equal(got: dict[str, Any], want: dict[str, Any]) -> None:
+    assert got["losses"] == want["losses"]
+    for name, value in want["parameters"].items():
+        assert torch.equal(got["parameters"][name], value), name
+    for index, entry in want["state"].items():
+        for name, value in entry.items():
+            assert torch.equal(torch.as_tensor(got["state"][index][name]), torch.as_tensor(value)), (index, name)
+
+
 def test_passes_without_a_step_and_local_state_match_torch() -> None:
     for theirs, ours in run_ranks(stock_scenarios.both_steps, 2):
         close(ours["losses"], theirs["losses"], 2e-6)

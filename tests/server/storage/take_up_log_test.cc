@@ -110,6 +110,20 @@ TEST_F(TakeUpLogTest, ASnapshotCountsUntilShardsAreCommitted) {
   EXPECT_EQ(Next()->counts, Counts::kShards);
 }
 
+TEST_F(TakeUpLogTest, WhatIsBehindThePassIsSaidUntilTheSnapshotIsTaken) {
+  using Counts = TakeUpLog::Counts;
+  ASSERT_TRUE(log_->Commit(Facts(1, "taken"), {1, 4, 4}, Counts::kSnapshotBeingTaken).ok());
+  EXPECT_FALSE(Next()->behind_pass);
+  log_->SnapshotIsBehind();
+  log_->SetVersion(1, 5);
+  EXPECT_TRUE(Next()->behind_pass);
+  log_->SnapshotTaken();
+  EXPECT_FALSE(Next()->behind_pass);
+  log_->SnapshotIsBehind();
+  ASSERT_TRUE(log_->Commit(Facts(1, "next"), {1, 5, 6}, Counts::kSnapshotBeingTaken).ok());
+  EXPECT_FALSE(Next()->behind_pass) << "all of the next is to be copied";
+}
+
 TEST_F(TakeUpLogTest, APromiseLastsUntilItsStepOrGenerationEnds) {
   v1::PromisedStepRecord promise;
   promise.set_generation(11);

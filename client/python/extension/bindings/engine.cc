@@ -102,6 +102,7 @@ void BindEngine(py::module_& m) {
            Keeping(+[](Engine& engine) { engine.passes().Use(engine.attached().info().pass_copies != 0); }))
       .def("synchronise", Keeping(+[](Engine& engine) { engine.attached().SynchroniseStream(); }))
       .def("begin_writing", Keeping(&Engine::BeginWriting))
+      .def("await_store", Keeping(&AwaitStore))
       .def("take_changes", Keeping(&Engine::TakeChanges))
       .def("set_replaced",
            [](Engine& engine, py::object replaced) { engine.program().SetReplaced(std::move(replaced)); })

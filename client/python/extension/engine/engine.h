@@ -167,6 +167,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   at::Tensor update_counts_;
 };
 
+// Waits, with pass copies, until state of an optimizer may be stored into (shardd_await_store).
+void AwaitStore(Engine& engine);
+
 }  // namespace shardd::python
 
 #endif  // SHARDD_CLIENT_PYTHON_EXTENSION_ENGINE_ENGINE_H_

@@ -41,6 +41,14 @@ void Engine::BeginWriting() {
   LeaveToWrite();
   TakeChanges();
   Check(passes_.BeginWriting());
+  AwaitStore(*this);
+}
+
+void AwaitStore(Engine& engine) {
+  if (engine.passes().copies()) {
+    const NoGil no_gil;
+    Check(shardd::AwaitStore(engine.job()));
+  }
 }
 
 void Engine::LeaveToWrite() {

@@ -13,6 +13,7 @@ _UNAVAILABLE = 14
 _PYTHONS = {
     "shardd_reattach": "shardd.torch.reattach()",
     "shardd_hand_in_edits": "shardd.torch.hand_in_edits()",
+    "shardd_await_store": "optimizer.step()",
     "shardd_leave_full_params": "leave summon_full_params",
     "shardd_enter_full_params": "enter summon_full_params",
     "shardd_leave_pass": "finish the backward, or the forward without gradients,",

@@ -23,7 +23,8 @@ constexpr char kWhat[] = "attach: ";
 
 class SnapshotKeeperTest : public FactsTest {
  protected:
-  explicit SnapshotKeeperTest(bool pass_copies = false) : job_plan_(Plan(pass_copies)) {
+  explicit SnapshotKeeperTest(bool pass_copies = false) : SnapshotKeeperTest(Plan(pass_copies)) {}
+  explicit SnapshotKeeperTest(std::shared_ptr<const ShardPlan> plan) : job_plan_(std::move(plan)) {
     absl::StatusOr<std::unique_ptr<JobMemory>> memory = JobMemory::Create(*job_plan_, "job");
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
@@ -211,6 +212,123 @@ TEST_F(SnapshotKeeperWithCopiesTest, AnotherDaemonGoesOnWithTheSnapshot) {
 
 TEST_F(SnapshotKeeperWithCopiesTest, ASnapshotThatFailsWithACommitClosesTheJob) {
   keeper_->TakeThen(/*due=*/true, /*stepped=*/false, [] { FAIL() << "nothing to go back to"; });
+  End(absl::InternalError("broken"));
+  EXPECT_EQ(job_.why_closed(), "take the snapshot: broken");
+}
+
+// An optimizer in the trainers, with one state, who wait for snapshots before they store into it.
+class SnapshotBehindPassTest : public SnapshotKeeperTest {
+ protected:
+  SnapshotBehindPassTest() : SnapshotKeeperTest(PlanOfTrainers()) {
+    auto log = *TakeUpLog::Create({.place_bytes = 4096, .ranks = 2});
+    left_ = log.get();
+    committed_.KeepIn(std::move(log));
+  }
+  static std::shared_ptr<const ShardPlan> PlanOfTrainers() {
+    SpecBuilder builder(2);
+    builder.config().set_trainers_never_write(false);
+    builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+    builder.config().mutable_optimizer()->set_trainer_states(1);
+    builder.Param(0, "w", {8});
+    return std::make_shared<const ShardPlan>(builder.Plan());
+  }
+  // All enter with a step, and `asking` of them ask. The commit is made when what comes before it is copied.
+  void EnterWithStep(int asking = 2) {
+    for (int rank = 0; rank < 2; ++rank) {
+      std::string state;
+      ASSERT_TRUE(job_writes_.EnterPass(rank, /*stepped=*/true, /*signal=*/0, &state).ok());
+      if (rank < asking) job_writes_.AsksToStore(rank);
+      steps_.AskInTrainer(rank, absl::StrCat("of ", rank));
+    }
+    keeper_->TakeThen(/*due=*/true, /*stepped=*/true, [this] {
+      committed_.CommitStep({}, steps_.TakeTrainerStates());
+      keeper_->VersionCommitted();
+    });
+    step_ = committed_.step();
+    End();
+  }
+  TakeUpLog* left_ = nullptr;
+  int64_t step_ = 0;  // before the one with which all enter
+};
+
+TEST_F(SnapshotBehindPassTest, RanksGoOnWhileTheirStateIsCopied) {
+  EnterWithStep();
+  EXPECT_EQ(committed_.step(), step_ + 1);
+  EXPECT_THAT(device_.labels(), ElementsAre("keep step 0", "keep step 0"));
+  EXPECT_EQ(device_.ops(), 4u) << "each device the copy that passes read, and the state";
+  EXPECT_TRUE(snapshot().behind());
+  EXPECT_FALSE(snapshot().whole());
+  End();
+  EXPECT_TRUE(snapshot().whole());
+  EXPECT_EQ(snapshot().step(), step_ + 1);
+  EXPECT_THAT(snapshot().trainer_states(), ElementsAre("of 0", "of 1"));
+}
+
+TEST_F(SnapshotBehindPassTest, RanksWaitWhereOneOfThemDoesNotAsk) {
+  EnterWithStep(/*asking=*/1);
+  EXPECT_EQ(committed_.step(), step_ + 1);
+  EXPECT_THAT(device_.labels(), IsEmpty());
+  EXPECT_TRUE(snapshot().whole());
+}
+
+class NoStream final : public SessionStream {
+ public:
+  void Send(v1::SessionEvent /*event*/) override {}
+  void Finish(absl::Status /*status*/) override {}
+};
+
+TEST_F(SnapshotBehindPassTest, RanksWaitWhereTheWordsOfOneAreTold) {
+  Attach(0);
+  loop_.RunAndWait([&] {
+    sessions_[0]->stream = std::make_shared<NoStream>();
+    EXPECT_TRUE(sessions_[0]->TellWords(&loop_, /*version=*/1).ok());
+  });
+  EnterWithStep();
+  EXPECT_FALSE(snapshot().behind()) << "events do not say when it is whole";
+  EXPECT_TRUE(snapshot().whole());
+}
+
+TEST_F(SnapshotBehindPassTest, RanksWaitWhereTheEpochIsToEnd) {
+  keeper_->TakeWithEach();
+  EnterWithStep();
+  EXPECT_FALSE(snapshot().behind());
+  EXPECT_TRUE(snapshot().whole());
+}
+
+TEST_F(SnapshotBehindPassTest, ADeathGoesBackToTheStepWhenItsSnapshotIsWhole) {
+  EnterWithStep();
+  keeper_->GoBackIfStored();
+  EXPECT_EQ(committed_.step(), step_ + 1) << "nothing that was committed is lost";
+  EXPECT_FALSE(keeper_->MayCopyBack()) << "half a snapshot is none";
+  EXPECT_FALSE(keeper_->CheckMayBegin(kWhat).ok());
+  End();
+  EXPECT_TRUE(keeper_->MayCopyBack());
+  keeper_->CopyBack();
+  EXPECT_THAT(device_.labels(), ElementsAre("go back to step 1", "go back to step 1"));
+}
+
+TEST_F(SnapshotBehindPassTest, ANewSessionWaitsUntilItIsWhole) {
+  EnterWithStep();
+  EXPECT_THAT(keeper_->CheckMayBegin(kWhat).message(), HasSubstr("is being taken; attach again"));
+  EXPECT_EQ(device_.labels().size(), 2u) << "no other is begun";
+  End();
+  EXPECT_TRUE(keeper_->CheckMayBegin(kWhat).ok());
+}
+
+TEST_F(SnapshotBehindPassTest, AnotherDaemonCompletesWhatIsBehindThePass) {
+  using Counts = TakeUpLog::Counts;
+  EnterWithStep();
+  EXPECT_EQ(left_->Read()->counts, Counts::kSnapshotBeingTaken);
+  EXPECT_TRUE(left_->Read()->behind_pass);
+  EXPECT_EQ(left_->Read()->header.step, step_ + 1);
+  EXPECT_THAT(left_->Read()->facts.trainer_states(), ElementsAre("of 0", "of 1"));
+  End();
+  EXPECT_EQ(left_->Read()->counts, Counts::kSnapshot);
+  EXPECT_FALSE(left_->Read()->behind_pass);
+}
+
+TEST_F(SnapshotBehindPassTest, OneThatFailsClosesTheJob) {
+  EnterWithStep();
   End(absl::InternalError("broken"));
   EXPECT_EQ(job_.why_closed(), "take the snapshot: broken");
 }

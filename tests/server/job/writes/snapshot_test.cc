@@ -77,6 +77,12 @@ class SnapshotByCostTest : public ::testing::Test {
     if (due) snapshot_.Taken(++step_, {});
     return due;
   }
+  // The same, where so much of the cost is copied while ranks compute.
+  bool PassBehind(absl::Duration step, absl::Duration copy) {
+    const bool due = PassOf(step, absl::ZeroDuration());
+    if (due) snapshot_.TakenBehind(now_ + copy);
+    return due;
+  }
   // How many passes of ten had one.
   int DueOfTen(absl::Duration step, absl::Duration cost) {
     int due = 0;
@@ -93,14 +99,35 @@ TEST_F(SnapshotByCostTest, EachPassHasOneWhereItIsCheap) {
   EXPECT_EQ(DueOfTen(absl::Milliseconds(100), absl::Milliseconds(3)), 10);
 }
 
+TEST_F(SnapshotByCostTest, EachPassHasOneWhereItIsCopiedBehind) {
+  for (int pass = 0; pass < 10; ++pass)
+    EXPECT_TRUE(PassBehind(absl::Milliseconds(100), absl::Milliseconds(49))) << pass;
+}
+
+TEST_F(SnapshotByCostTest, CopyingTakesNoMoreThanHalfOfTheTime) {
+  for (int pass = 0; pass < 3; ++pass) PassBehind(absl::Milliseconds(100), absl::Milliseconds(80));
+  int due = 0;
+  for (int pass = 0; pass < 10; ++pass) due += PassBehind(absl::Milliseconds(100), absl::Milliseconds(80));
+  EXPECT_EQ(due, 5);
+}
+
+// The first snapshots touch their memory for the first time.
+TEST_F(SnapshotByCostTest, FirstSnapshotsDoNotMakeTheNextOnesRare) {
+  EXPECT_TRUE(PassOf(absl::Milliseconds(100), absl::Seconds(10)));
+  for (int pass = 0; pass < 10; ++pass) EXPECT_TRUE(PassOf(absl::Milliseconds(100), absl::Milliseconds(2))) << pass;
+}
+
 TEST_F(SnapshotByCostTest, TakesNoMoreThanItsShareOfTheTime) {
+  for (int pass = 0; pass < 3; ++pass) PassOf(absl::Milliseconds(100), absl::Milliseconds(6));
   EXPECT_EQ(DueOfTen(absl::Milliseconds(100), absl::Milliseconds(6)), 5);
   DueOfTen(absl::Milliseconds(100), absl::Milliseconds(7));
-  EXPECT_EQ(DueOfTen(absl::Milliseconds(100), absl::Milliseconds(7)), 3);
+  int due = 0;
+  for (int i = 0; i < 3; ++i) due += DueOfTen(absl::Milliseconds(100), absl::Milliseconds(7));
+  EXPECT_EQ(due, 10);
 }
 
 TEST_F(SnapshotByCostTest, TenthPassHasOneWhateverItCosts) {
-  EXPECT_TRUE(PassOf(absl::Milliseconds(100), absl::Seconds(10)));
+  for (int pass = 0; pass < 3; ++pass) EXPECT_TRUE(PassOf(absl::Milliseconds(100), absl::Seconds(10))) << pass;
   for (int pass = 1; pass < 10; ++pass) EXPECT_FALSE(PassOf(absl::Milliseconds(100), absl::Seconds(10))) << pass;
   EXPECT_TRUE(PassOf(absl::Milliseconds(100), absl::Seconds(10)));
 }
@@ -111,8 +138,14 @@ TEST_F(SnapshotByCostTest, OneDelayDoesNotMakeThemRare) {
   EXPECT_TRUE(PassOf(absl::Milliseconds(100), absl::Milliseconds(1)));
 }
 
+TEST_F(SnapshotByCostTest, ADelayOfACopyBehindDoesNotMakeThemRare) {
+  for (int pass = 0; pass < 5; ++pass) PassBehind(absl::Milliseconds(100), absl::Milliseconds(20));
+  EXPECT_TRUE(PassBehind(absl::Milliseconds(100), absl::Seconds(10)));
+  EXPECT_TRUE(PassBehind(absl::Milliseconds(100), absl::Milliseconds(20)));
+}
+
 TEST_F(SnapshotByCostTest, StaysDueUntilItIsTaken) {
-  PassOf(absl::Milliseconds(100), absl::Milliseconds(6));
+  for (int pass = 0; pass < 3; ++pass) PassOf(absl::Milliseconds(100), absl::Milliseconds(6));
   now_ += absl::Milliseconds(200);
   snapshot_.PassBegins(now_);
   snapshot_.PassBegins(absl::UnixEpoch());

@@ -6,6 +6,7 @@ job (memory.py), and is marked: the commit is one, where the next pass begins.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from torch.distributed.fsdp import ShardingStrategy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from shardd.errors import Error
 from shardd.torch._process.extension import _C
 from shardd.torch._ranks.nodes import JobRanks
 from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
@@ -68,7 +70,16 @@ def watch_loads(optimizer: Optimizer) -> None:
     """From now on what the optimizer loads goes into its jobs."""
     if optimizer not in _watched:
         _watched.add(optimizer)
+        optimizer.register_state_dict_pre_hook(_await_store)
         optimizer.register_load_state_dict_post_hook(keep_loaded)
+
+
+def _await_store(optimizer: Optimizer) -> None:
+    """A checkpoint may be loaded into the tensors of a state dict, which the daemon may still copy into its snapshot."""
+    for job in _jobs_of(optimizer):
+        if job.engine is not None and job.trainers_write:
+            with contextlib.suppress(Error):  # of a job that is over, whose state can still be read
+                job.engine.await_store()
 
 
 def _jobs_of(optimizer: Optimizer) -> list[OptimizedJob]:
