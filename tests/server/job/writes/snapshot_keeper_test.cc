@@ -6,6 +6,7 @@
 #include "server/job/job_events.h"
 #include "server/job/work/optimizer_devices.h"
 #include "server/observe/events.h"
+#include "server/session/session_stream.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/take_up_log.h"
 #include "server/tenant/tenant.h"
