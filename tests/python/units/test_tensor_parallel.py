@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.fsdp as fsdp
 
 from cluster import Cluster, run_ranks
 from units.tensor_parallel_scenarios import (
@@ -50,6 +51,7 @@ def test_a_tensor_parallel_checkpoint_loads_into_other_meshes() -> None:
             _close(facts[f"whole {shape}"], facts["whole (2, 2)"])
 
 
+@pytest.mark.skipif(not hasattr(fsdp, "DataParallelMeshDims"), reason="this torch has no dp_mesh_dims")
 def test_one_mesh_of_all_dimensions_is_as_torchs() -> None:
     for results in run_ranks(over_one_mesh, 4):
         assert results["shardd"]["placements"] == results["torch"]["placements"]
