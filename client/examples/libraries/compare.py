@@ -103,8 +103,8 @@ def compare_file(name: str, ours: Path, theirs: Path, limit: float) -> tuple[int
     return tensors, worst
 
 
-def main() -> None:
-    name, theirs, ours, counts = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+def report(name: str, theirs: Path, ours: Path, counts: Path) -> None:
+    """Prints a line on what is alike; exits with status 1 and a line on what is not."""
     try:
         if files(ours) != files(theirs):
             raise Differs(f"other files (only here {sorted(set(files(ours)) - set(files(theirs)))}, "
@@ -133,4 +133,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report(sys.argv[1], *map(Path, sys.argv[2:5]))

@@ -42,7 +42,8 @@ def alone(mean_over: str, every: int, make: Callable[..., torch.optim.Optimizer]
 
 
 def _average(state: Any, gradient: torch.Tensor, shard: torch.Tensor) -> None:
-    dist.reduce_scatter_single(shard, gradient)
+    reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # torch 2.10
+    reduce_scatter(shard, gradient)
     shard.div_(dist.get_world_size())
 
 

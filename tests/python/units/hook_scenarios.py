@@ -28,6 +28,10 @@ def _loss(model: Any, step: int) -> torch.Tensor:
     return model(torch.randn(3, 8, generator=seed)).float().square().mean()  # type: ignore[no-any-return]
 
 
+# The second is the first's name in torch 2.10.
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 def _shown(params: Any) -> list[Any]:
     return [
         None if p.grad is None else (p.grad.dtype, getattr(p.grad, "_local_tensor", p.grad).clone()) for p in params
@@ -41,7 +45,7 @@ def _sum_and_clamp(state: list[Any], gradient: torch.Tensor, output: torch.Tenso
         dist.all_reduce(gradient)
         output = gradient
     else:
-        dist.reduce_scatter_single(output, gradient)
+        _reduce_scatter(output, gradient)
     output.div_(dist.get_world_size()).clamp_(-0.05, 0.05)
 
 

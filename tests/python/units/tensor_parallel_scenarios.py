@@ -187,6 +187,49 @@ def beside_plain_parameters() -> dict[str, Any]:
     return results
 
 
+def _clip_by_mesh(params: list[Any], max_norm: float, norm_type: float) -> torch.Tensor:
+    """torch's, which takes gradients of one mesh at a time: a norm for each, the norm of these, and all scaled by it."""
+    by_mesh: dict[Any, list[Any]] = {}
+    for param in params:
+        by_mesh.setdefault(param.device_mesh, []).append(param)
+    totals = [nn.utils.get_total_norm([p.grad for p in of], norm_type).full_tensor() for of in by_mesh.values()]  # type: ignore[attr-defined]
+    assert len(totals) == 2
+    total = torch.linalg.vector_norm(torch.stack(totals), norm_type)
+    for of in by_mesh.values():
+        nn.utils.clip_grads_with_norm_(of, max_norm, total)
+    return total
+
+
+def clipped_beside_plain_parameters() -> dict[str, Any]:
+    """Parameters on mesh (dp, tp) beside some on (dp), of which a norm alone is whole on each tp rank; four orders of norms."""
+    from torch.distributed.fsdp import fully_shard as torch_fully_shard
+
+    import shardd.torch
+
+    dp, tp = _mesh_of((2, 2))
+    results = {}
+    for name, fully_shard in (("torch", torch_fully_shard), ("shardd", shardd.torch.fully_shard)):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH), nn.Linear(WIDTH, 3))
+        parallelize_module(model, tp, {"1": ColwiseParallel(), "2": RowwiseParallel()})
+        fully_shard(model, mesh=dp)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        clip: Any = shardd.torch.clip_grad_norm_ if name == "shardd" else _clip_by_mesh
+        norms, grads = [], []
+        for step, norm_type in enumerate((1.0, 2.0, 3.0, float("inf"))):
+            torch.manual_seed(step * 2 + dist.get_rank() // 2)
+            (model(torch.randn(4, WIDTH)).pow(2).mean() * 10).backward()
+            norms.append(float(clip(list(model.parameters()), 0.5, norm_type)))
+            grads.append([p.grad.full_tensor().clone() for p in model.parameters()])  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
+        whole = {name: p.full_tensor().detach() for name, p in model.named_parameters()}  # type: ignore[attr-defined]
+        results[name] = {"norms": norms, "grads": grads, "whole": whole}
+    dist.barrier()
+    shardd.torch.finish(model)
+    return results
+
+
 def _spmd_model(mesh: Any) -> nn.Sequential:
     """Parameters are DTensors over the whole mesh, as its data parallel ranks have them alike."""
     torch.manual_seed(5)

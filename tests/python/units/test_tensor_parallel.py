@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.fsdp as fsdp
 
 from cluster import Cluster, run_ranks
 from units.tensor_parallel_scenarios import (
     beside_plain_parameters,
+    clipped_beside_plain_parameters,
     over_one_mesh,
     restarted,
     saved_and_loaded_elsewhere,
@@ -39,7 +41,7 @@ def test_a_tensor_parallel_model_trains_as_torchs(shape: tuple[int, ...], of_dae
                 _close(ours[what], theirs[what])
         names = results["jobs"]["names"]
         assert names[0] == names[2] and names[1] == names[3] and names[0] != names[1], "a job for each tp rank"
-        assert not of_daemon or "call torch.nn.utils.clip_grad_norm_" in results["refused"]["texts"][0]
+        assert not of_daemon or "call shardd.torch.clip_grad_norm_" in results["refused"]["texts"][0]
 
 
 def test_a_tensor_parallel_checkpoint_loads_into_other_meshes() -> None:
@@ -49,6 +51,7 @@ def test_a_tensor_parallel_checkpoint_loads_into_other_meshes() -> None:
             _close(facts[f"whole {shape}"], facts["whole (2, 2)"])
 
 
+@pytest.mark.skipif(not hasattr(fsdp, "DataParallelMeshDims"), reason="this torch has no dp_mesh_dims")
 def test_one_mesh_of_all_dimensions_is_as_torchs() -> None:
     for results in run_ranks(over_one_mesh, 4):
         assert results["shardd"]["placements"] == results["torch"]["placements"]
@@ -61,6 +64,14 @@ def test_plain_parameters_beside_tensor_parallel_ones_train_as_torchs() -> None:
         assert results["shardd"]["placements"] == results["torch"]["placements"]
         for what in ("losses", "whole"):
             _close(results["shardd"][what], results["torch"][what])
+
+
+def test_plain_and_tensor_parallel_gradients_are_clipped_in_one_call() -> None:
+    for results in run_ranks(clipped_beside_plain_parameters, 4):
+        ours, theirs = results["shardd"], results["torch"]
+        for what in ("norms", "grads", "whole"):
+            _close(ours[what], theirs[what])
+        assert min(theirs["norms"]) > 0 and len(set(theirs["norms"])) == len(theirs["norms"])
 
 
 def _restarted(folder: Path, ahead: bool, start_over: bool = False) -> list[dict[str, Any]]:

@@ -86,7 +86,7 @@ class DaemonSteps(DaemonState):
         engine = job.engine
         assert engine is not None
         if max_grad_norm > 0:
-            job.refuse_tensor_parallel("step with max_grad_norm", "call torch.nn.utils.clip_grad_norm_ before the step")
+            job.refuse_tensor_parallel("step with max_grad_norm", "call shardd.torch.clip_grad_norm_ before the step")
         # Groups that one of the two does not have yet have nothing to step: see _with_gradients_of_new_groups.
         fitting = groups[: job.step_groups] + groups[-1:] * (job.step_groups - len(groups))
         result = engine.step(fitting, float(max_grad_norm), float(loss_scale), job.trainer_state([]))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 from shardd.torch._job import opening
+from shardd.torch._process.torch_versions import find_states
 from shardd.torch._units import precision_hooks
 from shardd.torch._units.flat_group import settle_ties
 from shardd.torch._units.shard_group import ShardGroup
@@ -52,7 +52,7 @@ def begin_model(root: ShardState) -> None:
     if _join(root, states):
         return
     settle_ties(module, states)
-    FSDPState._lazy_init(root)
+    find_states(root)
     precision_hooks.begin(root)
 
 

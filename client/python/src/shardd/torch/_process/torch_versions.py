@@ -8,6 +8,7 @@
 | ``FSDPState._fsdp_param_groups`` | one, ``_fsdp_param_group``, in 2.10 |
 | ``FSDPParam._unsharded_dtensor_spec`` | ``_tp_spec`` in 2.10 |
 | ``checkpoint.state_dict._get_fsdp_process_group`` | not in 2.10, which asks for no group there |
+| ``FSDPState._lazy_init`` lists a state once | 2.10 lists that of a list of modules for each of them |
 
 In C++ it is ``client/torch/torch_versions.h``.
 """
@@ -25,9 +26,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_init as _torchs_init
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.utils import _get_root_modules
 
-__all__ = ["DataParallelMeshDims", "ShardPlacementResult", "fsdp_init", "set_param_groups", "unsharded_spec"]
+__all__ = [
+    "DataParallelMeshDims",
+    "ShardPlacementResult",
+    "find_states",
+    "fsdp_init",
+    "set_param_groups",
+    "unsharded_spec",
+]
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import DataParallelMeshDims
@@ -129,6 +138,12 @@ fsdp_init: Any = (
         **{n: getattr(_Init, n) for n in dir(_Init) if not n.startswith("__")}, **vars(_torchs_init)
     )
 )
+
+
+def find_states(root: FSDPState) -> None:
+    """Makes ``root`` the root of its model, and lists the states of all its modules, each once, in what they share."""
+    FSDPState._lazy_init(root)
+    root._state_ctx.all_states[:] = dict.fromkeys(root._state_ctx.all_states)
 
 
 def set_param_groups(state: Any, groups: list[Any]) -> None:

@@ -1,11 +1,11 @@
-"""Clipping by the norm of all gradients, each counted once, with one collective."""
+"""Clipping by the norm of all gradients, each element counted once, with a collective for each dimension of sharding."""
 
 from __future__ import annotations
 
 import functools
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,13 @@ from shardd.torch._ranks.gather import sendable
 from shardd.torch._units.state import ShardState
 
 __all__ = ["clip_grad_norm_", "clip_model"]
+
+
+class _Part(NamedTuple):
+    """Gradients that are cut over the same groups of ranks: this rank's local tensors of them."""
+
+    groups: tuple[dist.ProcessGroup, ...]
+    tensors: list[torch.Tensor]
 
 
 def _powered(tensors: list[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
@@ -33,19 +40,23 @@ def _powered(tensors: list[torch.Tensor], norm_type: float, device: torch.device
     return norms.max() if norm_type == float("inf") else norms.pow(norm_type).sum()
 
 
-def _total_norm(
-    sharded: list[torch.Tensor], whole: list[torch.Tensor], norm_type: float, group: dist.ProcessGroup | None
-) -> torch.Tensor:
-    """Returns the norm over the shards of all ranks of ``group`` and over what each of them has whole, in fp32."""
+def _total_norm(parts: list[_Part], whole: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """Returns the norm over what all ranks have of ``parts`` and over what each of them has ``whole``, in fp32.
+
+    One collective for each group that any part is cut over, for all of its parts. All ranks have the same parts in one order.
+    """
     infinite = norm_type == float("inf")
-    device = next((tensor.device for tensor in [*sharded, *whole]), torch.device("cpu"))
-    total = _powered(sharded, norm_type, device)
-    if group is not None:
-        sent = sendable(total, group)
+    tensors = [tensor for part in parts for tensor in part.tensors]
+    device = next((tensor.device for tensor in [*tensors, *whole]), torch.device("cpu"))
+    totals = [_powered(part.tensors, norm_type, device) for part in parts]
+    for group in dict.fromkeys(group for part in parts for group in part.groups):
+        cut = [number for number, part in enumerate(parts) if group in part.groups]
+        sent = sendable(torch.stack([totals[number] for number in cut]), group)
         dist.all_reduce(sent, op=dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=group)
-        total = sent.to(device)
-    rest = _powered(whole, norm_type, device)
-    return torch.maximum(total, rest) if infinite else (total + rest).pow(1.0 / norm_type)
+        for number, total in zip(cut, sent.to(device), strict=True):
+            totals[number] = total
+    total = torch.stack([*totals, _powered(whole, norm_type, device)])
+    return total.max() if infinite else total.sum().pow(1.0 / norm_type)
 
 
 def _scale(gradients: list[torch.Tensor], max_norm: float, norm: torch.Tensor) -> None:
@@ -63,9 +74,18 @@ def _gradients(job: TorchJob) -> list[torch.Tensor]:
     return [g._local_tensor if isinstance(g, DTensor) else g for g in shown if g is not None]
 
 
-def _is_tensor_parallel(gradient: DTensor) -> bool:
-    """Whether more is to be added up than the shards over the mesh's last dimension."""
-    return gradient.placements != (*[Replicate()] * (gradient.device_mesh.ndim - 1), gradient.placements[-1])
+def _parts(gradients: list[DTensor]) -> list[_Part]:
+    """Sorts ``gradients`` by the dimensions of meshes that cut them. Replicas hold the same, and add nothing to a norm."""
+    parts: dict[tuple[dist.ProcessGroup, ...], _Part] = {}
+    for gradient in gradients:
+        if any(placement.is_partial() for placement in gradient.placements):
+            whole = [Replicate() if placement.is_partial() else placement for placement in gradient.placements]
+            gradient = gradient.redistribute(placements=whole)
+        mesh, placements = gradient.device_mesh, gradient.placements
+        cut = [dim for dim, placement in enumerate(placements) if not placement.is_replicate() and mesh.size(dim) > 1]
+        groups = tuple(mesh.get_group(dim) for dim in cut)
+        parts.setdefault(groups, _Part(groups, [])).tensors.append(gradient._local_tensor)
+    return list(parts.values())
 
 
 @torch.no_grad()
@@ -94,7 +114,8 @@ def clip_model(
     managed = {id(place.fsdp_param().sharded_param) for place in job.places.values()}
     rest = [p.grad for p in module.parameters() if p.grad is not None and id(p) not in managed]
     gradients = found + rest
-    norm = _total_norm([] if whole else found, gradients if whole else rest, float(norm_type), None if whole else group)
+    parts = [] if whole else [_Part((group,), found)]
+    norm = _total_norm(parts, gradients if whole else rest, float(norm_type))
     _scale(gradients, float(max_norm), norm)
     if not gradients:
         warnings.warn(
@@ -114,27 +135,18 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """Clips as ``torch.nn.utils.clip_grad_norm_`` over sharded parameters, with one collective for all of them.
+    """Clips as ``torch.nn.utils.clip_grad_norm_`` over sharded parameters, whichever meshes they are on, in one call.
 
-    Returns a plain tensor: the norm over all ranks, each gradient counted once.
+    One collective for each dimension that cuts any of them. Returns a plain tensor: the norm over all ranks, each element
+    counted once, in fp32.
     """
     params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     grads = [p.grad for p in params if p.grad is not None]
     dtensors = [g for g in grads if isinstance(g, DTensor)]
-    sharded = [g._local_tensor for g in dtensors]
     whole = [g for g in grads if not isinstance(g, DTensor)]
     norm_type = float(norm_type)
-    if any(_is_tensor_parallel(g) for g in dtensors):
-        norm = torch.nn.utils.get_total_norm(grads, norm_type, foreach=foreach)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    else:
-        groups = {
-            g.device_mesh.get_group(g.device_mesh.ndim - 1) for g in dtensors
-        }  # of shards: replicas hold the same
-        if len(groups) > 1:
-            raise NotImplementedError(f"clip_grad_norm_: gradients are on several meshes (got {len(groups)}, want 1)")
-        norm = _total_norm(sharded, whole, norm_type, next(iter(groups), None))
+    norm = _total_norm(_parts(dtensors), whole, norm_type)
     if error_if_nonfinite and not torch.isfinite(norm):
         raise RuntimeError(f"clip_grad_norm_: the norm of order {norm_type} is not finite (got {norm.item()})")
-    _scale(sharded + whole, max_norm, norm)
+    _scale([g._local_tensor for g in dtensors] + whole, max_norm, norm)
     return norm
