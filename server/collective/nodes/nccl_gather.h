@@ -6,6 +6,7 @@
 //
 //   needs a group --Pull--> node 0 --Pull with receivers--> all nodes: pack, move, unpack
 //
+// A node that cannot go on tells node 0, and node 0 tells all (Pull with a code): whoever waits for it then ends.
 // An order says which nodes receive. The other nodes only send, without a slot for the group, so nodes may still need
 // groups in any order. Those that have asked for the same group by then receive in one order.
 
@@ -112,9 +113,15 @@ class NcclGather final : public NodeGather {
 
   std::vector<NodeMove> MovesOf(const Order& order) const;
   bool Sends(const Order& order) const;
+  bool Holds(int group) const;  // this node, some of it
   bool Receives(const Order& order) const;
   void AdvanceLocked(uint64_t generation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Node 0, which tells all others.
+  void TellLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static absl::Status FailureOf(int node, const v1::PeerMessage::Pull& pull);
+  // Node 0: no node is further than one version from another.
+  bool CanExistLocked(uint64_t version) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndLocked(const CallPtr& call, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckCallLocked(uint64_t generation, const Key& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeLocked(int node, const v1::PeerMessage::Pull& pull) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -138,8 +145,9 @@ class NcclGather final : public NodeGather {
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<absl::Status> failed_ ABSL_GUARDED_BY(mutex_);  // of the generation
   uint64_t readable_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<bool> up_ ABSL_GUARDED_BY(mutex_);  // by node
-  bool touched_ ABSL_GUARDED_BY(mutex_) = false;  // the generation has had traffic
+  uint64_t last_readable_ ABSL_GUARDED_BY(mutex_) = 0;  // the last one that was not 0
+  std::vector<bool> up_ ABSL_GUARDED_BY(mutex_);        // by node
+  bool touched_ ABSL_GUARDED_BY(mutex_) = false;        // the generation has had traffic
   std::deque<CallPtr> calls_ ABSL_GUARDED_BY(mutex_);
   std::set<Key> asked_ ABSL_GUARDED_BY(mutex_);  // of node 0, which has not said when
   std::deque<std::pair<int, v1::PeerMessage>> outgoing_ ABSL_GUARDED_BY(mutex_);
