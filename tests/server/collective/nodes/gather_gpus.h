@@ -43,6 +43,8 @@ class GatherGpus {
     for (int rank = 0; rank < plan->world_size; ++rank) {
       options.ordinals.push_back(2 * node + rank);
       options.devices.push_back(devices_[static_cast<size_t>(2 * node + rank)].get());
+      options.greetings.push_back(
+          static_cast<char*>(pool_.allocate(static_cast<size_t>(NcclExchange::GreetingBytes(options.nodes)), 64)));
       gather.staging.push_back(
           static_cast<char*>(pool_.allocate(static_cast<size_t>(NcclGather::StagingBytes(*plan)), 64)));
     }
