@@ -65,7 +65,7 @@ absl::StatusOr<std::vector<DeviceMemory::Part>> PartsOnDevices(const ShardPlan& 
   std::vector<DeviceMemory::Part> parts;
   for (const SlabPiece& piece :
        SpreadOverGpus(plan, which, static_cast<int>(place.users.size()), page_bytes, max_pieces)) {
-    parts.push_back({place.users[static_cast<size_t>(piece.gpu)], piece.size_bytes});
+    parts.push_back({piece.gpu == kNoGpu ? nullptr : place.users[static_cast<size_t>(piece.gpu)], piece.size_bytes});
   }
   return parts;
 }
@@ -116,7 +116,9 @@ absl::StatusOr<std::unique_ptr<JobSlab>> MakeHostJobSlab(const ShardPlan& plan, 
 void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
   std::map<std::string, int64_t> bytes;
   for (const v1::DeviceBytes& before : purpose->devices()) bytes[before.device()] = before.allocated_bytes();
-  for (const DeviceSlab::Piece& piece : slab.pieces()) bytes[piece.on->device()] += piece.size_bytes;
+  for (const DeviceSlab::Piece& piece : slab.pieces()) {
+    if (piece.on != nullptr) bytes[piece.on->device()] += piece.size_bytes;
+  }
   purpose->clear_devices();
   for (const auto& [device, allocated_bytes] : bytes) {
     v1::DeviceBytes* entry = purpose->add_devices();
@@ -287,9 +289,15 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
     if (i > 0) memory->shards_boundaries_.push_back(end_bytes);
     end_bytes += spread->pieces()[i].size_bytes;
   }
-  memory->elsewhere_bytes_ = want.shards_bytes - want.held_shards_bytes + want.gradients_bytes -
-                             want.held_gradients_bytes + want.optimizer_bytes - want.held_optimizer_bytes;
-  memory->elsewhere_gradients_bytes_ = want.gradients_bytes - want.held_gradients_bytes;
+  const auto elsewhere_bytes = [](const JobSlab* slab, int64_t size_bytes, int64_t held_bytes) {
+    // On GPUs its pages are larger.
+    return slab == nullptr || slab->on_host() ? size_bytes - held_bytes : slab->size_bytes() - slab->allocated_bytes();
+  };
+  memory->elsewhere_gradients_bytes_ =
+      elsewhere_bytes(memory->gradients(), want.gradients_bytes, want.held_gradients_bytes);
+  memory->elsewhere_bytes_ = elsewhere_bytes(memory->shards(), want.shards_bytes, want.held_shards_bytes) +
+                             elsewhere_bytes(memory->optimizer(), want.optimizer_bytes, want.held_optimizer_bytes) +
+                             memory->elsewhere_gradients_bytes_;
   return memory;
 }
 
