@@ -47,6 +47,13 @@ std::vector<Near> NearOfStaging(const ShardPlan& plan, int gpus) {
   return all;
 }
 
+std::vector<Near> NearOfGather(const ShardPlan& plan, int gpus) {
+  std::vector<Near> all;
+  const int64_t stride_bytes = GatherStagingOf(plan).stride_bytes;
+  for (int rank = 0; rank < plan.world_size; ++rank) all.push_back({rank * stride_bytes, stride_bytes, rank % gpus});
+  return all;
+}
+
 std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus);
 
 // Shards, followed by the optimizer state that trainers keep: each byte is near what it is a copy of.
@@ -63,6 +70,7 @@ std::vector<Near> NearOfKept(const ShardPlan& plan, int gpus) {
 
 std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus) {
   if (slab == SpreadSlab::kStaging) return NearOfStaging(plan, gpus);
+  if (slab == SpreadSlab::kGather) return NearOfGather(plan, gpus);
   if (slab == SpreadSlab::kPool) return NearOfPool(plan, gpus);
   if (slab == SpreadSlab::kKept) return NearOfKept(plan, gpus);
   constexpr int64_t kFp32Bytes = 4;
@@ -100,7 +108,8 @@ std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus) {
   return all;
 }
 
-int64_t SlabBytes(const MemoryPlan& memory, SpreadSlab slab) {
+int64_t SlabBytes(const ShardPlan& plan, SpreadSlab slab) {
+  const MemoryPlan& memory = plan.memory;
   switch (slab) {
     case SpreadSlab::kShards:
       return memory.shards_bytes;
@@ -116,6 +125,8 @@ int64_t SlabBytes(const MemoryPlan& memory, SpreadSlab slab) {
       return memory.gradient_staging_bytes;
     case SpreadSlab::kKept:
       return memory.kept_bytes;
+    case SpreadSlab::kGather:
+      return plan.world_size * GatherStagingOf(plan).stride_bytes;
   }
   return 0;
 }
@@ -201,7 +212,7 @@ std::vector<int> Divide(const std::vector<Near>& near, int gpus, const std::vect
 
 std::vector<SlabPiece> SpreadOverGpus(const ShardPlan& plan, SpreadSlab slab, int gpus, int64_t page_bytes,
                                       int max_pieces) {
-  const int64_t rounded_bytes = plan_internal::RoundUp(SlabBytes(plan.memory, slab), page_bytes);
+  const int64_t rounded_bytes = plan_internal::RoundUp(SlabBytes(plan, slab), page_bytes);
   if (rounded_bytes == 0) return {};
   if (gpus == 1 && !plan.cut_over_nodes) return {{0, rounded_bytes}};
   const std::vector<Near> near = NearOf(plan, slab, gpus);

@@ -11,7 +11,7 @@
 
 namespace shardd {
 
-enum class SpreadSlab { kShards, kParameters, kGradients, kOptimizer, kPool, kStaging, kKept };
+enum class SpreadSlab { kShards, kParameters, kGradients, kOptimizer, kPool, kStaging, kKept, kGather };
 
 // Limit of pieces per slab; each is a descriptor in the daemon and an import in every trainer. With as many ranks as
 // GPUs it allows 128 groups on 8 GPUs, each on the GPU that works on it.

@@ -78,7 +78,7 @@ class NcclExchange final : public NodeExchange {
   void OnMessage(int node, const v1::PeerMessage::Exchange& message) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  static constexpr int64_t kGreetingBytes = 64;
+  static constexpr int64_t kGreetingBytes = 64;  // of each direction (GatherStaging::greeting_bytes)
   static constexpr absl::Duration kAskInterval = absl::Milliseconds(100);
   // By local rank, for sums; then likewise for moves, if there are any.
   using Communicators = std::vector<std::shared_ptr<NcclCommunicator>>;

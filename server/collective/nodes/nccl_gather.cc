@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/plan/node_part.h"
 #include "server/collective/local/fan_out.h"
 #include "server/loop/monotonic_now.h"
 #include "server/peer/peer_links.h"
@@ -18,32 +18,7 @@ constexpr size_t kMaxFailureBytes = 1024;
 
 int64_t RoundUp(int64_t bytes) { return (bytes + kRailAlignmentBytes - 1) / kRailAlignmentBytes * kRailAlignmentBytes; }
 
-// The most bytes that a rank sends of a group, and that it receives.
-std::pair<int64_t, int64_t> MostBytes(const ShardPlan& plan) {
-  std::pair<int64_t, int64_t> most;
-  for (size_t group = 0; group < plan.groups.size(); ++group) {
-    for (int rank = 0; rank < plan.world_size; ++rank) {
-      int64_t others = 0;
-      for (int node = 0; node < plan.nodes(); ++node) {
-        const int64_t bytes = RoundUp(RailParts(plan, static_cast<int>(group), node, rank).bytes());
-        if (node == plan.node) {
-          most.first = std::max(most.first, bytes);
-        } else {
-          others += bytes;
-        }
-      }
-      most.second = std::max(most.second, others);
-    }
-  }
-  return most;
-}
-
 }  // namespace
-
-int64_t NcclGather::StagingBytes(const ShardPlan& plan) {
-  const auto [own, others] = MostBytes(plan);
-  return own + kSlots * others;
-}
 
 NcclGather::NcclGather(Options options)
     : options_(std::move(options)),
@@ -57,7 +32,9 @@ NcclGather::NcclGather(Options options)
       for (int rank = 0; rank < ranks_; ++rank) parts_.emplace_back(*options_.plan, group, node, rank);
     }
   }
-  std::tie(own_bytes_, slot_bytes_) = MostBytes(*options_.plan);
+  const GatherStaging staging = GatherStagingOf(*options_.plan);
+  own_bytes_ = staging.own_bytes;
+  slot_bytes_ = staging.slot_bytes;
   thread_ = std::thread([this] { Run(); });
 }
 

@@ -23,6 +23,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "common/plan/node_part.h"
 #include "common/plan/plan.h"
 #include "server/collective/nodes/nccl_exchange.h"
 #include "server/collective/nodes/node_gather.h"
@@ -43,13 +44,15 @@ class NcclGather final : public NodeGather {
     std::shared_ptr<NcclExchange> exchange;  // with `moves`
     std::vector<Device*> devices;            // by local rank
     const char* shards = nullptr;            // start of slab "shards", in memory that the devices reach
-    // By local rank, memory of its device of StagingBytes, aligned to kRailAlignmentBytes; `staging_owner` keeps it.
+    // By local rank, memory of its device: GatherStagingOf(plan), aligned to kRailAlignmentBytes.
     std::vector<char*> staging;
-    std::shared_ptr<void> staging_owner;
   };
-  // Bytes of staging for one rank: its part of the largest group, and two slots for the other nodes' parts.
-  static int64_t StagingBytes(const ShardPlan& plan);
-  // Links, devices and shards must outlive this object.
+  // Where a rank's staging has what the exchange greets other nodes with.
+  static char* GreetingOf(const ShardPlan& plan, char* staging) {
+    const GatherStaging of = GatherStagingOf(plan);
+    return staging + of.own_bytes + kGatherSlots * of.slot_bytes;
+  }
+  // Links, devices, shards and staging must outlive this object.
   explicit NcclGather(Options options);
   // Aborts what is under way, of the exchange's sums too.
   ~NcclGather() override;
@@ -65,7 +68,7 @@ class NcclGather final : public NodeGather {
   std::string Describe() const override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  static constexpr int kSlots = 2;
+  static constexpr int kSlots = kGatherSlots;
   struct Key {
     int group = 0;
     uint64_t version = 0;

@@ -141,7 +141,11 @@ TEST(SlabSpread, PagesOfOtherNodesAreOnNoGpu) {
         }
       }
     }
-    EXPECT_EQ(SpreadOverGpus(plan, SpreadSlab::kStaging, 2, kPage).size(), 2u);
+    for (const SpreadSlab slab : {SpreadSlab::kStaging, SpreadSlab::kGather}) {
+      const std::vector<SlabPiece> pieces = SpreadOverGpus(plan, slab, 2, kPage);
+      ASSERT_EQ(pieces.size(), 2u) << "one for each rank";
+      EXPECT_EQ(pieces[0].size_bytes, pieces[1].size_bytes);
+    }
   }
 }
 

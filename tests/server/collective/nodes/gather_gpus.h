@@ -43,10 +43,9 @@ class GatherGpus {
     for (int rank = 0; rank < plan->world_size; ++rank) {
       options.ordinals.push_back(2 * node + rank);
       options.devices.push_back(devices_[static_cast<size_t>(2 * node + rank)].get());
-      options.greetings.push_back(
-          static_cast<char*>(pool_.allocate(static_cast<size_t>(NcclExchange::GreetingBytes(options.nodes)), 64)));
       gather.staging.push_back(
-          static_cast<char*>(pool_.allocate(static_cast<size_t>(NcclGather::StagingBytes(*plan)), 64)));
+          static_cast<char*>(pool_.allocate(static_cast<size_t>(GatherStagingOf(*plan).stride_bytes), 64)));
+      options.greetings.push_back(NcclGather::GreetingOf(*plan, gather.staging.back()));
     }
     gather.devices = options.devices;
     options.send = [links](int to, v1::PeerMessage message) { links->Send(to, std::move(message)); };

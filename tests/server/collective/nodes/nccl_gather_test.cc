@@ -30,6 +30,12 @@ TEST(NcclGatherTest, PartsCrossTheNetworkOnceForAllPoolsOfANode) {
   }
   const int64_t whole = BytesOf(plan, large, 0) + BytesOf(plan, large, 1) + BytesOf(plan, large, 2);
   EXPECT_EQ(whole, 701 * 1001 * 2);
+  for (size_t group = 0; group < plan.groups.size(); ++group) {
+    for (int i = 0; i < 6; ++i) {
+      EXPECT_EQ(RailParts(plan, static_cast<int>(group), i / 2, i % 2).bytes(),
+                RailBytes(plan, static_cast<int>(group), i / 2, i % 2));
+    }
+  }
   for (int i = 0; i < world.nodes; ++i) {
     const int64_t own = BytesOf(plan, large, i);
     const std::string want = absl::StrCat(whole - own, " bytes gathered, ", 2 * own, " sent");
