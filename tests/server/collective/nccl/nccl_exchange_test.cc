@@ -444,14 +444,14 @@ TEST_F(NcclExchangeTest, OneJobAtATimeHasTheDaemonsGpus) {
   Start(/*nodes=*/1, /*ranks=*/2);
   NcclExchanges exchanges(NcclLibrary(fake_nccl::Table(), 22809), gpus_.driver(), {4, 5});
   const std::vector<Device*> devices = {devices_[4].get(), devices_[5].get(), devices_[4].get()};
-  auto first = exchanges.Make("first", 0, 2, devices, [](int, v1::PeerMessage) {});
+  auto first = exchanges.Make("first", 0, 2, devices, {}, [](int, v1::PeerMessage) {});
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_THAT((*first)->Describe(), HasSubstr("members here cuda:4, cuda:5, cuda:4"));
-  const absl::Status second = exchanges.Make("second", 0, 2, devices, [](int, v1::PeerMessage) {}).status();
+  const absl::Status second = exchanges.Make("second", 0, 2, devices, {}, [](int, v1::PeerMessage) {}).status();
   EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(second.message()), HasSubstr("and job \"first\" is there"));
   first->reset();
-  EXPECT_TRUE(exchanges.Make("second", 0, 2, devices, [](int, v1::PeerMessage) {}).ok());
+  EXPECT_TRUE(exchanges.Make("second", 0, 2, devices, {}, [](int, v1::PeerMessage) {}).ok());
 }
 
 }  // namespace
