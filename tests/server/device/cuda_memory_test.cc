@@ -135,7 +135,7 @@ TEST(CudaMemory, ASlabOverTwoGpusIsOneContiguousRange) {
   EXPECT_EQ(read, bytes);
 }
 
-TEST(CudaMemory, HolesOfASlabTakeNoMemoryAndKeepItsAddresses) {
+TEST(CudaMemory, HolesOfASlabTakeNoMemoryButAddresses) {
   FakeCudaWorld world(/*delay_seed=*/5, /*gpus=*/2);
   const auto live = world.machine().live();
   {

@@ -112,7 +112,7 @@ TEST_F(KeptOnGpus, AnotherDaemonHasEveryByteAtTheSamePlaces) {
   EXPECT_EQ((*next)->LoggedBy(nullptr, 2).place.old, nullptr);
 }
 
-TEST_F(KeptOnGpus, PartsOfACutJobAreTakenUpAndTakeNoMoreMemory) {
+TEST_F(KeptOnGpus, ACutJobsPartsAreTakenUpWithHoles) {
   constexpr int64_t kMiB = int64_t{1} << 20;
   SpecBuilder builder(/*world_size=*/2);
   builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);

@@ -151,7 +151,7 @@ class NcclExchangeMovesTest : public NcclExchangeTest {
 };
 
 // Node 1 comes to its first move when it has summed.
-TEST_F(NcclExchangeMovesTest, AFirstMoveHoldsUpNoSumThatComesBeforeIt) {
+TEST_F(NcclExchangeMovesTest, AFirstMoveHoldsUpNoEarlierSum) {
   Start(/*nodes=*/2, /*ranks=*/2);
   for (uint64_t generation = 1; generation <= 2; ++generation) {  // in the second on communicators that are kept
     BeginOnAll(generation);
@@ -163,7 +163,7 @@ TEST_F(NcclExchangeMovesTest, AFirstMoveHoldsUpNoSumThatComesBeforeIt) {
   }
 }
 
-TEST_F(NcclExchangeMovesTest, AFirstSumHoldsUpNoMoveThatComesBeforeIt) {
+TEST_F(NcclExchangeMovesTest, AFirstSumHoldsUpNoEarlierMove) {
   Start(/*nodes=*/3, /*ranks=*/1);
   BeginOnAll(1);
   ExpectMoves({Move(0, 1, 0), Move(1, 1, 0), Move(2, 1, 0)});

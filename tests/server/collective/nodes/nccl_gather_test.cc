@@ -123,7 +123,7 @@ TEST(NcclGatherTest, OrdersThatHaveNotBegunAreBounded) {
   EXPECT_THAT(failed(), ::testing::HasSubstr("node 0 is too far ahead with its orders of gathers"));
 }
 
-TEST(NcclGatherTest, WhoHasNoPartInAGatherMayHaveGoneOn) {
+TEST(NcclGatherTest, WhoHasNoPartInAGatherMayGoOn) {
   GatherWorld world(GatherSpec(3, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED), /*sockets=*/false, /*gpus=*/true);
   const ShardPlan& plan = *world.node[0]->plan;
   const int tiny = plan.FindGroup("tiny");
