@@ -119,7 +119,8 @@ absl::StatusOr<size_t> CheckDescription(const v1::AttachRankResponse& attach, co
     int64_t left_bytes = slab.size_bytes();
     size_t with_memory = 0;
     for (const int64_t piece_bytes : slab.piece_bytes()) {  // negative: of other nodes, without memory here
-      const bool fits = piece_bytes != 0 && piece_bytes <= left_bytes && piece_bytes >= -left_bytes;
+      const bool may_be = piece_bytes > 0 || (piece_bytes < 0 && with_memory > 0);
+      const bool fits = may_be && piece_bytes <= left_bytes && piece_bytes >= -left_bytes;
       left_bytes = fits ? left_bytes - std::abs(piece_bytes) : -1;
       if (left_bytes < 0) break;
       with_memory += piece_bytes > 0 ? 1 : 0;
