@@ -87,6 +87,7 @@ class Node {
   static constexpr int64_t kSlots = 64;  // sums that are there at a time
   static constexpr int64_t kSlotBytes = int64_t{512} << 10;
   static constexpr int64_t kSaidBytes = 4096;
+  static constexpr uint64_t kSumsOfAMove = 8;
   static int64_t Numel(uint64_t sequence) { return 3 + static_cast<int64_t>(sequence % 5) * 20'001; }
   char* Slot(size_t rank, uint64_t sequence) {
     return slabs_[rank]->data() + static_cast<int64_t>(sequence) % kSlots * kSlotBytes;
@@ -98,7 +99,8 @@ class Node {
   static std::string Says(int node, size_t rank, uint64_t sequence) {
     return std::string(kSaidBytes, static_cast<char>(1 + 50 * node + 10 * static_cast<int>(rank) + sequence % 7));
   }
-  // A sum and beside it a move of the same number.
+  static bool Moves(uint64_t sequence) { return sequence % kSumsOfAMove == 0; }
+  // A sum, and beside some of them a move.
   void Sum(uint64_t generation, uint64_t sequence) {
     std::vector<NodePart> parts;
     std::vector<NodeMove> moves;
@@ -108,7 +110,7 @@ class Node {
       char* const data = Slot(rank, sequence);
       if (!devices_[rank]->memory()->Write(data, values.data(), Numel(sequence) * 4).ok()) _exit(4);
       parts.push_back({static_cast<int>(rank), reinterpret_cast<float*>(data), Numel(sequence)});
-      for (int other = 0; other < nodes_; ++other) {
+      for (int other = 0; Moves(sequence) && other < nodes_; ++other) {
         const std::string says = other == node_ ? Says(node_, rank, sequence) : std::string(kSaidBytes, '\0');
         if (!devices_[rank]->memory()->Write(Said(rank, sequence, other), says.data(), kSaidBytes).ok()) _exit(4);
         if (other == node_) continue;
@@ -117,7 +119,7 @@ class Node {
         moves.push_back({r, {other, nullptr, Said(rank, sequence, other), kSaidBytes}});
       }
     }
-    const auto done = JoinParts(2, [this, generation, sequence](absl::Status status) {
+    const auto done = JoinParts(Moves(sequence) ? 2 : 1, [this, generation, sequence](absl::Status status) {
       {
         absl::MutexLock lock(&mutex_);
         done_.push_back({generation, sequence, std::move(status)});
@@ -127,7 +129,9 @@ class Node {
     });
     const auto sum = [&] { exchange_->AllReduce(generation, sequence, parts, absl::StrCat("sum ", sequence), done); };
     if (node_ % 2 == 0) sum();  // in other orders on other nodes
-    exchange_->Move(generation, sequence, moves, absl::StrCat("move ", sequence), done);
+    if (Moves(sequence)) {
+      exchange_->Move(generation, sequence / kSumsOfAMove, moves, absl::StrCat("move ", sequence), done);
+    }
     if (node_ % 2 != 0) sum();
   }
   // Not where a sum is done: a thread of the driver's calls no function of it.
@@ -152,7 +156,7 @@ class Node {
       for (size_t rank = 0; ended.status.ok() && rank < devices_.size(); ++rank) {
         if (!devices_[rank]->memory()->Read(values.data(), Slot(rank, ended.sequence), numel * 4).ok()) _exit(4);
         packet.fixed.wrong += WrongNodeSums(nodes_, static_cast<int>(rank), ended.sequence, values.data(), numel);
-        for (int from = 0; from < nodes_; ++from) {
+        for (int from = 0; Moves(ended.sequence) && from < nodes_; ++from) {
           std::string said(kSaidBytes, '\0');
           const char* const at = Said(rank, ended.sequence, from);
           if (!devices_[rank]->memory()->Read(said.data(), at, kSaidBytes).ok()) _exit(4);
