@@ -281,10 +281,10 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   if (on_gpus) {
     options.node_exchanges =
         [exchanges = new LazyExchanges(*made.driver, made.gpus, absl::GetFlag(FLAGS_nccl_library))](
-            const std::string& job, int node, int nodes, std::vector<Device*> devices,
-            std::function<void(int, v1::PeerMessage)> send) -> absl::StatusOr<std::unique_ptr<NodeExchange>> {
+            const std::string& job, int node, int nodes, std::vector<Device*> devices, std::vector<char*> greetings,
+            std::function<void(int, v1::PeerMessage)> send) -> absl::StatusOr<std::unique_ptr<NcclExchange>> {
       SHARDD_ASSIGN_OR_RETURN(NcclExchanges * of_daemon, exchanges->Get());
-      return of_daemon->Make(job, node, nodes, std::move(devices), std::move(send));
+      return of_daemon->Make(job, node, nodes, std::move(devices), std::move(greetings), std::move(send));
     };
   }
   options.gpus = std::move(made.gpus);

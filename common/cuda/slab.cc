@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -104,12 +105,15 @@ absl::StatusOr<CudaSlab> CudaSlab::CreateSpread(const CudaDriver* driver, absl::
                                                               [&](size_t i) { return pieces[i].size_bytes; }));
   std::vector<cu::MemAllocationProp> props;
   for (const Piece& piece : pieces) {
-    SHARDD_ASSIGN_OR_RETURN(const cu::MemAllocationProp prop, AllocationProp(*driver, piece.device, slab.name_));
+    const cu::Ordinal device = piece.device == kHole ? pieces.front().device : piece.device;
+    if (device == kHole)
+      return absl::InvalidArgumentError(absl::StrCat("create ", slab.name_, ": it begins with a hole"));
+    SHARDD_ASSIGN_OR_RETURN(const cu::MemAllocationProp prop, AllocationProp(*driver, device, slab.name_));
     SHARDD_ASSIGN_OR_RETURN(const size_t granularity, GranularityOf(*driver, prop, slab.name_));
     if (static_cast<size_t>(piece.size_bytes) % granularity != 0) {
       return absl::InvalidArgumentError(absl::StrCat("create ", slab.name_, ": a piece is not whole pages (got ",
                                                      piece.size_bytes, " bytes, want a multiple of ", granularity,
-                                                     "; device=", DeviceLabel(piece.device), ")"));
+                                                     "; device=", DeviceLabel(device), ")"));
     }
     props.push_back(prop);
   }
@@ -145,8 +149,15 @@ absl::StatusOr<CudaSlab> CudaSlab::ImportSpread(const CudaDriver* driver, cu::Or
   slab.driver_ = driver;
   slab.name_ = std::move(name);
   SHARDD_ASSIGN_OR_RETURN(const size_t size_bytes, TotalBytes("import", slab.name_, piece_bytes.size(),
-                                                              [&](size_t i) { return piece_bytes[i]; }));
+                                                              [&](size_t i) { return std::abs(piece_bytes[i]); }));
+  if (piece_bytes.front() < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("import ", slab.name_, ": it begins with a hole"));
+  }
   for (const int64_t bytes : piece_bytes) {
+    if (bytes < 0) {
+      slab.pieces_.push_back({kHole, static_cast<size_t>(-bytes), 0, false});
+      continue;
+    }
     SHARDD_ASSIGN_OR_RETURN(const UniqueFd fd, next());
     cu::MemHandle handle = 0;
     void* const os_handle = reinterpret_cast<void*>(static_cast<intptr_t>(fd.get()));
@@ -173,6 +184,10 @@ absl::Status CudaSlab::Reserve(size_t size_bytes, cu::Ordinal device) {
 
 absl::Status CudaSlab::CreatePiece(const Piece& piece, const cu::MemAllocationProp& prop) {
   const auto bytes = static_cast<size_t>(piece.size_bytes);
+  if (piece.device == kHole) {
+    pieces_.push_back({kHole, bytes, 0, false});
+    return absl::OkStatus();
+  }
   cu::MemHandle handle = 0;
   SHARDD_RETURN_IF_ERROR(driver_->Check((*driver_)->MemCreate(&handle, bytes, &prop, 0), "cuMemCreate",
                                         bytes == size_bytes_ ? absl::StrCat(name_, " of ", bytes, " bytes")
@@ -186,11 +201,27 @@ absl::Status CudaSlab::CreatePiece(const Piece& piece, const cu::MemAllocationPr
 
 absl::Status CudaSlab::MapLast() {
   size_t offset = 0;
-  for (const Mapped& piece : pieces_) offset += piece.is_mapped ? piece.size_bytes : 0;
+  for (const Mapped& piece : pieces_) offset += piece.size_bytes;
   Mapped& last = pieces_.back();
+  offset -= last.size_bytes;
   SHARDD_RETURN_IF_ERROR(driver_->Check((*driver_)->MemMap(address_ + offset, last.size_bytes, 0, last.handle, 0),
                                         "cuMemMap", name_, DeviceLabel(last.device)));
   last.is_mapped = true;
+  return absl::OkStatus();
+}
+
+absl::Status CudaSlab::SetAccessOfRuns(const cu::MemAccessDesc& desc, cu::Ordinal user) {
+  size_t first = 0;
+  size_t end = 0;
+  for (size_t i = 0; i <= pieces_.size(); ++i) {
+    const bool is_mapped = i < pieces_.size() && pieces_[i].is_mapped;
+    if (!is_mapped && end > first) {
+      SHARDD_RETURN_IF_ERROR(driver_->Check((*driver_)->MemSetAccess(address_ + first, end - first, &desc, 1),
+                                            "cuMemSetAccess", name_, DeviceLabel(user)));
+    }
+    if (i < pieces_.size()) end += pieces_[i].size_bytes;
+    if (!is_mapped) first = end;
+  }
   return absl::OkStatus();
 }
 
@@ -199,12 +230,12 @@ absl::Status CudaSlab::SetAccess(Access access, absl::Span<const cu::Ordinal> us
   desc.flags = access == Access::kReadOnly ? cu::kAccessRead : cu::kAccessReadWrite;
   for (const cu::Ordinal user : users) {
     desc.location = {cu::kLocationDevice, user};
-    const absl::Status status = driver_->Check((*driver_)->MemSetAccess(address_, size_bytes_, &desc, 1),
-                                               "cuMemSetAccess", name_, DeviceLabel(user));
+    const absl::Status status = SetAccessOfRuns(desc, user);
     if (status.ok()) continue;
     std::vector<cu::Ordinal> others;
     for (const Mapped& piece : pieces_) {
-      if (piece.device != user && std::find(others.begin(), others.end(), piece.device) == others.end()) {
+      if (piece.device != user && piece.device != kHole &&
+          std::find(others.begin(), others.end(), piece.device) == others.end()) {
         others.push_back(piece.device);
       }
     }
@@ -237,7 +268,9 @@ void CudaSlab::Free() {
     at += piece.size_bytes;
   }
   if (address_ != 0) (void)(*driver_)->MemAddressFree(address_, size_bytes_);
-  for (const Mapped& piece : pieces_) (void)(*driver_)->MemRelease(piece.handle);
+  for (const Mapped& piece : pieces_) {
+    if (piece.device != kHole) (void)(*driver_)->MemRelease(piece.handle);
+  }
   pieces_.clear();
   address_ = 0;
 }

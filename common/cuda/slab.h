@@ -22,8 +22,9 @@ namespace shardd {
 // thread-compatible; `driver` must outlive it.
 class CudaSlab {
  public:
+  static constexpr cu::Ordinal kHole = -1;
   struct Piece {
-    cu::Ordinal device = 0;
+    cu::Ordinal device = 0;  // kHole: addresses without memory, which nobody may follow
     int64_t size_bytes = 0;
   };
   // Access of the importer's GPU. The importer chooses it, so it stops accidents and not a hostile process. A kernel
@@ -39,8 +40,8 @@ class CudaSlab {
   static absl::StatusOr<CudaSlab> Create(const CudaDriver* driver, cu::Ordinal device, int64_t size_bytes,
                                          std::string name, absl::Span<const cu::Ordinal> peers = {});
   // Creates a slab of several pieces, in this order, read-write for `users`, which need not own any piece. Sizes must
-  // be multiples of Granularity() of their GPUs (INVALID_ARGUMENT otherwise). Errors as of Create; an error leaves
-  // nothing behind.
+  // be multiples of Granularity() of their GPUs (INVALID_ARGUMENT otherwise), holes' of the first one's; the first is
+  // no hole. Errors as of Create; an error leaves nothing behind.
   static absl::StatusOr<CudaSlab> CreateSpread(const CudaDriver* driver, absl::Span<const Piece> pieces,
                                                std::string name, absl::Span<const cu::Ordinal> users);
   // The RECOMMENDED granularity: sizes of pieces on `device` are multiples of it.
@@ -53,7 +54,7 @@ class CudaSlab {
 
   // The same for a slab of several pieces, and for `peers` besides. Calls `next` for the descriptor of each piece in
   // turn and closes each as soon as it is imported, so that no process needs as many open descriptors as a slab has
-  // pieces. Returns an error of `next`.
+  // pieces. A negative size is a hole of so many bytes, which has no descriptor. Returns an error of `next`.
   using NextFd = std::function<absl::StatusOr<UniqueFd>()>;
   static absl::StatusOr<CudaSlab> ImportSpread(const CudaDriver* driver, cu::Ordinal device,
                                                absl::Span<const int64_t> piece_bytes, const NextFd& next, Access access,
@@ -75,14 +76,14 @@ class CudaSlab {
   // stays allocated until the process ends.
   void Abandon();
 
-  // A new descriptor for the memory of one piece, CLOEXEC; it keeps that memory alive.
+  // A new descriptor for the memory of one piece, CLOEXEC; it keeps that memory alive. REQUIRES: it is no hole.
   absl::StatusOr<UniqueFd> ExportFd(size_t piece = 0) const;
 
   bool valid() const { return address_ != 0; }
   void* data() const { return reinterpret_cast<void*>(address_); }          // device address: the host must not read it
   int64_t size_bytes() const { return static_cast<int64_t>(size_bytes_); }  // a multiple of the granularity
   bool gpu_direct_rdma() const { return gpu_direct_rdma_; }                 // created slabs: of all pieces
-  size_t pieces() const { return pieces_.size(); }
+  size_t pieces() const { return pieces_.size(); }                          // holes included
 
  private:
   struct Mapped {
@@ -95,6 +96,7 @@ class CudaSlab {
   absl::Status CreatePiece(const Piece& piece, const cu::MemAllocationProp& prop);
   absl::Status MapLast();  // maps the last of pieces_ after the others
   absl::Status SetAccess(Access access, absl::Span<const cu::Ordinal> users);
+  absl::Status SetAccessOfRuns(const cu::MemAccessDesc& desc, cu::Ordinal user);  // of what is between holes
   void Free();
   void Take(CudaSlab& other);
 

@@ -71,6 +71,42 @@ std::vector<Segment> WorkSegmentsOn(const ShardPlan& plan, int flat_param, int r
   return plan_internal::PlaceSegments(plan, flat_param, node * plan.world_size + rank);
 }
 
+int64_t RailBytes(const ShardPlan& plan, int group, int node, int rank) {
+  int64_t bytes = 0;
+  for (const int f : plan.groups[static_cast<size_t>(group)].flat_params) {
+    int64_t end = -1;  // of the range before
+    for (const Segment& segment : WorkSegmentsOn(plan, f, rank, node)) {
+      if (segment.offset != end) bytes = RoundUp(bytes, kRailAlignmentBytes);
+      bytes += segment.numel * DTypeSizeBytes(plan.flat_params[static_cast<size_t>(f)].unsharded_dtype);
+      end = segment.offset + segment.numel;
+    }
+  }
+  return bytes;
+}
+
+GatherStaging GatherStagingOf(const ShardPlan& plan) {
+  GatherStaging staging;
+  if (!plan.cut_over_nodes) return staging;
+  for (size_t group = 0; group < plan.groups.size(); ++group) {
+    for (int rank = 0; rank < plan.world_size; ++rank) {
+      int64_t others_bytes = 0;
+      for (int node = 0; node < plan.nodes(); ++node) {
+        const int64_t bytes = RoundUp(RailBytes(plan, static_cast<int>(group), node, rank), kRailAlignmentBytes);
+        if (node == plan.node) {
+          staging.own_bytes = std::max(staging.own_bytes, bytes);
+        } else {
+          others_bytes += bytes;
+        }
+      }
+      staging.slot_bytes = std::max(staging.slot_bytes, others_bytes);
+    }
+  }
+  staging.greeting_bytes = int64_t{2} * plan.nodes() * kRailAlignmentBytes;
+  staging.stride_bytes =
+      RoundUp(staging.own_bytes + kGatherSlots * staging.slot_bytes + staging.greeting_bytes, kPoolAlignmentBytes);
+  return staging;
+}
+
 std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which) {
   const int64_t size = which == HeldSlab::kShards      ? plan.memory.shards_bytes
                        : which == HeldSlab::kGradients ? plan.memory.gradients_bytes

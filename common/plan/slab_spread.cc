@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/plan/layout_internal.h"
+#include "common/plan/node_part.h"
 
 namespace shardd {
 namespace {
@@ -46,6 +47,13 @@ std::vector<Near> NearOfStaging(const ShardPlan& plan, int gpus) {
   return all;
 }
 
+std::vector<Near> NearOfGather(const ShardPlan& plan, int gpus) {
+  std::vector<Near> all;
+  const int64_t stride_bytes = GatherStagingOf(plan).stride_bytes;
+  for (int rank = 0; rank < plan.world_size; ++rank) all.push_back({rank * stride_bytes, stride_bytes, rank % gpus});
+  return all;
+}
+
 std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus);
 
 // Shards, followed by the optimizer state that trainers keep: each byte is near what it is a copy of.
@@ -62,6 +70,7 @@ std::vector<Near> NearOfKept(const ShardPlan& plan, int gpus) {
 
 std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus) {
   if (slab == SpreadSlab::kStaging) return NearOfStaging(plan, gpus);
+  if (slab == SpreadSlab::kGather) return NearOfGather(plan, gpus);
   if (slab == SpreadSlab::kPool) return NearOfPool(plan, gpus);
   if (slab == SpreadSlab::kKept) return NearOfKept(plan, gpus);
   constexpr int64_t kFp32Bytes = 4;
@@ -99,7 +108,8 @@ std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus) {
   return all;
 }
 
-int64_t SlabBytes(const MemoryPlan& memory, SpreadSlab slab) {
+int64_t SlabBytes(const ShardPlan& plan, SpreadSlab slab) {
+  const MemoryPlan& memory = plan.memory;
   switch (slab) {
     case SpreadSlab::kShards:
       return memory.shards_bytes;
@@ -115,6 +125,8 @@ int64_t SlabBytes(const MemoryPlan& memory, SpreadSlab slab) {
       return memory.gradient_staging_bytes;
     case SpreadSlab::kKept:
       return memory.kept_bytes;
+    case SpreadSlab::kGather:
+      return plan.world_size * GatherStagingOf(plan).stride_bytes;
   }
   return 0;
 }
@@ -138,8 +150,25 @@ std::vector<int64_t> Quotas(const std::vector<int64_t>& work, int64_t pages) {
   return quotas;
 }
 
-// The GPU of each page.
-std::vector<int> Divide(const std::vector<Near>& near, int gpus, int64_t pages, int64_t page_bytes) {
+// Which pages have memory.
+std::vector<bool> HeldPages(const ShardPlan& plan, SpreadSlab slab, int64_t pages, int64_t page_bytes) {
+  const bool is_cut = plan.cut_over_nodes &&
+                      (slab == SpreadSlab::kShards || slab == SpreadSlab::kGradients || slab == SpreadSlab::kOptimizer);
+  std::vector<bool> held(static_cast<size_t>(pages), !is_cut);
+  held[0] = true;
+  if (!is_cut) return held;
+  for (const ByteRange& range : HeldRanges(plan, slab == SpreadSlab::kShards      ? HeldSlab::kShards
+                                                 : slab == SpreadSlab::kGradients ? HeldSlab::kGradients
+                                                                                  : HeldSlab::kOptimizer)) {
+    const int64_t end = std::min(pages, (range.end + page_bytes - 1) / page_bytes);
+    for (int64_t page = range.first / page_bytes; page < end; ++page) held[static_cast<size_t>(page)] = true;
+  }
+  return held;
+}
+
+// The GPU of each page that is held.
+std::vector<int> Divide(const std::vector<Near>& near, int gpus, const std::vector<bool>& held, int64_t page_bytes) {
+  const auto pages = static_cast<int64_t>(held.size());
   const auto width = static_cast<size_t>(gpus);
   std::vector<int64_t> bytes(static_cast<size_t>(pages) * width, 0);
   std::vector<int64_t> work(width, 0);
@@ -153,7 +182,7 @@ std::vector<int> Divide(const std::vector<Near>& near, int gpus, int64_t pages, 
       at = next;
     }
   }
-  std::vector<int64_t> left = Quotas(work, pages);
+  std::vector<int64_t> left = Quotas(work, std::count(held.begin(), held.end(), true));
   // Pages that a GPU is first for: never more than its quota.
   const auto row = [&](int64_t page) { return bytes.begin() + page * gpus; };
   std::vector<int64_t> most(static_cast<size_t>(pages));
@@ -164,8 +193,9 @@ std::vector<int> Divide(const std::vector<Near>& near, int gpus, int64_t pages, 
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return most[static_cast<size_t>(a)] > most[static_cast<size_t>(b)]; });
-  std::vector<int> gpu_of(static_cast<size_t>(pages), -1);
+  std::vector<int> gpu_of(static_cast<size_t>(pages), kNoGpu);
   for (const int64_t page : order) {
+    if (!held[static_cast<size_t>(page)]) continue;  // kNoGpu
     // On a tie, the GPU of the page before, so that there are few pieces.
     const int before = page == 0 ? -1 : gpu_of[static_cast<size_t>(page - 1)];
     int best = before >= 0 && left[static_cast<size_t>(before)] > 0 ? before : -1;
@@ -182,14 +212,15 @@ std::vector<int> Divide(const std::vector<Near>& near, int gpus, int64_t pages, 
 
 std::vector<SlabPiece> SpreadOverGpus(const ShardPlan& plan, SpreadSlab slab, int gpus, int64_t page_bytes,
                                       int max_pieces) {
-  const int64_t rounded_bytes = plan_internal::RoundUp(SlabBytes(plan.memory, slab), page_bytes);
+  const int64_t rounded_bytes = plan_internal::RoundUp(SlabBytes(plan, slab), page_bytes);
   if (rounded_bytes == 0) return {};
-  if (gpus == 1) return {{0, rounded_bytes}};
+  if (gpus == 1 && !plan.cut_over_nodes) return {{0, rounded_bytes}};
   const std::vector<Near> near = NearOf(plan, slab, gpus);
   int64_t unit_bytes = page_bytes;
   while (rounded_bytes / unit_bytes >= kMaxPages) unit_bytes *= 2;
   while (true) {
-    const std::vector<int> gpu_of = Divide(near, gpus, (rounded_bytes + unit_bytes - 1) / unit_bytes, unit_bytes);
+    const std::vector<int> gpu_of = Divide(
+        near, gpus, HeldPages(plan, slab, (rounded_bytes + unit_bytes - 1) / unit_bytes, unit_bytes), unit_bytes);
     std::vector<SlabPiece> pieces;
     int64_t left_bytes = rounded_bytes;
     for (const int gpu : gpu_of) {

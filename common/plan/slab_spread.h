@@ -11,15 +11,16 @@
 
 namespace shardd {
 
-enum class SpreadSlab { kShards, kParameters, kGradients, kOptimizer, kPool, kStaging, kKept };
+enum class SpreadSlab { kShards, kParameters, kGradients, kOptimizer, kPool, kStaging, kKept, kGather };
 
 // Limit of pieces per slab; each is a descriptor in the daemon and an import in every trainer. With as many ranks as
 // GPUs it allows 128 groups on 8 GPUs, each on the GPU that works on it.
 inline constexpr int kMaxSlabPieces = 1024;
 
 // The bytes of a slab from the end of the previous piece, size_bytes long.
+inline constexpr int kNoGpu = -1;
 struct SlabPiece {
-  int gpu = 0;  // 0 to gpus - 1
+  int gpu = 0;  // 0 to gpus - 1; kNoGpu: of other nodes, without memory here
   int64_t size_bytes = 0;
 };
 
@@ -28,6 +29,8 @@ struct SlabPiece {
 // gets its share of all work, to within one page. Adjacent pages of one GPU are one piece. If there would be more than
 // `max_pieces` (at least one), pages are doubled until there are not, which keeps the bound at the cost of nearness.
 // The pieces add up to the slab's size, rounded up to `page_bytes`; empty if the plan has no bytes for the slab.
+// Where parameters are cut over nodes, pages of shards, gradients and optimizer state of which this node holds nothing
+// are on no GPU, except for the first page of the slab, by which it is known.
 std::vector<SlabPiece> SpreadOverGpus(const ShardPlan& plan, SpreadSlab slab, int gpus, int64_t page_bytes,
                                       int max_pieces = kMaxSlabPieces);
 

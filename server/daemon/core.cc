@@ -370,7 +370,9 @@ void Core::FetchFds(FdRequest request, PeerCredentials peer,
     // Behind them, what DescribePlace has announced.
     for (const auto& [which, slab] : job->memory().mapped()) {
       for (size_t i = 1; slab != nullptr && !slab->on_host() && i < slab->on_devices()->pieces().size(); ++i) {
-        fds.push_back(slab->on_devices()->pieces()[i].fd);
+        if (const DeviceSlab::Piece& piece = slab->on_devices()->pieces()[i]; piece.on != nullptr) {
+          fds.push_back(piece.fd);
+        }
       }
     }
     if (status.ok() && (range.first > fds.size() || range.count > fds.size() - range.first)) {

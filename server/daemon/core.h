@@ -36,6 +36,7 @@ namespace shardd {
 
 class Device;
 class NcclCommunicator;
+class NcclExchange;
 class SessionStream;
 class TraceSink;
 
@@ -56,9 +57,9 @@ struct CoreOptions {
   // Null: no jobs that span several nodes. Else makes a job's links, on the setup thread; the events outlive them.
   std::function<absl::StatusOr<std::unique_ptr<PeerLinks>>(PeerJoin, PeerLinks::Events*)> join_nodes;
   // On GPUs: what adds a job's gradients over its nodes (NcclExchanges::Make).
-  std::function<absl::StatusOr<std::unique_ptr<NodeExchange>>(const std::string& job, int node, int nodes,
-                                                              std::vector<Device*> devices,
-                                                              std::function<void(int node, v1::PeerMessage)> send)>
+  std::function<absl::StatusOr<std::unique_ptr<NcclExchange>>(
+      const std::string& job, int node, int nodes, std::vector<Device*> devices, std::vector<char*> greetings,
+      std::function<void(int node, v1::PeerMessage)> send)>
       node_exchanges;
   std::shared_ptr<Custody> custody;                // null: jobs end with the daemon
   std::function<absl::Time()> certificate_expiry;  // of the one for other daemons; null: there is none. Any thread

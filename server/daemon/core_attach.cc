@@ -36,7 +36,7 @@ void DescribePlace(const JobCore& job, const Session& session, v1::AttachRankRes
     slab->set_descriptor_index(which);
     slab->set_size_bytes(from.size_bytes());
     for (const DeviceSlab::Piece& piece : from.pieces()) {
-      if (from.pieces().size() > 1) slab->add_piece_bytes(piece.size_bytes);
+      if (from.pieces().size() > 1) slab->add_piece_bytes(piece.on == nullptr ? -piece.size_bytes : piece.size_bytes);
     }
   };
   for (const auto& [which, slab] : job.memory().mapped()) {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/collective/nodes/nccl_gather.h"
 #include "server/collective/nodes/node_collective.h"
 #include "server/collective/nodes/peer_exchange.h"
 #include "server/collective/nodes/peer_gather.h"
@@ -93,22 +94,30 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
     if (plan.cut_over_nodes) {
       nodes->gather = std::make_unique<PeerGather>(init->plan, nodes->links.get(), init->memory->shards()->At(0));
     }
-  } else if (plan.cut_over_nodes) {
-    nodes->events->SetExchange(nullptr);
-    return absl::UnimplementedError(
-        absl::StrCat("open job \"", init->spec.name(), "\": parameters are cut over the ranks of several nodes on CPU ",
-                     "devices alone (got ", v1::Strategy_Name(plan.config.strategy()), " on ", devices_.front()->name(),
-                     ", want STRATEGY_HYBRID_SHARD: cut over the ranks of a node, replicated over nodes)"));
   } else {
-    absl::StatusOr<std::unique_ptr<NodeExchange>> made = options_.node_exchanges(
-        init->spec.name(), node, plan.nodes(), init->devices.by_rank,
+    const std::vector<char*> staging = init->memory->GatherStagingByRank(plan);  // none: nothing is cut over nodes
+    std::vector<char*> greetings;
+    for (char* const of_rank : staging) greetings.push_back(NcclGather::GreetingOf(plan, of_rank));
+    absl::StatusOr<std::unique_ptr<NcclExchange>> made = options_.node_exchanges(
+        init->spec.name(), node, plan.nodes(), init->devices.by_rank, std::move(greetings),
         [links = nodes->links.get()](int to, v1::PeerMessage message) { links->Send(to, std::move(message)); });
     if (!made.ok()) {
       nodes->events->SetExchange(nullptr);
       return absl::Status(made.status().code(),
                           absl::StrCat("open job \"", init->spec.name(), "\": ", made.status().message()));
     }
-    exchange = *std::move(made);
+    const std::shared_ptr<NcclExchange> by_nccl = *std::move(made);
+    exchange = by_nccl;
+    if (plan.cut_over_nodes) {
+      NcclGather::Options gather;
+      gather.plan = init->plan;
+      gather.links = nodes->links.get();
+      gather.exchange = by_nccl;
+      gather.devices = init->devices.by_rank;
+      gather.shards = init->memory->shards()->At(0);
+      gather.staging = staging;
+      nodes->gather = std::make_unique<NcclGather>(std::move(gather));
+    }
   }
   nodes->events->SetExchange(exchange.get(), nodes->gather.get());
   auto collective = std::make_unique<NodeCollective>(init->devices.by_rank, std::move(exchange),

@@ -54,6 +54,7 @@ absl::Status CheckMayTakeUp(const JobMemory& memory, TakeUpLog* log) {
   const std::vector<DeviceSlab::Piece>& pieces = slab->on_devices()->pieces();
   KeptFds fds;
   for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].on == nullptr) continue;
     UniqueFd copy(fcntl(pieces[i].fd, F_DUPFD_CLOEXEC, 0));
     fds.emplace(PieceName(name, i), std::move(copy));
   }

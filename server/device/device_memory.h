@@ -23,15 +23,20 @@ class DeviceMemory;
 class DeviceSlab {
  public:
   struct Piece {
-    DeviceMemory* on = nullptr;
+    DeviceMemory* on = nullptr;  // null: a hole, addresses without memory that nobody may follow; never the first
     int64_t size_bytes = 0;
-    int fd = -1;  // for clients to map; owned by the slab. Its holder chooses whether to write
+    int fd = -1;  // for clients to map; owned by the slab. Its holder chooses whether to write. A hole has none
   };
   virtual ~DeviceSlab() = default;  // REQUIRES: no submitted operation uses it any more
   // For operations of devices; no thread of the host may follow it.
   virtual char* data() const = 0;
   virtual int64_t size_bytes() const = 0;                // what a client maps: at least the requested size
   virtual const std::vector<Piece>& pieces() const = 0;  // in address order; at least one
+  int64_t allocated_bytes() const {                      // without holes
+    int64_t bytes = 0;
+    for (const Piece& piece : pieces()) bytes += piece.on == nullptr ? 0 : piece.size_bytes;
+    return bytes;
+  }
 };
 
 // Host memory that devices copy from and to by the host's own addresses while this object lives; its pages cannot move.
@@ -62,14 +67,14 @@ class DeviceMemory {
   // The same for several parts, in this order, each on a device of this kind and of whole pages. Errors name the full
   // device.
   struct Part {
-    DeviceMemory* on = nullptr;
+    DeviceMemory* on = nullptr;  // null: a hole; never the first
     int64_t size_bytes = 0;
   };
   virtual absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSpreadSlab(const std::string& name,
                                                                      const std::vector<Part>& parts,
                                                                      const std::vector<DeviceMemory*>& users) = 0;
   // Maps memory that MakeSpreadSlab of another process has made of these parts and that has outlived it: the bytes are
-  // what they were. `fds`: of each part, in this order; the slab keeps them. INVALID_ARGUMENT: not one for each part.
+  // what they were. `fds`: of each part but holes, in this order; the slab keeps them. INVALID_ARGUMENT: other numbers.
   virtual absl::StatusOr<std::unique_ptr<DeviceSlab>> TakeUpSlab(const std::string& name,
                                                                  const std::vector<Part>& parts,
                                                                  std::vector<UniqueFd> fds,

@@ -14,6 +14,7 @@ void DeviceRoom::AddSlots(const ShardPlan& plan, const SlabPlace& place) {
 
 void DeviceRoom::Add(const std::vector<DeviceMemory::Part>& parts) {
   for (const DeviceMemory::Part& part : parts) {
+    if (part.on == nullptr) continue;
     auto& [on, size_bytes] = wanted_[part.on->device()];
     on = part.on;
     size_bytes += part.size_bytes;

@@ -65,7 +65,7 @@ absl::StatusOr<std::vector<DeviceMemory::Part>> PartsOnDevices(const ShardPlan& 
   std::vector<DeviceMemory::Part> parts;
   for (const SlabPiece& piece :
        SpreadOverGpus(plan, which, static_cast<int>(place.users.size()), page_bytes, max_pieces)) {
-    parts.push_back({place.users[static_cast<size_t>(piece.gpu)], piece.size_bytes});
+    parts.push_back({piece.gpu == kNoGpu ? nullptr : place.users[static_cast<size_t>(piece.gpu)], piece.size_bytes});
   }
   return parts;
 }
@@ -113,18 +113,6 @@ absl::StatusOr<std::unique_ptr<JobSlab>> MakeHostJobSlab(const ShardPlan& plan, 
 
 }  // namespace
 
-void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
-  std::map<std::string, int64_t> bytes;
-  for (const v1::DeviceBytes& before : purpose->devices()) bytes[before.device()] = before.allocated_bytes();
-  for (const DeviceSlab::Piece& piece : slab.pieces()) bytes[piece.on->device()] += piece.size_bytes;
-  purpose->clear_devices();
-  for (const auto& [device, allocated_bytes] : bytes) {
-    v1::DeviceBytes* entry = purpose->add_devices();
-    entry->set_device(device);
-    entry->set_allocated_bytes(allocated_bytes);
-  }
-}
-
 absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& plan, const std::string& job,
                                                              int64_t reserved_bytes, const SlabPlace& place,
                                                              bool extends, bool outlives) {
@@ -169,7 +157,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
     SpreadSlab spread;
   };
   const auto lies_on_gpus = [&](const Purpose& purpose) {
-    const bool of_gpus = purpose.spread == SpreadSlab::kPool || purpose.spread == SpreadSlab::kStaging;
+    const bool of_gpus = purpose.spread == SpreadSlab::kPool || purpose.spread == SpreadSlab::kStaging ||
+                         purpose.spread == SpreadSlab::kGather;
     return !on_host && (of_gpus || !offloaded);
   };
   const Purpose purposes[] = {
@@ -180,6 +169,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
       {&memory->parameters_, "parameters", want.parameters_bytes, SpreadSlab::kParameters},
       {&memory->pool_, kUnshardedPoolName, want.unsharded_pool_bytes, SpreadSlab::kPool},
       {&memory->staging_, "gradient staging", want.gradient_staging_bytes, SpreadSlab::kStaging},
+      {&memory->gather_staging_, "gather staging", on_host ? 0 : plan.world_size * GatherStagingOf(plan).stride_bytes,
+       SpreadSlab::kGather},
       // Taken with the first commit; else before the first hand-in, which most jobs never see.
       {&memory->kept_, "snapshot", plan.config.pass_copies() || kept.contains("snapshot") ? want.kept_bytes : 0,
        SpreadSlab::kKept},
@@ -287,9 +278,15 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
     if (i > 0) memory->shards_boundaries_.push_back(end_bytes);
     end_bytes += spread->pieces()[i].size_bytes;
   }
-  memory->elsewhere_bytes_ = want.shards_bytes - want.held_shards_bytes + want.gradients_bytes -
-                             want.held_gradients_bytes + want.optimizer_bytes - want.held_optimizer_bytes;
-  memory->elsewhere_gradients_bytes_ = want.gradients_bytes - want.held_gradients_bytes;
+  const auto elsewhere_bytes = [](const JobSlab* slab, int64_t size_bytes, int64_t held_bytes) {
+    // On GPUs its pages are larger.
+    return slab == nullptr || slab->on_host() ? size_bytes - held_bytes : slab->size_bytes() - slab->allocated_bytes();
+  };
+  memory->elsewhere_gradients_bytes_ =
+      elsewhere_bytes(memory->gradients(), want.gradients_bytes, want.held_gradients_bytes);
+  memory->elsewhere_bytes_ = elsewhere_bytes(memory->shards(), want.shards_bytes, want.held_shards_bytes) +
+                             elsewhere_bytes(memory->optimizer(), want.optimizer_bytes, want.held_optimizer_bytes) +
+                             memory->elsewhere_gradients_bytes_;
   return memory;
 }
 
@@ -334,63 +331,13 @@ std::vector<char*> JobMemory::StagingByRank(const ShardPlan& plan) const {
   return staging;
 }
 
-int64_t JobMemory::allocated_bytes() const {
-  int64_t total = 0;
-  for (const JobSlab* slab :
-       {shards(), parameters(), gradients(), optimizer(), pool(), staging(), kept(), old_values()}) {
-    total += slab == nullptr ? 0 : slab->size_bytes();
+std::vector<char*> JobMemory::GatherStagingByRank(const ShardPlan& plan) const {
+  std::vector<char*> staging;
+  const int64_t stride_bytes = GatherStagingOf(plan).stride_bytes;
+  for (int rank = 0; gather_staging_ != nullptr && rank < plan.world_size; ++rank) {
+    staging.push_back(gather_staging_->At(rank * stride_bytes));
   }
-  return total - elsewhere_bytes_;
-}
-
-int64_t JobMemory::given_back_bytes() const {
-  if (gradients_ == nullptr) {
-    return 0;
-  }
-  // Trainers may have touched what is other nodes'.
-  return std::max<int64_t>(0, gradients_->size_bytes() - elsewhere_gradients_bytes_ - gradients_->allocated_bytes());
-}
-
-void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
-  auto add = [out](const char* name, int64_t planned, const JobSlab* slab) {
-    v1::Purpose* purpose = out->add_purposes();
-    purpose->set_purpose(name);
-    purpose->set_planned_bytes(planned);
-    if (slab != nullptr) {
-      purpose->set_allocated_bytes(slab->allocated_bytes());
-      purpose->set_backing(slab->backing());
-      if (!slab->on_host()) AddDeviceBytes(*slab->on_devices(), purpose);
-    }
-  };
-  add("shards", plan.memory.held_shards_bytes, shards());
-  add("parameters", plan.memory.parameters_bytes, parameters());
-  add("gradients", plan.memory.held_gradients_bytes, gradients());
-  add("optimizer", plan.memory.held_optimizer_bytes, optimizer());
-  add(kUnshardedPoolName, plan.memory.unsharded_pool_bytes, pool());
-  if (plan.memory.gradient_staging_bytes > 0) {
-    add("gradient staging", plan.memory.gradient_staging_bytes, staging());
-  }
-  if (plan.memory.node_receive_bytes > 0 && place_.memory == nullptr) {  // the exchange's own
-    add("node receive", plan.memory.node_receive_bytes, nullptr);
-    out->mutable_purposes()->rbegin()->set_allocated_bytes(plan.memory.node_receive_bytes);
-  }
-  if (plan.memory.kept_bytes > 0) {
-    add("snapshot", plan.memory.kept_bytes, kept());
-  }
-  if (old_values_ != nullptr) {
-    add(kOldValuesName, static_cast<int64_t>(plan.world_size) * old_values_plan_->stride_bytes, old_values_.get());
-  }
-  v1::Purpose* journal = out->add_purposes();
-  journal->set_purpose("journal");
-  journal->set_planned_bytes(plan.memory.journal_bytes);
-  journal->set_allocated_bytes(plan.memory.journal_bytes);  // allocated with the job
-  journal->set_backing(std::string(SlabBackingName(SlabBacking::kSealedMemfd)));
-  if (hand_over_ == nullptr) return;
-  v1::Purpose* log = out->add_purposes();
-  log->set_backing(journal->backing());
-  log->set_purpose("take-up log");
-  log->set_planned_bytes(TakeUpLog::SizeBytes(TakeUpLog::SizesFor(plan)));
-  log->set_allocated_bytes(log->planned_bytes());
+  return staging;
 }
 
 JobMemory::JobMemory(SlabPlace place) : place_(std::move(place)) {}

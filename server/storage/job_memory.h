@@ -105,6 +105,8 @@ class JobMemory {
   // rank; empty: there is none.
   std::vector<char*> StagingByRank(const ShardPlan& plan) const;
   const JobSlab* staging() const { return staging_.get(); }
+  // On GPUs, where parameters are cut over nodes: GatherStagingOf(plan) of each rank, on its device, by rank.
+  std::vector<char*> GatherStagingByRank(const ShardPlan& plan) const;
   // Where within shards() memory of another device begins, ascending; empty: all of it is in one place.
   const std::vector<int64_t>& shards_boundaries() const { return shards_boundaries_; }
   // The copy that a job whose trainers write goes back to: shards, then the optimizer's slab where trainers write that
@@ -158,7 +160,8 @@ class JobMemory {
   int64_t taken_up_bytes_ = 0;
   int64_t elsewhere_gradients_bytes_ = 0;
   std::shared_ptr<RankSlots> rank_slots_;  // also of whoever attaches
-  std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, staging_, kept_, old_values_;
+  std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, staging_, gather_staging_, kept_,
+      old_values_;
   std::unique_ptr<const OldValuesPlan> old_values_plan_;  // null: there are none
   std::unique_ptr<UndoSlab> undo_;                        // of shards_ and optimizer_
 };

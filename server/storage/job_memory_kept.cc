@@ -28,7 +28,9 @@ std::vector<std::pair<const char*, const JobSlab*>> JobMemory::Surviving() const
 absl::Status JobMemory::HandOverSlab(const char* name, const JobSlab& slab) const {
   if (slab.on_host()) return hand_over_(name, slab.fd());
   const std::vector<DeviceSlab::Piece>& pieces = slab.on_devices()->pieces();
-  for (size_t i = 0; i < pieces.size(); ++i) SHARDD_RETURN_IF_ERROR(hand_over_(PieceName(name, i), pieces[i].fd));
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].on != nullptr) SHARDD_RETURN_IF_ERROR(hand_over_(PieceName(name, i), pieces[i].fd));
+  }
   return absl::OkStatus();
 }
 

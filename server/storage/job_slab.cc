@@ -32,16 +32,18 @@ std::string JobSlab::backing() const {
                         pinned_ != nullptr ? ", pinned" : "");
   }
   const std::vector<DeviceSlab::Piece>& pieces = device_->pieces();
-  const bool on_one =
-      std::all_of(pieces.begin(), pieces.end(), [&](const auto& piece) { return piece.on == pieces.front().on; });
+  const bool on_one = std::all_of(pieces.begin(), pieces.end(), [&](const auto& piece) {
+    return piece.on == nullptr || piece.on == pieces.front().on;
+  });
   return on_one ? pieces.front().on->backing() : "cuda";
 }
 
 int64_t JobSlab::allocated_bytes() const {
+  if (!on_host()) return device_->allocated_bytes();
   struct stat object {};
   constexpr int64_t kBlockBytes = 512;  // of st_blocks, whatever the file system's own are
-  return on_host() && fstat(host_->fd(), &object) == 0 ? std::min(size_bytes(), int64_t{object.st_blocks} * kBlockBytes)
-                                                       : size_bytes();
+  return fstat(host_->fd(), &object) == 0 ? std::min(size_bytes(), int64_t{object.st_blocks} * kBlockBytes)
+                                          : size_bytes();
 }
 
 absl::StatusOr<UniqueFd> JobSlab::ReadOnlyFd() const {
@@ -55,7 +57,8 @@ absl::StatusOr<UniqueFd> JobSlab::ReadOnlyFd() const {
   return copy;
 }
 
-// Each piece's bytes by its own GPU: one that hangs is then the one that is given up.
+// Each piece's bytes by its own GPU: one that hangs is then the one that is given up. What this node does not hold has
+// no memory.
 absl::Status JobSlab::ByPiece(int64_t offset_bytes, int64_t size_bytes,
                               absl::FunctionRef<absl::Status(DeviceMemory*, int64_t, int64_t)> copy) const {
   int64_t begin = 0;
@@ -63,6 +66,9 @@ absl::Status JobSlab::ByPiece(int64_t offset_bytes, int64_t size_bytes,
     const int64_t first = std::max(offset_bytes, begin);
     const int64_t end = std::min(offset_bytes + size_bytes, begin + piece.size_bytes);
     begin += piece.size_bytes;
+    if (first < end && piece.on == nullptr) {
+      return absl::InternalError(absl::StrCat("bytes ", first, " to ", end, " of a slab are on other nodes"));
+    }
     if (first < end) {
       SHARDD_RETURN_IF_ERROR(copy(piece.on, first, end - first));
     }

@@ -52,7 +52,7 @@ void DescribePieces(const std::string& name, const DeviceSlab& slab, CustodySlab
   described->set_name(name);
   for (const DeviceSlab::Piece& piece : slab.pieces()) {
     v1::CustodySlab::Piece* const added = described->add_pieces();
-    added->set_device_uuid(piece.on->device_uuid());
+    if (piece.on != nullptr) added->set_device_uuid(piece.on->device_uuid());
     added->set_size_bytes(piece.size_bytes);
   }
 }
@@ -67,6 +67,7 @@ const v1::CustodySlab* Described(const std::string& name, const CustodySlabs& sl
 
 absl::Status CheckKept(const v1::CustodySlab& slab, const KeptFds& kept) {
   for (int i = 0; i < slab.pieces_size(); ++i) {
+    if (slab.pieces(i).device_uuid().empty()) continue;
     if (kept.contains(PieceName(slab.name(), static_cast<size_t>(i)))) continue;
     return absl::DataLossError(absl::StrCat("piece ", i, " of its \"", slab.name(), "\" is not there (want ",
                                             slab.pieces_size(),
@@ -83,6 +84,10 @@ absl::StatusOr<std::vector<DeviceMemory::Part>> PartsOf(const std::string& name,
   if (described == nullptr) return absl::NotFoundError(absl::StrCat("\"", name, "\" is not described"));
   std::vector<DeviceMemory::Part> parts;
   for (const v1::CustodySlab::Piece& piece : described->pieces()) {
+    if (piece.device_uuid().empty()) {
+      parts.push_back({nullptr, piece.size_bytes()});
+      continue;
+    }
     const auto on = std::find_if(place.users.begin(), place.users.end(), [&](const DeviceMemory* memory) {
       return memory->device_uuid() == piece.device_uuid();
     });
@@ -125,7 +130,9 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> TakeUpPieces(const std::string& name
   SHARDD_ASSIGN_OR_RETURN(const std::vector<DeviceMemory::Part> parts, PartsOf(name, slabs, place));
   SHARDD_RETURN_IF_ERROR(CheckKept(*Described(name, slabs), *kept));
   std::vector<UniqueFd> fds;
-  for (size_t i = 0; i < parts.size(); ++i) fds.push_back(std::move(kept->extract(PieceName(name, i)).mapped()));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].on != nullptr) fds.push_back(std::move(kept->extract(PieceName(name, i)).mapped()));
+  }
   return place.memory->TakeUpSlab(absl::StrCat("slab \"", name, "\" of the daemon before"), parts, std::move(fds),
                                   place.users);
 }

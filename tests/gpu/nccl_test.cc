@@ -172,7 +172,7 @@ TEST_F(RealNcclTest, ALoneMemberOfAllNodesAlsoKeepsItsBits) {
 }
 
 // Two daemons on this one GPU: NCCL takes their members for those of two machines, which meet over its sockets. Kernels
-// of the two share the GPU by turns, so what this takes says nothing of nodes.
+// of the two share the GPU by turns, so what this takes says nothing of nodes. Moves go on beside the sums.
 TEST_F(RealNcclTest, NodesOnOneGpuSumAndAKilledOneReturns) {
   NcclNodes nodes({"shardd-node-0", "shardd-node-1"});
   const auto sum = [&](uint64_t generation, uint64_t sequences) {

@@ -1,6 +1,7 @@
 #include "client/c/gpu/device_slabs.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -116,9 +117,13 @@ absl::StatusOr<size_t> CheckDescription(const v1::AttachRankResponse& attach, co
                                               slab.piece_bytes_size(), ", want at most ", kMaxSlabPieces, ")"));
     }
     int64_t left_bytes = slab.size_bytes();
-    for (const int64_t piece_bytes : slab.piece_bytes()) {
-      left_bytes = piece_bytes <= 0 || piece_bytes > left_bytes ? -1 : left_bytes - piece_bytes;
+    size_t with_memory = 0;
+    for (const int64_t piece_bytes : slab.piece_bytes()) {  // negative: of other nodes, without memory here
+      const bool may_be = piece_bytes > 0 || (piece_bytes < 0 && with_memory > 0);
+      const bool fits = may_be && piece_bytes <= left_bytes && piece_bytes >= -left_bytes;
+      left_bytes = fits ? left_bytes - std::abs(piece_bytes) : -1;
       if (left_bytes < 0) break;
+      with_memory += piece_bytes > 0 ? 1 : 0;
     }
     const int64_t want_bytes = PlannedBytes(plan.memory, which);
     if (slab.size_bytes() < want_bytes || want_bytes == 0 || (slab.piece_bytes_size() > 0 && left_bytes != 0)) {
@@ -128,7 +133,7 @@ absl::StatusOr<size_t> CheckDescription(const v1::AttachRankResponse& attach, co
                        left_bytes != 0 && slab.piece_bytes_size() > 0 ? " that do not add up to that" : "", ", want ",
                        want_bytes, ")"));
     }
-    further += static_cast<size_t>(std::max(0, slab.piece_bytes_size() - 1));
+    further += std::max<size_t>(with_memory, 1) - 1;
   }
   return further;
 }

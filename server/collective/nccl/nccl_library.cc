@@ -24,6 +24,7 @@ absl::StatusOr<NcclLibrary> NcclLibrary::Load(const std::string& library) {
                      "--nccl_library, or run without --collective=nccl"));
   };
   setenv("NCCL_RAS_ENABLE", "0", /*overwrite=*/0);
+  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed: it has threads of its own
   if (handle == nullptr) {
     const char* const why = dlerror();

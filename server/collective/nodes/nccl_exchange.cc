@@ -9,12 +9,6 @@
 #include "server/observe/log.h"
 
 namespace shardd {
-namespace {
-
-constexpr absl::Duration kAskInterval = absl::Milliseconds(100);
-
-}  // namespace
-
 NcclExchange::NcclExchange(const NcclLibrary& library, const CudaDriver& driver, Options options)
     : library_(library),
       driver_(driver),
@@ -320,8 +314,9 @@ void NcclExchange::UseOrMake() {
   mutex_.Unlock();
   const absl::Time begin = absl::Now();
   absl::Status status = NcclCommunicator::Join(made);
-  const absl::Duration took = absl::Now() - begin;
   mutex_.Lock();
+  if (status.ok() && being_made_ == made) status = Greet(made);
+  const absl::Duration took = absl::Now() - begin;
   if (being_made_ != made) return;  // dropped meanwhile, because it was to end
   being_made_.clear();
   if (!status.ok()) {

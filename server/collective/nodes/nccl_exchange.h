@@ -32,6 +32,11 @@ struct NodeMove {
 // So if a node has restarted, or dropped communicators that the others still have, all nodes make them anew, and no sum
 // begins on communicators that some node lacks.
 //
+// NCCL connects two members when they first send each other something, and holds the call meanwhile, and with it the
+// GPU's issuing thread. A sum and a move could so wait for each other: node 0's thread is held by its first move to
+// node 1, whose thread is held by a sum that node 0 has yet to issue. Therefore new communicators for moves greet all
+// other nodes before anything else is issued. Sums' connections are made with their communicators (NcclLibrary::Load).
+//
 // If a generation ends (Begin) while sums are under way or communicators are made, this node aborts them; the other
 // nodes do the same in their own Begin. While sums are under way the exchange also asks NCCL whether communicators are
 // broken, aborts those, and refuses further sums of the generation.
@@ -47,9 +52,13 @@ class NcclExchange final : public NodeExchange {
     // There are moves, too, on communicators of their own: a sum and a move may wait for other nodes at the same time.
     // The same on all nodes.
     bool moves = false;
+    // With `moves`: by local rank, GreetingBytes of its device's memory, which outlive the exchange. Ranks may share
+    // none.
+    std::vector<char*> greetings;
     NcclCommunicator::Options communicators;
     std::shared_ptr<void> claim;  // released with the exchange
   };
+  static int64_t GreetingBytes(int nodes) { return int64_t{2} * nodes * kGreetingBytes; }
   NcclExchange(const NcclLibrary& library, const CudaDriver& driver, Options options);
   // Aborts what is under way.
   ~NcclExchange() override;
@@ -69,6 +78,8 @@ class NcclExchange final : public NodeExchange {
   void OnMessage(int node, const v1::PeerMessage::Exchange& message) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  static constexpr int64_t kGreetingBytes = 64;  // of each direction (GatherStaging::greeting_bytes)
+  static constexpr absl::Duration kAskInterval = absl::Milliseconds(100);
   // By local rank, for sums; then likewise for moves, if there are any.
   using Communicators = std::vector<std::shared_ptr<NcclCommunicator>>;
   struct Sum {
@@ -111,6 +122,8 @@ class NcclExchange final : public NodeExchange {
   void SendReport() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UseOrMake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // All others, on new communicators for moves. OK without moves.
+  absl::Status Greet(const Communicators& made) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void IssueNext(Queue& queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   size_t CommunicatorCount() const { return options_.devices.size() * (options_.moves ? 2 : 1); }

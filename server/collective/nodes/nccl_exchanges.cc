@@ -5,7 +5,7 @@
 namespace shardd {
 
 absl::StatusOr<std::unique_ptr<NcclExchange>> NcclExchanges::Make(
-    const std::string& job, int node, int nodes, std::vector<Device*> devices,
+    const std::string& job, int node, int nodes, std::vector<Device*> devices, std::vector<char*> greetings,
     std::function<void(int node, v1::PeerMessage message)> send) {
   auto claim = std::make_shared<std::string>(job);
   {
@@ -24,6 +24,8 @@ absl::StatusOr<std::unique_ptr<NcclExchange>> NcclExchanges::Make(
   options.nodes = nodes;
   for (size_t rank = 0; rank < devices.size(); ++rank) options.ordinals.push_back(ordinals_[rank % ordinals_.size()]);
   options.devices = std::move(devices);
+  options.moves = !greetings.empty();
+  options.greetings = std::move(greetings);
   options.send = std::move(send);
   options.claim = std::move(claim);
   return std::make_unique<NcclExchange>(library_, driver_, std::move(options));

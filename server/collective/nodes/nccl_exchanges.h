@@ -23,10 +23,10 @@ class NcclExchanges {
   NcclExchanges(const NcclLibrary& library, const CudaDriver& driver, std::vector<int> ordinals)
       : library_(library), driver_(driver), ordinals_(std::move(ordinals)) {}
 
-  // `devices`: by rank of the job; rank r's is the daemon's r-th, modulo their number. `send`: as
-  // NcclExchange::Options. FAILED_PRECONDITION: another job has the exchange.
+  // `devices`: by rank of the job; rank r's is the daemon's r-th, modulo their number. `greetings` and `send`: as
+  // NcclExchange::Options; without greetings there are no moves. FAILED_PRECONDITION: another job has the exchange.
   absl::StatusOr<std::unique_ptr<NcclExchange>> Make(const std::string& job, int node, int nodes,
-                                                     std::vector<Device*> devices,
+                                                     std::vector<Device*> devices, std::vector<char*> greetings,
                                                      std::function<void(int node, v1::PeerMessage message)> send)
       ABSL_LOCKS_EXCLUDED(mutex_);
 

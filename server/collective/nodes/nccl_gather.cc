@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/plan/node_part.h"
 #include "server/collective/local/fan_out.h"
 #include "server/loop/monotonic_now.h"
 #include "server/peer/peer_links.h"
@@ -13,34 +13,12 @@
 namespace shardd {
 namespace {
 
+constexpr size_t kMaxOrders = 1 << 16;  // that have not begun: some 100 bytes each, and more than a step takes
+constexpr size_t kMaxFailureBytes = 1024;
+
 int64_t RoundUp(int64_t bytes) { return (bytes + kRailAlignmentBytes - 1) / kRailAlignmentBytes * kRailAlignmentBytes; }
 
-// The most bytes that a rank sends of a group, and that it receives.
-std::pair<int64_t, int64_t> MostBytes(const ShardPlan& plan) {
-  std::pair<int64_t, int64_t> most;
-  for (size_t group = 0; group < plan.groups.size(); ++group) {
-    for (int rank = 0; rank < plan.world_size; ++rank) {
-      int64_t others = 0;
-      for (int node = 0; node < plan.nodes(); ++node) {
-        const int64_t bytes = RoundUp(RailParts(plan, static_cast<int>(group), node, rank).bytes());
-        if (node == plan.node) {
-          most.first = std::max(most.first, bytes);
-        } else {
-          others += bytes;
-        }
-      }
-      most.second = std::max(most.second, others);
-    }
-  }
-  return most;
-}
-
 }  // namespace
-
-int64_t NcclGather::StagingBytes(const ShardPlan& plan) {
-  const auto [own, others] = MostBytes(plan);
-  return own + kSlots * others;
-}
 
 NcclGather::NcclGather(Options options)
     : options_(std::move(options)),
@@ -54,7 +32,9 @@ NcclGather::NcclGather(Options options)
       for (int rank = 0; rank < ranks_; ++rank) parts_.emplace_back(*options_.plan, group, node, rank);
     }
   }
-  std::tie(own_bytes_, slot_bytes_) = MostBytes(*options_.plan);
+  const GatherStaging staging = GatherStagingOf(*options_.plan);
+  own_bytes_ = staging.own_bytes;
+  slot_bytes_ = staging.slot_bytes;
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -130,6 +110,7 @@ void NcclGather::SetReadable(uint64_t version) {
   const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !reading_; };
   mutex_.Await(absl::Condition(&idle));
   readable_ = version;
+  if (version > 0) last_readable_ = version;
   woken_ = true;
 }
 
@@ -156,8 +137,18 @@ void NcclGather::OnPull(int node, const v1::PeerMessage& message) {
   if (message.generation() > generation_) AdvanceLocked(message.generation());
   if (message.generation() < generation_ || stopping_ || failed_.has_value()) return;
   touched_ = true;
-  if (const absl::Status status = TakeLocked(node, message.pull()); !status.ok()) FailLocked(status);
+  const v1::PeerMessage::Pull& pull = message.pull();
+  const absl::Status status = pull.code() == 0 ? TakeLocked(node, pull) : FailureOf(node, pull);
+  if (!status.ok()) FailLocked(status);
   woken_ = true;
+}
+
+absl::Status NcclGather::FailureOf(int node, const v1::PeerMessage::Pull& pull) {
+  auto code = static_cast<absl::StatusCode>(pull.code());
+  // ABORTED means that a generation has ended; this one has yet to end.
+  const bool known = code > absl::StatusCode::kOk && code <= absl::StatusCode::kUnauthenticated;
+  if (!known || code == absl::StatusCode::kAborted) code = absl::StatusCode::kUnavailable;
+  return absl::Status(code, absl::StrCat("node ", node, " gathers nothing more in this attempt: ", pull.message()));
 }
 
 absl::Status NcclGather::TakeLocked(int node, const v1::PeerMessage::Pull& pull) {
@@ -173,6 +164,10 @@ absl::Status NcclGather::TakeLocked(int node, const v1::PeerMessage::Pull& pull)
     }
     asks_.emplace_back(node, key);
     return absl::OkStatus();
+  }
+  if (orders_.size() >= kMaxOrders) {
+    return absl::ResourceExhaustedError(absl::StrCat("node ", node, " is too far ahead with its orders of gathers (",
+                                                     kMaxOrders, " have not begun here)"));
   }
   if (node != 0 || pull.transfer() != next_order_) {
     return absl::InvalidArgumentError(absl::StrCat("not the next order of gathers (got ", pull.transfer(),
@@ -200,14 +195,27 @@ void NcclGather::AdvanceLocked(uint64_t generation) {
 }
 
 void NcclGather::FailLocked(const absl::Status& why) {
-  if (!failed_.has_value()) failed_ = why;
+  const bool is_news = !failed_.has_value();
+  if (is_news) failed_ = why;
   for (const CallPtr& call : calls_) EndLocked(call, *failed_);
   asked_.clear();
   asks_.clear();
   outgoing_.clear();
+  // The others may wait for this node, which perhaps has no gather of its own whose end the job would hear of.
+  if (is_news && !absl::IsAborted(why)) TellLocked(why);
   orders_.clear();
   for (Slot& slot : slots_) slot.key.reset();
   woken_ = true;
+}
+
+void NcclGather::TellLocked(const absl::Status& why) {
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  message.mutable_pull()->set_code(static_cast<int>(why.code()));
+  message.mutable_pull()->set_message(std::string(why.message().substr(0, kMaxFailureBytes)));
+  for (int node = 0; node < nodes_; ++node) {
+    if (node != node_ && (node == 0 || node_ == 0)) outgoing_.emplace_back(node, message);
+  }
 }
 
 void NcclGather::EndLocked(const CallPtr& call, const absl::Status& why) {

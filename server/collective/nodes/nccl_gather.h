@@ -6,6 +6,7 @@
 //
 //   needs a group --Pull--> node 0 --Pull with receivers--> all nodes: pack, move, unpack
 //
+// A node that cannot go on tells node 0, and node 0 tells all (Pull with a code): whoever waits for it then ends.
 // An order says which nodes receive. The other nodes only send, without a slot for the group, so nodes may still need
 // groups in any order. Those that have asked for the same group by then receive in one order.
 
@@ -22,6 +23,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "common/plan/node_part.h"
 #include "common/plan/plan.h"
 #include "server/collective/nodes/nccl_exchange.h"
 #include "server/collective/nodes/node_gather.h"
@@ -42,13 +44,15 @@ class NcclGather final : public NodeGather {
     std::shared_ptr<NcclExchange> exchange;  // with `moves`
     std::vector<Device*> devices;            // by local rank
     const char* shards = nullptr;            // start of slab "shards", in memory that the devices reach
-    // By local rank, memory of its device of StagingBytes, aligned to kRailAlignmentBytes; `staging_owner` keeps it.
+    // By local rank, memory of its device: GatherStagingOf(plan), aligned to kRailAlignmentBytes.
     std::vector<char*> staging;
-    std::shared_ptr<void> staging_owner;
   };
-  // Bytes of staging for one rank: its part of the largest group, and two slots for the other nodes' parts.
-  static int64_t StagingBytes(const ShardPlan& plan);
-  // Links, devices and shards must outlive this object.
+  // Where a rank's staging has what the exchange greets other nodes with.
+  static char* GreetingOf(const ShardPlan& plan, char* staging) {
+    const GatherStaging of = GatherStagingOf(plan);
+    return staging + of.own_bytes + kGatherSlots * of.slot_bytes;
+  }
+  // Links, devices, shards and staging must outlive this object.
   explicit NcclGather(Options options);
   // Aborts what is under way, of the exchange's sums too.
   ~NcclGather() override;
@@ -64,7 +68,7 @@ class NcclGather final : public NodeGather {
   std::string Describe() const override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  static constexpr int kSlots = 2;
+  static constexpr int kSlots = kGatherSlots;
   struct Key {
     int group = 0;
     uint64_t version = 0;
@@ -112,9 +116,15 @@ class NcclGather final : public NodeGather {
 
   std::vector<NodeMove> MovesOf(const Order& order) const;
   bool Sends(const Order& order) const;
+  bool Holds(int group) const;  // this node, some of it
   bool Receives(const Order& order) const;
   void AdvanceLocked(uint64_t generation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Node 0, which tells all others.
+  void TellLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static absl::Status FailureOf(int node, const v1::PeerMessage::Pull& pull);
+  // Node 0: no node is further than one version from another.
+  bool CanExistLocked(uint64_t version) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndLocked(const CallPtr& call, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckCallLocked(uint64_t generation, const Key& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeLocked(int node, const v1::PeerMessage::Pull& pull) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -138,8 +148,9 @@ class NcclGather final : public NodeGather {
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<absl::Status> failed_ ABSL_GUARDED_BY(mutex_);  // of the generation
   uint64_t readable_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<bool> up_ ABSL_GUARDED_BY(mutex_);  // by node
-  bool touched_ ABSL_GUARDED_BY(mutex_) = false;  // the generation has had traffic
+  uint64_t last_readable_ ABSL_GUARDED_BY(mutex_) = 0;  // the last one that was not 0
+  std::vector<bool> up_ ABSL_GUARDED_BY(mutex_);        // by node
+  bool touched_ ABSL_GUARDED_BY(mutex_) = false;        // the generation has had traffic
   std::deque<CallPtr> calls_ ABSL_GUARDED_BY(mutex_);
   std::set<Key> asked_ ABSL_GUARDED_BY(mutex_);  // of node 0, which has not said when
   std::deque<std::pair<int, v1::PeerMessage>> outgoing_ ABSL_GUARDED_BY(mutex_);

@@ -112,6 +112,13 @@ bool NcclGather::AskOne() {
 bool NcclGather::DecideOne() {
   constexpr size_t kAhead = 2;  // so many are said before they can begin here
   if (asks_.empty() || orders_.size() >= kAhead) return false;
+  if (last_readable_ == 0 && asks_.front().second.version > 1) return false;  // whether it can be is not known yet
+  for (const auto& [node, key] : asks_) {
+    if (CanExistLocked(key.version)) continue;
+    FailLocked(absl::InvalidArgumentError(absl::StrCat("node ", node, " asks for a version that cannot be (got ",
+                                                       key.version, ", node 0 had ", last_readable_, " last)")));
+    return true;
+  }
   Order order{generation_, next_order_++, asks_.front().second, {}};
   std::set<int> receivers;
   for (const auto& [node, key] : asks_) {
@@ -138,10 +145,21 @@ bool NcclGather::Receives(const Order& order) const {
 
 bool NcclGather::Sends(const Order& order) const { return order.receivers.size() > (Receives(order) ? 1 : 0); }
 
+bool NcclGather::Holds(int group) const {
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (Part(group, node_, rank).bytes() > 0) return true;
+  }
+  return false;
+}
+
+bool NcclGather::CanExistLocked(uint64_t version) const { return last_readable_ == 0 || version <= last_readable_ + 1; }
+
 bool NcclGather::BeginOne() {
   if (orders_.empty() || under_way_ > 0) return false;
   Order order = orders_.front();
-  if (readable_ != order.key.version) {
+  // What this node has no part in may be of any version: it goes on without waiting for those that take part.
+  const bool takes_part = Receives(order) || (Sends(order) && Holds(order.key.group));
+  if (takes_part && readable_ != order.key.version) {
     if (readable_ < order.key.version) return false;
     FailLocked(absl::FailedPreconditionError(absl::StrCat("gather of group \"", NameOf(order.key.group),
                                                           "\" of version ", order.key.version, ": node ", node_,
@@ -160,7 +178,7 @@ bool NcclGather::BeginOne() {
   orders_.pop_front();
   ++under_way_;
   touched_ = true;
-  if (!Sends(order)) {
+  if (!takes_part || !Sends(order)) {
     mutex_.Unlock();
     Packed(order, absl::OkStatus());
     mutex_.Lock();

@@ -1,8 +1,11 @@
 // Submits sums and moves to the devices (nccl_exchange.h).
 
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "server/collective/nodes/nccl_exchange.h"
 
 namespace shardd {
@@ -38,6 +41,49 @@ std::vector<DevicePart> NcclExchange::MoveParts(const Sum& move, const Communica
     if (!op.moves.empty()) parts.push_back({options_.devices[rank], {std::move(op)}});
   }
   return parts;
+}
+
+absl::Status NcclExchange::Greet(const Communicators& made) {
+  if (!options_.moves) return absl::OkStatus();
+  Sum all;
+  for (size_t rank = 0; rank < options_.devices.size(); ++rank) {
+    for (int node = 0; node < options_.nodes; ++node) {
+      if (node == options_.node) continue;
+      char* const to = options_.greetings[rank] + 2 * node * kGreetingBytes;
+      all.moves.push_back({static_cast<int>(rank), {node, to, nullptr, kGreetingBytes}});
+      all.moves.push_back({static_cast<int>(rank), {node, nullptr, to + kGreetingBytes, kGreetingBytes}});
+    }
+  }
+  const auto greeted = std::make_shared<std::optional<absl::Status>>();  // guarded by the mutex
+  const auto give_up = [made](const absl::Status& why) {
+    for (const auto& communicator : made) communicator->Break(why);
+  };
+  ++unreported_;
+  mutex_.Unlock();
+  {
+    absl::MutexLock lock(&NcclIssueMutex());
+    FanOut(
+        MoveParts(all, made), StreamId::kUnshard, "greet the other nodes", options_.devices.front(), absl::OkStatus(),
+        [this, greeted, made](absl::Status status) {
+          for (const auto& communicator : made) status.Update(communicator->broken());
+          absl::MutexLock lock(&mutex_);
+          *greeted = std::move(status);
+          --unreported_;
+        },
+        give_up);
+  }
+  const absl::Time limit = absl::Now() + options_.communicators.limit;
+  mutex_.Lock();
+  const auto is_told = [greeted] { return greeted->has_value(); };
+  while (!mutex_.AwaitWithTimeout(absl::Condition(&is_told), kAskInterval)) {
+    mutex_.Unlock();
+    absl::Status status;
+    for (const auto& communicator : made) status.Update(communicator->Ask());
+    if (status.ok() && absl::Now() > limit) status = absl::DeadlineExceededError("greeting the other nodes");
+    if (!status.ok()) give_up(status);
+    mutex_.Lock();
+  }
+  return **greeted;
 }
 
 void NcclExchange::IssueNext(Queue& queue) {

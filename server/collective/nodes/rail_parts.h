@@ -8,12 +8,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/plan/node_part.h"
 #include "common/plan/plan.h"
 #include "server/device/device_op.h"
 
 namespace shardd {
-
-inline constexpr int64_t kRailAlignmentBytes = 64;
 
 // Immutable.
 class RailParts {

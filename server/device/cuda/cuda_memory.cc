@@ -123,7 +123,7 @@ class CudaMemory::Exported final : public DeviceSlab {
   }
   ~Exported() override {
     for (const Piece& piece : pieces_) {
-      if (!static_cast<const CudaMemory*>(piece.on)->hangs()) continue;
+      if (piece.on == nullptr || !static_cast<const CudaMemory*>(piece.on)->hangs()) continue;
       LogWarning(absl::StrCat("memory of ", piece.on->device(), " is not given back: the GPU hangs (", size_bytes(),
                               " bytes)"));
       slab_.Abandon();
@@ -137,7 +137,9 @@ class CudaMemory::Exported final : public DeviceSlab {
 
  private:
   void Count(int64_t sign) const {
-    for (const Piece& piece : pieces_) static_cast<CudaMemory*>(piece.on)->slab_bytes_ += sign * piece.size_bytes;
+    for (const Piece& piece : pieces_) {
+      if (piece.on != nullptr) static_cast<CudaMemory*>(piece.on)->slab_bytes_ += sign * piece.size_bytes;
+    }
   }
 
   CudaSlab slab_;
@@ -157,6 +159,7 @@ absl::StatusOr<DeviceMemory::Room> CudaMemory::GetRoom() {
 std::string CudaMemory::RoomText(const std::vector<Part>& parts) {
   std::map<std::string, std::pair<DeviceMemory*, int64_t>> wanted;
   for (const Part& part : parts) {
+    if (part.on == nullptr) continue;
     auto& [on, want_bytes] = wanted[part.on->device()];
     on = part.on;
     want_bytes += part.size_bytes;
@@ -189,6 +192,7 @@ absl::StatusOr<std::vector<cu::Ordinal>> CudaMemory::OrdinalsOf(const std::vecto
     if (std::find(ordinals.begin(), ordinals.end(), ordinal) == ordinals.end()) ordinals.push_back(ordinal);
   };
   for (const Part& part : parts) {
+    if (part.on == nullptr) continue;
     SHARDD_RETURN_IF_ERROR(static_cast<CudaMemory*>(part.on)->Usable());
     add(part.on);
   }
@@ -200,16 +204,19 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::TakeUpSlab(const std::st
                                                                    const std::vector<Part>& parts,
                                                                    std::vector<UniqueFd> fds,
                                                                    const std::vector<DeviceMemory*>& users) {
-  if (parts.empty() || fds.size() != parts.size()) {
+  const auto holes = std::count_if(parts.begin(), parts.end(), [](const Part& part) { return part.on == nullptr; });
+  if (parts.empty() || parts.front().on == nullptr || fds.size() + static_cast<size_t>(holes) != parts.size()) {
     return absl::InvalidArgumentError(absl::StrCat("take up ", name, ": want a descriptor for each part (got ",
-                                                   fds.size(), " for ", parts.size(), " parts)"));
+                                                   fds.size(), " for ", parts.size(), " parts, ", holes,
+                                                   " of them without memory)"));
   }
   SHARDD_ASSIGN_OR_RETURN(const std::vector<cu::Ordinal> ordinals, OrdinalsOf(parts, users));
   std::vector<int64_t> piece_bytes;
   std::vector<DeviceSlab::Piece> pieces;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    piece_bytes.push_back(parts[i].size_bytes);
-    pieces.push_back({parts[i].on, parts[i].size_bytes, fds[i].get()});
+  size_t next_fd = 0;
+  for (const Part& part : parts) {
+    piece_bytes.push_back(part.on == nullptr ? -part.size_bytes : part.size_bytes);
+    pieces.push_back({part.on, part.size_bytes, part.on == nullptr ? -1 : fds[next_fd++].get()});
   }
   const auto next = [&fds, i = size_t{0}]() mutable -> absl::StatusOr<UniqueFd> {
     UniqueFd copy(fcntl(fds[i++].get(), F_DUPFD_CLOEXEC, 0));
@@ -227,7 +234,8 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSpreadSlab(const std
   SHARDD_ASSIGN_OR_RETURN(const std::vector<cu::Ordinal> ordinals, OrdinalsOf(parts, users));
   std::vector<CudaSlab::Piece> created;
   for (const Part& part : parts) {
-    created.push_back({static_cast<const CudaMemory*>(part.on)->device_, part.size_bytes});
+    created.push_back(
+        {part.on == nullptr ? CudaSlab::kHole : static_cast<const CudaMemory*>(part.on)->device_, part.size_bytes});
   }
   absl::StatusOr<CudaSlab> made = CudaSlab::CreateSpread(&driver_, created, name, ordinals);
   if (absl::IsResourceExhausted(made.status())) {
@@ -238,6 +246,10 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSpreadSlab(const std
   std::vector<UniqueFd> fds;
   std::vector<DeviceSlab::Piece> pieces;
   for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].on == nullptr) {
+      pieces.push_back({nullptr, parts[i].size_bytes, -1});
+      continue;
+    }
     SHARDD_ASSIGN_OR_RETURN(UniqueFd fd, slab.ExportFd(i));
     pieces.push_back({parts[i].on, parts[i].size_bytes, fd.get()});
     fds.push_back(std::move(fd));
@@ -247,7 +259,7 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSpreadSlab(const std
   // part.
   char* at = exported->data();
   for (const Part& part : parts) {
-    SHARDD_RETURN_IF_ERROR(part.on->Zero(at, part.size_bytes));
+    if (part.on != nullptr) SHARDD_RETURN_IF_ERROR(part.on->Zero(at, part.size_bytes));
     at += part.size_bytes;
   }
   return exported;

@@ -56,6 +56,9 @@ TEST_F(DeviceSlabsTest, AnHonestDescriptionComesAsFarAsTheDriver) {
   Add(kFdShards, 3 * kPage, {kPage, 2 * kPage});
   Add(kFdGradients, kPage);
   EXPECT_NE(Map().code(), absl::StatusCode::kInternal);
+  attach_.clear_device_slabs();
+  Add(kFdShards, 3 * kPage, {kPage, -kPage, kPage});
+  EXPECT_NE(Map().code(), absl::StatusCode::kInternal) << "other nodes hold what is in the middle";
 }
 
 TEST_F(DeviceSlabsTest, PiecesThatAreNotTheSlabAreRefused) {
@@ -64,6 +67,8 @@ TEST_F(DeviceSlabsTest, PiecesThatAreNotTheSlabAreRefused) {
                                                    {3 * kPage, 0},
                                                    {4 * kPage, -kPage},
                                                    {-kPage, 4 * kPage},
+                                                   {-kPage, kPage, kPage},
+                                                   {kPage, -2 * kPage, kPage},
                                                    {INT64_MAX, INT64_MAX, 5 * kPage},
                                                    {INT64_MIN, INT64_MIN, 3 * kPage}};
   for (const std::vector<int64_t>& pieces : wrong) {

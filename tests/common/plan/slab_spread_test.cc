@@ -113,6 +113,42 @@ TEST(SlabSpread, PagesGrowWhereThereWouldBeTooManyPieces) {
 }
 
 // A rank without a row of a small parameter, and one that works on nothing at all.
+// The first of three nodes holds the first third of each group, and so on.
+TEST(SlabSpread, PagesOfOtherNodesAreOnNoGpu) {
+  SpecBuilder b = Model(2, 2, 24);
+  b.config().set_strategy(v1::STRATEGY_FULL_SHARD);
+  for (int node = 0; node < 3; ++node) b.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7000"));
+  const std::vector<std::pair<int, int64_t>> wanted[] = {
+      {{0, 2}, {1, 2}, {kNoGpu, 8}, {0, 2}, {1, 2}, {kNoGpu, 8}},
+      {{0, 1}, {kNoGpu, 3}, {0, 2}, {1, 2}, {kNoGpu, 8}, {0, 2}, {1, 2}, {kNoGpu, 4}},
+      {{0, 1}, {kNoGpu, 7}, {0, 2}, {1, 2}, {kNoGpu, 8}, {0, 2}, {1, 2}}};
+  for (int node = 0; node < 3; ++node) {
+    const ShardPlan plan = *PlanShards(b.spec(), node);
+    for (const SpreadSlab slab : {SpreadSlab::kShards, SpreadSlab::kGradients}) {
+      for (const int gpus : {1, 2}) {
+        int64_t size_bytes = 0;
+        int64_t held_bytes = 0;
+        const std::vector<SlabPiece> pieces = SpreadOverGpus(plan, slab, gpus, kPage);
+        EXPECT_NE(pieces.front().gpu, kNoGpu);
+        for (const SlabPiece& piece : pieces) {
+          size_bytes += piece.size_bytes;
+          held_bytes += piece.gpu == kNoGpu ? 0 : piece.size_bytes;
+        }
+        EXPECT_EQ(size_bytes, 48 * kMiB);
+        EXPECT_EQ(held_bytes, 16 * kMiB + (node == 0 ? 0 : kPage)) << "and the first page";
+        if (gpus == 2) {
+          EXPECT_EQ(InPages(pieces), wanted[node]) << "node " << node;
+        }
+      }
+    }
+    for (const SpreadSlab slab : {SpreadSlab::kStaging, SpreadSlab::kGather}) {
+      const std::vector<SlabPiece> pieces = SpreadOverGpus(plan, slab, 2, kPage);
+      ASSERT_EQ(pieces.size(), 2u) << "one for each rank";
+      EXPECT_EQ(pieces[0].size_bytes, pieces[1].size_bytes);
+    }
+  }
+}
+
 TEST(SlabSpread, EmptyShardsTakeNothing) {
   SpecBuilder b(3);
   b.config().set_layout(v1::LAYOUT_DIM0);

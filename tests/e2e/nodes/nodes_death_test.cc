@@ -145,7 +145,8 @@ TEST_F(NodesFinished, ADaemonOfFinishedRanksServesOthersBeyondItsDeath) {
 
 INSTANTIATE_TEST_SUITE_P(Jobs, NodesDeath,
                          ::testing::Values(NodesCase{"Cut", "FULL_SHARD", 0}, NodesCase{"Replicas", "HYBRID_SHARD", 0},
-                                           NodesCase{"ReplicasOnGpus", "HYBRID_SHARD", 1}),
+                                           NodesCase{"ReplicasOnGpus", "HYBRID_SHARD", 1},
+                                           NodesCase{"CutOnGpus", "FULL_SHARD", 1}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

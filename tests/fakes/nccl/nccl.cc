@@ -88,6 +88,12 @@ int Version() {
   return told == nullptr ? 22809 : std::atoi(told);
 }
 
+// In the first sum, or with the communicator.
+bool SumsConnect() {
+  const char* const told = std::getenv("NCCL_RUNTIME_CONNECT");
+  return told == nullptr || std::string(told) != "0";
+}
+
 // As the library reads what it is given: the front part that the caller's `size` and `version` say.
 Result CheckConfig(const Config& config) {
   if (config.magic != Config().magic || config.size < sizeof(Config) || config.version < 22700) return kInvalidArgument;
@@ -119,6 +125,7 @@ Result Put(Communicator* comm, Stream stream, std::vector<Call> calls) {
     const std::lock_guard lock(comm->clique->mutex);
     for (const Call& call : calls) comm->clique->windows.Use(comm->rank, call.send, 1);
   }
+  if (comm->shared != nullptr) comm->shared->Connect(calls, SumsConnect());
   auto item = std::make_unique<Item>(Item{comm->clique, comm->shared, comm->launches, comm->rank, std::move(calls)});
   const cu::Result result = cuLaunchHostFunc(static_cast<cu::Stream>(stream), RunItem, item.get());
   if (result != cu::kSuccess) return kUnhandledCudaError;

@@ -29,7 +29,7 @@ uint64_t Host() {
 
 // A new file is all zeros, which is how everything here begins: whoever comes first makes it.
 struct SharedMember::Area {
-  std::atomic<uint32_t> claimed, joined, left;
+  std::atomic<uint32_t> claimed, joined, left, sums;
   uint64_t host, gpu;                 // before `joined`
   std::atomic<uint64_t> wrote, read;  // pieces
   Call call;                          // before `wrote`; pointers mean nothing here
@@ -39,6 +39,7 @@ struct SharedMember::Area {
 // What one member sends to another, a piece at a time. The sender writes `wrote` and what is before it, the receiver
 // writes `read`.
 struct SharedMember::Channel {
+  std::atomic<uint32_t> sends, receives;  // the first call was made; both: connected
   std::atomic<uint64_t> wrote, read;
   size_t count, bytes;  // of the whole call, of this piece
   char piece[kRingPieceNumel * sizeof(float)];
@@ -112,9 +113,36 @@ Result SharedMember::State(std::string* why) const {
     *why = "members' calls differ";
     return kInvalidUsage;
   }
-  if (waits_for_ < 0) return kSuccess;
-  *why = "Connection closed by remote peer : rank " + std::to_string(waits_for_);
+  int gone = waits_for_;
+  if (IsConnecting(&gone) && gone < 0) return kInProgress;
+  if (gone < 0) return kSuccess;
+  *why = "Connection closed by remote peer : rank " + std::to_string(gone);
   return kRemoteError;
+}
+
+void SharedMember::Connect(const std::vector<Call>& calls, bool sums_connect) {
+  for (const Call& call : calls) {
+    if (call.moves) {
+      (call.send != nullptr ? ChannelOf(rank_, call.root).sends : ChannelOf(call.root, rank_).receives) = 1;
+    } else if (sums_connect) {
+      AreaOf(rank_).sums = 1;
+    }
+  }
+}
+
+bool SharedMember::IsConnecting(int* gone) const {
+  bool is_connecting = false;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const Channel& to = ChannelOf(rank_, rank);
+    const Channel& from = ChannelOf(rank, rank_);
+    if ((to.sends == 0 || to.receives != 0) && (from.receives == 0 || from.sends != 0) &&
+        (AreaOf(rank_).sums == 0 || AreaOf(rank).sums != 0)) {
+      continue;
+    }
+    is_connecting = true;
+    if (AreaOf(rank).left != 0) *gone = rank;
+  }
+  return is_connecting;
 }
 
 bool SharedMember::AwaitAll(std::atomic<uint64_t> Area::*counter, uint64_t value) {

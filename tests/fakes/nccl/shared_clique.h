@@ -28,6 +28,9 @@ class SharedMember {
   // kInProgress until all have joined; then kInvalidUsage where two are on one GPU of one host, or their calls differ;
   // kRemoteError: Run waits for one that has left.
   Result State(std::string* why) const;
+  // The calls are made: State is kInProgress until those that they connect have made theirs, too. `sums_connect`: sums
+  // have no connections yet either.
+  void Connect(const std::vector<Call>& calls, bool sums_connect);
   // Waits for the same of every other member, or Leave. All add in one order.
   void Run(const std::vector<Call>& calls);
   // Run returns soon, from now on at once.
@@ -40,6 +43,7 @@ class SharedMember {
   SharedMember(std::string name, int ranks, int rank) : name_(std::move(name)), ranks_(ranks), rank_(rank) {}
   Area& AreaOf(int rank) const;
   bool AllHaveJoined() const;
+  bool IsConnecting(int* gone) const;
   // Until every member's counter is at least `value`. False: left.
   bool AwaitAll(std::atomic<uint64_t> Area::*counter, uint64_t value);
   // All of one group, side by side: one that waits for its other half holds up none but those of its pair.

@@ -1,5 +1,7 @@
 // Slabs of jobs on a GPU, and what the host writes and reads of them, on the fake driver.
 
+#include <unistd.h>
+
 #include <numeric>
 
 #include "gmock/gmock.h"
@@ -131,6 +133,43 @@ TEST(CudaMemory, ASlabOverTwoGpusIsOneContiguousRange) {
   ASSERT_TRUE(second->Read(read.data(), slab->data(), 2 * page).ok());
   std::copy_n(bytes.begin() + page - 50, 100, bytes.begin() + 1);
   EXPECT_EQ(read, bytes);
+}
+
+TEST(CudaMemory, HolesOfASlabTakeNoMemoryButAddresses) {
+  FakeCudaWorld world(/*delay_seed=*/5, /*gpus=*/2);
+  const auto live = world.machine().live();
+  {
+    const std::vector<std::unique_ptr<Device>> devices = world.MakeAll();
+    DeviceMemory* const first = devices[0]->memory();
+    DeviceMemory* const second = devices[1]->memory();
+    const int64_t page = *first->PageBytes();
+    const std::vector<DeviceMemory::Part> parts = {
+        {first, page}, {nullptr, 5 * page}, {second, page}, {first, page}, {nullptr, page}};
+    const int64_t free_bytes = first->GetRoom()->free_bytes;
+    const std::unique_ptr<DeviceSlab> slab = *first->MakeSpreadSlab("slab", parts, {first, second});
+    EXPECT_EQ(first->GetRoom()->free_bytes, free_bytes - 2 * page);
+    EXPECT_EQ(first->GetRoom()->slab_bytes, 2 * page);
+    EXPECT_EQ(slab->size_bytes(), 9 * page);
+    EXPECT_EQ(slab->allocated_bytes(), 3 * page);
+    std::vector<char> bytes(static_cast<size_t>(2 * page)), read(bytes.size(), 'x');
+    std::iota(bytes.begin(), bytes.end(), 1);
+    char* const behind = slab->data() + 6 * page;
+    ASSERT_TRUE(second->Read(read.data(), behind, 2 * page).ok());
+    EXPECT_EQ(read, std::vector<char>(read.size())) << "new memory is not zero";
+    ASSERT_TRUE(first->Write(behind, bytes.data(), 2 * page).ok());
+    std::vector<UniqueFd> fds;
+    for (const DeviceSlab::Piece& piece : slab->pieces()) {
+      if (piece.on != nullptr) fds.emplace_back(dup(piece.fd));
+    }
+    const auto again = first->TakeUpSlab("slab of before", parts, std::move(fds), {first, second});
+    ASSERT_TRUE(again.ok()) << again.status();
+    ASSERT_TRUE(second->Read(read.data(), (*again)->data() + 6 * page, 2 * page).ok());
+    EXPECT_EQ(read, bytes);
+    EXPECT_EQ((*again)->pieces()[1].fd, -1);
+    const absl::Status refused = first->MakeSpreadSlab("slab", {{nullptr, page}, {first, page}}, {first}).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+  }
+  EXPECT_EQ(world.machine().live(), live);
 }
 
 TEST(CudaMemory, StagingWithoutADriversAddressIsAskedForAgain) {

@@ -141,7 +141,7 @@ TEST_F(SpreadSlabTest, NothingIsLeftWhicheverCallFailsForWhicheverPiece) {
                    &driver_, 0, {kPage, 2 * kPage}, [&] { return exporter.ExportFd(1); }, Access::kReadOnly, "slab")
                    .ok());
   for (const std::vector<int64_t>& sizes :
-       std::vector<std::vector<int64_t>>{{}, {0}, {kPage, -kPage}, {int64_t{1} << 56, int64_t{1} << 56}}) {
+       std::vector<std::vector<int64_t>>{{}, {0}, {-kPage, kPage}, {int64_t{1} << 56, int64_t{1} << 56}}) {
     const absl::Status status = CudaSlab::ImportSpread(
                                     &driver_, 0, sizes, [&] { return exporter.ExportFd(); }, Access::kReadOnly, "slab")
                                     .status();

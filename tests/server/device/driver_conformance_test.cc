@@ -303,6 +303,32 @@ TEST_P(DriverTest, ASlabOfTwoPiecesIsCopiedOverItsEdge) {
   EXPECT_TRUE(read == bytes);
 }
 
+TEST_P(DriverTest, ASlabWithAHoleIsUsableOnBothSides) {
+  const int64_t page = *CudaSlab::Granularity(driver_, 0);
+  const std::vector<CudaSlab::Piece> pieces = {{0, page}, {CudaSlab::kHole, 3 * page}, {0, 2 * page}};
+  absl::StatusOr<CudaSlab> slab = CudaSlab::CreateSpread(&driver_, pieces, "slab shards of job a", {0});
+  ASSERT_TRUE(slab.ok()) << slab.status();
+  EXPECT_EQ(slab->size_bytes(), 6 * page);
+  std::vector<size_t> with_memory = {0, 2};
+  absl::StatusOr<CudaSlab> imported = CudaSlab::ImportSpread(
+      &driver_, 0, {page, -3 * page, 2 * page},
+      [&, next = size_t{0}]() mutable { return slab->ExportFd(with_memory[next++]); }, CudaSlab::Access::kReadWrite,
+      "slab shards of job a");
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  auto* const word = Word(17);
+  const cu::Stream stream = Stream();
+  const auto at = [page](const CudaSlab& of, int64_t pages) {
+    return Address(static_cast<const char*>(of.data()) + pages * page);
+  };
+  ASSERT_EQ(driver_->MemcpyAsync(at(*slab, 5), Address(word), 8, stream), cu::kSuccess);
+  ASSERT_EQ(driver_->MemcpyAsync(at(*imported, 0), at(*imported, 5), 8, stream), cu::kSuccess);
+  ASSERT_TRUE(Drains(stream));
+  *word = 0;
+  ASSERT_EQ(driver_->MemcpyAsync(Address(word), at(*slab, 0), 8, stream), cu::kSuccess);
+  ASSERT_TRUE(Drains(stream));
+  EXPECT_EQ(Load(word), 17u);
+}
+
 TEST_P(DriverTest, RegisteredMemoryIsCopiedAtTheHostsAddresses) {
   const std::unique_ptr<CudaDevice> device = world_->Make();
   DeviceMemory* const memory = device->memory();

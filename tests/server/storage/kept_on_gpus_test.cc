@@ -17,6 +17,7 @@
 #include "server/device/cuda/cuda_memory.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/job_slab.h"
+#include "server/storage/kept_pieces.h"
 #include "server/storage/old_values_plan.h"
 #include "tests/common/plan/spec_builder.h"
 #include "tests/fakes/cuda/machine.h"
@@ -109,6 +110,43 @@ TEST_F(KeptOnGpus, AnotherDaemonHasEveryByteAtTheSamePlaces) {
   EXPECT_EQ(logged.place.old, (*next)->old_values()->At(2 * 6 * kPage)) << "three arrays of 1 Mi elements are 12 MiB";
   EXPECT_EQ(logged.place.numel, int64_t{1} << 20);
   EXPECT_EQ((*next)->LoggedBy(nullptr, 2).place.old, nullptr);
+}
+
+TEST_F(KeptOnGpus, ACutJobsPartsAreTakenUpWithHoles) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  SpecBuilder builder(/*world_size=*/2);
+  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
+  builder.config().set_strategy(v1::STRATEGY_FULL_SHARD);
+  builder.config().set_layout(v1::LAYOUT_FLAT);
+  builder.Param(0, "w", {16 * kMiB});
+  for (int node = 0; node < 2; ++node) {
+    builder.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7000"));
+  }
+  const ShardPlan plan = *PlanShards(builder.spec(), /*node=*/1);
+  auto memory = JobMemory::Create(plan, "job", 0, place_, /*extends=*/false, /*outlives=*/true);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ((*memory)->shards()->size_bytes(), 64 * kMiB);
+  EXPECT_EQ((*memory)->shards()->allocated_bytes(), 32 * kMiB + kPage);
+  EXPECT_EQ((*memory)->optimizer()->allocated_bytes(), 64 * kMiB + kPage);
+  EXPECT_EQ((*memory)->given_back_bytes(), 0);
+  v1::Memory described;
+  (*memory)->Describe(plan, &described);
+  EXPECT_EQ(described.purposes(0).planned_bytes(), 32 * kMiB);
+  EXPECT_EQ(described.purposes(0).allocated_bytes(), 32 * kMiB + kPage);
+  CustodySlabs slabs;
+  (*memory)->DescribeKept(&slabs);
+  KeptFds kept = Keep(**memory);
+  const std::string bytes(5000, 'x');
+  ASSERT_TRUE((*memory)->shards()->Write(40 * kMiB, bytes.data(), 5000).ok());
+  EXPECT_EQ((*memory)->shards()->Write(20 * kMiB, bytes.data(), 1).code(), absl::StatusCode::kInternal);
+  *memory = nullptr;
+  ASSERT_TRUE(CheckAllKept(slabs, kept).ok());
+  auto next = JobMemory::TakeUp(plan, "job", std::move(kept), place_, slabs);
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_EQ((*next)->shards()->allocated_bytes(), 32 * kMiB + kPage);
+  std::string got(5000, ' ');
+  ASSERT_TRUE((*next)->shards()->Read(40 * kMiB, got.data(), 5000).ok());
+  EXPECT_EQ(got, bytes);
 }
 
 // Gradients that are made again have the pieces that the description tells of.

@@ -379,6 +379,7 @@ TEST(NcclLibraryTest, IsLoadedWhereItIsAndRefusedByName) {
   const auto library = NcclLibrary::Load(here);
   ASSERT_TRUE(library.ok()) << library.status();
   EXPECT_EQ(library->version(), "2.28.9");
+  EXPECT_STREQ(getenv("NCCL_RUNTIME_CONNECT"), "0") << "sums are connected with their communicator";
   const absl::Status missing = NcclLibrary::Load("libnccl-not-here.so").status();
   EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(missing.message()), HasSubstr("\"libnccl-not-here.so\": it cannot be loaded"));

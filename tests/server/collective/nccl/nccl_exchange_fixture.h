@@ -60,9 +60,12 @@ class NcclExchangeTest : public ::testing::Test {
     options.node = node;
     options.nodes = nodes();
     options.communicators.limit = limit_;
+    options.moves = moves_;
     for (int rank = 0; rank < ranks_; ++rank) {
       options.devices.push_back(daemon(node).devices[static_cast<size_t>(rank % each_)].get());
       options.ordinals.push_back(node * each_ + rank % each_);
+      options.greetings.push_back(
+          static_cast<char*>(gpus_.memory()->allocate(static_cast<size_t>(NcclExchange::GreetingBytes(nodes())), 64)));
     }
     options.send = [this, node](int to, v1::PeerMessage message) { Deliver(node, to, message); };
     auto made =
@@ -137,6 +140,36 @@ class NcclExchangeTest : public ::testing::Test {
                                      });
     return pending;
   }
+  // Every rank sends its other nodes' ranks a byte that names it, and gets theirs.
+  std::shared_ptr<Pending> Move(int node, uint64_t generation, uint64_t sequence) {
+    auto pending = std::make_shared<Pending>();
+    std::vector<NodeMove> moves;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      auto* const bytes = static_cast<char*>(gpus_.memory()->allocate(64 * static_cast<size_t>(nodes()), 64));
+      pending->data.push_back(reinterpret_cast<float*>(bytes));
+      bytes[64 * node] = static_cast<char>(10 * node + rank);
+      for (int other = 0; other < nodes(); ++other) {
+        if (other == node) continue;
+        moves.push_back({rank, {other, bytes + 64 * node, nullptr, 1}});
+        moves.push_back({rank, {other, nullptr, bytes + 64 * other, 1}});
+      }
+    }
+    daemon(node).exchange->Move(generation, sequence, std::move(moves), absl::StrCat("move ", sequence),
+                                [pending](absl::Status status) {
+                                  pending->status = std::move(status);
+                                  pending->done.Notify();
+                                });
+    return pending;
+  }
+  void ExpectMoves(const std::vector<std::shared_ptr<Pending>>& all) {
+    for (const auto& pending : all) {
+      ASSERT_TRUE(Await(pending).ok()) << pending->status;
+      for (int rank = 0; rank < ranks_; ++rank) {
+        const char* const bytes = reinterpret_cast<const char*>(pending->data[static_cast<size_t>(rank)]);
+        for (int node = 0; node < nodes(); ++node) EXPECT_EQ(bytes[64 * node], 10 * node + rank);
+      }
+    }
+  }
   static absl::Status Await(const std::shared_ptr<Pending>& pending) {
     EXPECT_TRUE(pending->done.WaitForNotificationWithTimeout(kLimit)) << "it does not end";
     return pending->status;
@@ -180,6 +213,7 @@ class NcclExchangeTest : public ::testing::Test {
 
   FakeCudaWorld gpus_{/*delay_seed=*/7, kGpus, /*queue_limit=*/1024};
   absl::Duration limit_ = absl::Seconds(30);
+  bool moves_ = false;
   int ranks_ = 0, each_ = 0;
   std::vector<std::unique_ptr<Device>> devices_;
   absl::Mutex mutex_;  // exchanges come and go under it

@@ -2,6 +2,8 @@
 
 #include "server/collective/nodes/nccl_exchange.h"
 
+#include <stdlib.h>
+
 #include <atomic>
 
 #include "server/collective/nodes/nccl_exchanges.h"
@@ -136,6 +138,62 @@ TEST_P(NcclExchangeOfNodesTest, AGenerationThatEndsWhileCommunicatorsAreMadeEnds
   for (const auto& pending : all) EXPECT_EQ(Await(pending).code(), absl::StatusCode::kAborted) << pending->status;
   Hold(false);
   ExpectSums(2, 0);
+}
+
+// NCCL holds the thread that issues a pair's first call until the other half comes.
+class NcclExchangeMovesTest : public NcclExchangeTest {
+ protected:
+  NcclExchangeMovesTest() {
+    setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/1);  // as NcclLibrary::Load
+    moves_ = true;
+  }
+  ~NcclExchangeMovesTest() override { unsetenv("NCCL_RUNTIME_CONNECT"); }
+};
+
+// Node 1 comes to its first move when it has summed.
+TEST_F(NcclExchangeMovesTest, AFirstMoveHoldsUpNoEarlierSum) {
+  Start(/*nodes=*/2, /*ranks=*/2);
+  for (uint64_t generation = 1; generation <= 2; ++generation) {  // in the second on communicators that are kept
+    BeginOnAll(generation);
+    const auto move = Move(0, generation, 0);
+    const auto sum = Sum(1, generation, 0);
+    AwaitIssued(0, "move 0");
+    ExpectSums({Sum(0, generation, 0), sum}, 0);
+    ExpectMoves({move, Move(1, generation, 0)});
+  }
+}
+
+TEST_F(NcclExchangeMovesTest, AFirstSumHoldsUpNoEarlierMove) {
+  Start(/*nodes=*/3, /*ranks=*/1);
+  BeginOnAll(1);
+  ExpectMoves({Move(0, 1, 0), Move(1, 1, 0), Move(2, 1, 0)});
+  const auto sum = Sum(0, 1, 0);
+  AwaitIssued(0, "sum 0");
+  ExpectMoves({Move(0, 1, 1), Move(1, 1, 1), Move(2, 1, 1)});
+  ExpectSums({sum, Sum(1, 1, 0), Sum(2, 1, 0)}, 0);
+}
+
+TEST_F(NcclExchangeMovesTest, ANodeThatLeavesWhileOthersAreGreetedEndsThat) {
+  static std::atomic<bool> g_leaves;
+  g_leaves = true;
+  nccl::Table table = fake_nccl::Table();
+  table.Send = [](const void* send, size_t count, nccl::DataType dtype, int peer, nccl::Comm comm,
+                  nccl::Stream stream) {
+    return g_leaves ? nccl::kSystemError : fake_nccl::Table().Send(send, count, dtype, peer, comm, stream);
+  };
+  Start(/*nodes=*/2, /*ranks=*/1);
+  End(1);
+  daemon(1).table = table;
+  Make(1);
+  BeginOnAll(1);
+  const auto sum = Sum(0, 1, 0);
+  const auto refused = Sum(1, 1, 0);
+  EXPECT_THAT(std::string(Await(refused).message()), HasSubstr("ncclSend")) << refused->status;
+  EXPECT_THAT(std::string(Await(sum).message()), HasSubstr("Connection closed by remote peer")) << sum->status;
+  g_leaves = false;
+  BeginOnAll(2);
+  ExpectSums(2, 0);
+  ExpectMoves({Move(0, 2, 0), Move(1, 2, 0)});
 }
 
 TEST_P(NcclExchangeOfNodesTest, NodesThatDoNotJoinInTimeAreAnError) {
@@ -386,14 +444,14 @@ TEST_F(NcclExchangeTest, OneJobAtATimeHasTheDaemonsGpus) {
   Start(/*nodes=*/1, /*ranks=*/2);
   NcclExchanges exchanges(NcclLibrary(fake_nccl::Table(), 22809), gpus_.driver(), {4, 5});
   const std::vector<Device*> devices = {devices_[4].get(), devices_[5].get(), devices_[4].get()};
-  auto first = exchanges.Make("first", 0, 2, devices, [](int, v1::PeerMessage) {});
+  auto first = exchanges.Make("first", 0, 2, devices, {}, [](int, v1::PeerMessage) {});
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_THAT((*first)->Describe(), HasSubstr("members here cuda:4, cuda:5, cuda:4"));
-  const absl::Status second = exchanges.Make("second", 0, 2, devices, [](int, v1::PeerMessage) {}).status();
+  const absl::Status second = exchanges.Make("second", 0, 2, devices, {}, [](int, v1::PeerMessage) {}).status();
   EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(second.message()), HasSubstr("and job \"first\" is there"));
   first->reset();
-  EXPECT_TRUE(exchanges.Make("second", 0, 2, devices, [](int, v1::PeerMessage) {}).ok());
+  EXPECT_TRUE(exchanges.Make("second", 0, 2, devices, {}, [](int, v1::PeerMessage) {}).ok());
 }
 
 }  // namespace

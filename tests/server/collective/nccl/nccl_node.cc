@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "server/collective/local/fan_out.h"
 #include "server/collective/nodes/nccl_exchange.h"
 #include "server/device/device_memory.h"
 #include "server/job/wait.h"
@@ -41,8 +42,11 @@ class Node {
     for (const auto& device : devices_) {
       options.ordinals.push_back(static_cast<int>(options.devices.size()));
       options.devices.push_back(device.get());
-      slabs_.push_back(*device->memory()->MakeSlab("staging", kSlots * kSlotBytes, {device->memory()}));
+      slabs_.push_back(*device->memory()->MakeSlab("staging", kSlots * kSlotBytes + NcclExchange::GreetingBytes(nodes),
+                                                   {device->memory()}));
+      options.greetings.push_back(slabs_.back()->data() + kSlots * kSlotBytes);
     }
+    options.moves = true;
     options.send = [this](int to, v1::PeerMessage message) {
       NodePacket packet;
       packet.fixed.kind = NodePacket::Kind::kMessage;
@@ -82,28 +86,53 @@ class Node {
  private:
   static constexpr int64_t kSlots = 64;  // sums that are there at a time
   static constexpr int64_t kSlotBytes = int64_t{512} << 10;
+  static constexpr int64_t kSaidBytes = 4096;
+  static constexpr uint64_t kSumsOfAMove = 8;
   static int64_t Numel(uint64_t sequence) { return 3 + static_cast<int64_t>(sequence % 5) * 20'001; }
   char* Slot(size_t rank, uint64_t sequence) {
     return slabs_[rank]->data() + static_cast<int64_t>(sequence) % kSlots * kSlotBytes;
   }
+  // Behind a slot's values: what a node says to the others, and what node `from` has said.
+  char* Said(size_t rank, uint64_t sequence, int from) {
+    return Slot(rank, sequence) + kSlotBytes - (nodes_ - from) * kSaidBytes;
+  }
+  static std::string Says(int node, size_t rank, uint64_t sequence) {
+    return std::string(kSaidBytes, static_cast<char>(1 + 50 * node + 10 * static_cast<int>(rank) + sequence % 7));
+  }
+  static bool Moves(uint64_t sequence) { return sequence % kSumsOfAMove == 0; }
+  // A sum, and beside some of them a move.
   void Sum(uint64_t generation, uint64_t sequence) {
     std::vector<NodePart> parts;
+    std::vector<NodeMove> moves;
     std::vector<float> values(static_cast<size_t>(Numel(sequence)));
     for (size_t rank = 0; rank < devices_.size(); ++rank) {
       FillNodeValues(node_, static_cast<int>(rank), sequence, values.data(), Numel(sequence));
       char* const data = Slot(rank, sequence);
       if (!devices_[rank]->memory()->Write(data, values.data(), Numel(sequence) * 4).ok()) _exit(4);
       parts.push_back({static_cast<int>(rank), reinterpret_cast<float*>(data), Numel(sequence)});
+      for (int other = 0; Moves(sequence) && other < nodes_; ++other) {
+        const std::string says = other == node_ ? Says(node_, rank, sequence) : std::string(kSaidBytes, '\0');
+        if (!devices_[rank]->memory()->Write(Said(rank, sequence, other), says.data(), kSaidBytes).ok()) _exit(4);
+        if (other == node_) continue;
+        const auto r = static_cast<int>(rank);
+        moves.push_back({r, {other, Said(rank, sequence, node_), nullptr, kSaidBytes}});
+        moves.push_back({r, {other, nullptr, Said(rank, sequence, other), kSaidBytes}});
+      }
     }
-    exchange_->AllReduce(generation, sequence, parts, absl::StrCat("sum ", sequence),
-                         [this, generation, sequence](absl::Status status) {
-                           {
-                             absl::MutexLock lock(&mutex_);
-                             done_.push_back({generation, sequence, std::move(status)});
-                           }
-                           const uint64_t one = 1;
-                           (void)!write(done_event_.get(), &one, sizeof(one));
-                         });
+    const auto done = JoinParts(Moves(sequence) ? 2 : 1, [this, generation, sequence](absl::Status status) {
+      {
+        absl::MutexLock lock(&mutex_);
+        done_.push_back({generation, sequence, std::move(status)});
+      }
+      const uint64_t one = 1;
+      (void)!write(done_event_.get(), &one, sizeof(one));
+    });
+    const auto sum = [&] { exchange_->AllReduce(generation, sequence, parts, absl::StrCat("sum ", sequence), done); };
+    if (node_ % 2 == 0) sum();  // in other orders on other nodes
+    if (Moves(sequence)) {
+      exchange_->Move(generation, sequence / kSumsOfAMove, moves, absl::StrCat("move ", sequence), done);
+    }
+    if (node_ % 2 != 0) sum();
   }
   // Not where a sum is done: a thread of the driver's calls no function of it.
   void Tell() {
@@ -127,6 +156,12 @@ class Node {
       for (size_t rank = 0; ended.status.ok() && rank < devices_.size(); ++rank) {
         if (!devices_[rank]->memory()->Read(values.data(), Slot(rank, ended.sequence), numel * 4).ok()) _exit(4);
         packet.fixed.wrong += WrongNodeSums(nodes_, static_cast<int>(rank), ended.sequence, values.data(), numel);
+        for (int from = 0; Moves(ended.sequence) && from < nodes_; ++from) {
+          std::string said(kSaidBytes, '\0');
+          const char* const at = Said(rank, ended.sequence, from);
+          if (!devices_[rank]->memory()->Read(said.data(), at, kSaidBytes).ok()) _exit(4);
+          packet.fixed.wrong += said == Says(from, rank, ended.sequence) ? 0 : 1;
+        }
         digest = Digest(digest, values.data(), numel);
         packet.bytes = absl::StrCat(digest);
       }

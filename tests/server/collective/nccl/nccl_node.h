@@ -57,6 +57,7 @@ class NcclNodes {
   void Start(int node);
   void Kill(int node);  // and waits for its end
   void Begin(int node, uint64_t generation);
+  // And beside every eighth a move; done are both, and what a move has brought wrongly counts as one.
   void Sum(int node, uint64_t generation, uint64_t sequence);
   // Nullopt: not within the limit.
   std::optional<Done> Await(int node, uint64_t generation, uint64_t sequence, absl::Duration limit = testing::kLimit);
