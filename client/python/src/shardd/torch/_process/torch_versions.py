@@ -8,6 +8,7 @@
 | ``FSDPState._fsdp_param_groups`` | one, ``_fsdp_param_group``, in 2.10 |
 | ``FSDPParam._unsharded_dtensor_spec`` | ``_tp_spec`` in 2.10 |
 | ``checkpoint.state_dict._get_fsdp_process_group`` | not in 2.10, which asks for no group there |
+| ``FSDPModule``: ``reset_iter_state``, ``set_reduce_scatter_unused_params`` and three others | not in 2.10, and so not here with it |
 | ``FSDPState._lazy_init`` lists a state once | 2.10 lists that of a list of modules for each of them |
 
 In C++ it is ``client/torch/torch_versions.h``.
