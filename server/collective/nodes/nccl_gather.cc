@@ -169,16 +169,16 @@ absl::Status NcclGather::TakeLocked(int node, const v1::PeerMessage::Pull& pull)
     return absl::ResourceExhaustedError(absl::StrCat("node ", node, " is too far ahead with its orders of gathers (",
                                                      kMaxOrders, " have not begun here)"));
   }
-  if (node != 0 || pull.transfer() != next_order_) {
-    return absl::InvalidArgumentError(absl::StrCat("not the next order of gathers (got ", pull.transfer(),
-                                                   " from node ", node, ", want ", next_order_, " from node 0)"));
-  }
   for (int i = 0; i < pull.receivers_size(); ++i) {
     if (pull.receivers(i) < (i == 0 ? 0 : pull.receivers(i - 1) + 1) || pull.receivers(i) >= nodes_) {
       return absl::InvalidArgumentError(absl::StrCat("an order for nodes that are not there, or not ascending (got ",
                                                      absl::StrJoin(pull.receivers(), ", "), ", want some of ", nodes_,
                                                      " nodes)"));
     }
+  }
+  if (node != 0 || pull.transfer() != next_order_) {
+    return absl::InvalidArgumentError(absl::StrCat("not the next order of gathers (got ", pull.transfer(),
+                                                   " from node ", node, ", want ", next_order_, " from node 0)"));
   }
   Order order{generation_, next_order_++, key, {pull.receivers().begin(), pull.receivers().end()}};
   if (Receives(order)) asked_.erase(key);
