@@ -110,7 +110,14 @@ function(shardd_tests folders label)
   elseif(label STREQUAL "multiproc")
     list(APPEND properties ${SHARDD_BESIDE_E2E})
   endif()
-  gtest_discover_tests(${name} TEST_PREFIX "${folder}/" PROPERTIES ${properties}
+  set(filter)
+  if(name STREQUAL "e2e_test" AND NOT SHARDD_SANITIZE)
+    set(aside "*Cuda*:*Offloaded*") # so that both chains take as long
+    gtest_discover_tests(${name} TEST_PREFIX "${folder}/" TEST_FILTER "${aside}" PROPERTIES LABELS ${label}
+      TIMEOUT ${SHARDD_TEST_TIMEOUT_S} ${SHARDD_BESIDE_E2E} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60)
+    set(filter TEST_FILTER "-${aside}")
+  endif()
+  gtest_discover_tests(${name} TEST_PREFIX "${folder}/" ${filter} PROPERTIES ${properties}
     DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60)
 endfunction()
 
