@@ -539,9 +539,10 @@ SHARDD_API shardd_status* shardd_has_edits(shardd_job* job, int32_t* has_edits);
  * the rank reads in a pass, and inside of full parameters. [waits] */
 SHARDD_API shardd_status* shardd_hand_in_edits(shardd_job* job);
 /* With an optimizer in the trainers: returns when this rank may store into state of its optimizer. Whoever has called
- * it once says that it calls it before it does so in any later pass, and after an error stores nothing. If all ranks
- * do, the daemon lets them into a pass before it has copied that state into the snapshot, and copies while they
- * compute. Shards may be stored into at any time, as before. Returns at once where no snapshot is under way. [waits] */
+ * it once says that it calls it between any later shardd_enter_pass and the next such store, and after an error stores
+ * nothing. If all ranks do, the daemon lets them into a pass before it has copied that state into the snapshot, and
+ * copies while they compute. Shards may be stored into at any time, as before. Returns at once where no snapshot is
+ * under way. [waits] */
 SHARDD_API shardd_status* shardd_await_store(shardd_job* job);
 /* on != 0: a store into what this process may only read (shards where trainers never write, what is unsharded on CPUs,
  * state of the daemon's optimizer) writes a line with the parameter's name to standard error before it ends the

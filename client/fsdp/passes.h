@@ -58,6 +58,11 @@ class Passes {
 
   // With copies: the program stores from here on. What is unsharded by hand is of before the store.
   Status BeginWriting();
+  // An optimizer's step is under way, of which there may be one inside of another. A pass that begins in one, as of its
+  // closure, is followed by stores without another call, so its shell waits until they may be made.
+  void BeginStep() { ++steps_under_way_; }
+  void EndStep() { steps_under_way_ -= steps_under_way_ > 0 ? 1 : 0; }
+  bool in_step() const { return steps_under_way_ > 0; }
   // What was written since the last pass is an optimizer step, which the next pass commits with `state`.
   void MarkStepped(std::string state);
   // The next pass commits `state` with what was written.
@@ -70,6 +75,7 @@ class Passes {
 
  private:
   PassShell& shell_;
+  int steps_under_way_ = 0;  // one that has raised counts for ever: its passes wait, and nothing is wrong
   bool used_ = false;
   bool copies_ = false;
   bool written_ = false;  // with copies: since the forward of a pass whose backward may come

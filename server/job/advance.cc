@@ -141,7 +141,8 @@ absl::Span<const Transition> JobCore::Transitions() {
       {"copy for a pass", kPassCopies | kAllEntering, kCommitting | kDeciding | kReducing,
        [](const JobCore& job) {
          return job.writes_.passes().announced() && !job.writes_.passes().copied() &&
-                !job.writes_.passes().awaits_devices() && job.writes_.NoStepComesFirst();
+                !job.writes_.passes().awaits_devices() && job.writes_.NoStepComesFirst() &&
+                !job.snapshots_.snapshot().behind();  // it reads the copies of before
        },
        [](JobCore& job) { return job.pass_commits_.CommitBehindDevices(); }, nullptr, "signals of the ranks' devices",
        "All ranks enter a pass, nothing stores into the shards, and nobody reads the copies of before.",

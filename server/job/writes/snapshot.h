@@ -56,7 +56,7 @@ class Snapshot {
   bool fresh() const { return whole_ && age_ == 0; }
   // Ranks hand in, and passes commit, so often before the next copy is taken (JobConfig.keep_every).
   bool IsDueBeforeHandIn() const { return !whole_ || age_ >= plan_->config.keep_every(); }
-  bool IsDueWithPass() const { return with_each_ || due_ || !whole_ || age_ + 1 >= plan_->config.keep_every(); }
+  bool IsDueWithPass() const { return with_each_ || due_ || !exists() || age_ + 1 >= plan_->config.keep_every(); }
   // A rank enters a pass. Where the job does not say how often, what snapshots cost decides; it stays due until taken.
   void PassBegins(absl::Time now) { due_ = due_ || (plan_->snapshots_by_cost && pace_.IsDue(now)); }
 

@@ -164,6 +164,34 @@ def train_large_and_be_torn(steps: int, pause_s: float = 600) -> dict[str, Any]:
     return {"losses": losses, "state": full_state(optimizer), "parameters": parameters, "starts": starts}
 
 
+def waits_inside_closures(steps: int) -> dict[str, Any]:
+    """How often a store behind a closure's forward would have to wait for the snapshot that is taken with that forward."""
+    from shardd.torch import commit, fully_shard
+
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    # The copy takes longer than the forward.
+    model.table = torch.nn.Parameter(torch.zeros(32 << 20), requires_grad=False)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    waits = []
+    for _ in range(steps):
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = model(torch.ones(1, 64)).square().mean()
+            engine = model._get_fsdp_state()._job.engine
+            before = engine.client_counters()["waits"]
+            engine.await_store()
+            waits.append(engine.client_counters()["waits"] - before)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    commit(model)
+    return {"waits": waits}
+
+
 def steps_without_and_with_optimizer(impl: str) -> dict[str, Any]:
     """Passes without a step, two optimizers, one of which has state that cannot be kept."""
     rank = dist.get_rank()

@@ -113,6 +113,12 @@ def test_a_rank_killed_inside_an_optimizer_step_costs_that_step_alone(
         _equal(got, want)
 
 
+def test_a_closures_forward_waits_for_the_snapshot_that_comes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDD_KEEP_EVERY", "1")
+    for out in run_ranks(stock_scenarios.waits_inside_closures, 2, 6):
+        assert out["waits"] == [0] * 6  # the store comes without another call
+
+
 def _equal(got: dict[str, Any], want: dict[str, Any]) -> None:
     assert got["losses"] == want["losses"]
     for name, value in want["parameters"].items():

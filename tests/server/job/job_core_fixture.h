@@ -77,9 +77,10 @@ class HeldDevice final : public Device {
       }
     }
   }
-  bool Waiting() const {
+  bool Waiting() const { return kept() > 0; }
+  size_t kept() const {
     absl::MutexLock lock(&mutex_);
-    return !kept_.empty();
+    return kept_.size();
   }
   // The first of what is held, to its end; nothing where nothing is.
   void RunFirst() {

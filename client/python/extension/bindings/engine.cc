@@ -103,6 +103,8 @@ void BindEngine(py::module_& m) {
       .def("synchronise", Keeping(+[](Engine& engine) { engine.attached().SynchroniseStream(); }))
       .def("begin_writing", Keeping(&Engine::BeginWriting))
       .def("await_store", Keeping(&AwaitStore))
+      .def("begin_step", [](Engine& engine) { engine.passes().BeginStep(); })
+      .def("end_step", [](Engine& engine) { engine.passes().EndStep(); })
       .def("take_changes", Keeping(&Engine::TakeChanges))
       .def("set_replaced",
            [](Engine& engine, py::object replaced) { engine.program().SetReplaced(std::move(replaced)); })

@@ -89,6 +89,10 @@ Status EngineShell::EnterPass(bool stepped, const std::string& state) {
   }
   if (status.ok() && engine_.passes().copies()) {
     engine_.attached().AwaitPassCopies();
+    if (engine_.passes().in_step()) {
+      const NoGil no_gil;
+      status = shardd::AwaitStore(engine_.job());
+    }
   }
   return status;
 }

@@ -141,6 +141,55 @@ TEST_F(PassCopiesTest, RanksLearnOfAPassBeforeItsCopiesAreMade) {
   EXPECT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 0);
 }
 
+class PassesOfRanksThatAsk : public PassCopiesTest {
+ protected:
+  PassesOfRanksThatAsk() : PassCopiesTest(PassCopies(1)) {}
+  // By the ring: commands of a stream do not have the flag.
+  void EnterAll() {
+    OnLoop([&] {
+      const SessionLayout layout = MakeSessionLayout(*plan_);
+      for (int rank = 0; rank < kRanks; ++rank) {
+        const SessionMemoryView view(job_->sessions()[rank]->memory()->memory->data(), layout.ring_offset_bytes,
+                                     layout.masks_offset_bytes);
+        CommandRecord record = {};
+        record.opcode = Opcode::kEnterPass;
+        record.flags = kAsksToStore;
+        record.sequence = entered_;
+        view.record(entered_) = record;
+        view.page().submitted.store(TimelineValue(job_->committed().epoch(), entered_ + 1));
+      }
+      ++entered_;
+      job_->PollRings();
+    });
+  }
+  // What the devices have, each a work at a time, until `done`.
+  bool RunUntil(const std::function<bool()>& done) {
+    return Until([&] {
+      if (done()) return true;
+      for (const auto& device : devices_) device->RunFirst();
+      return false;
+    });
+  }
+  uint64_t entered_ = 0;
+};
+
+// A daemon that dies before it knows that the snapshot is whole leaves that it is to be copied from what passes read.
+TEST_F(PassesOfRanksThatAsk, APassIsCopiedBehindTheLastOnesSnapshot) {
+  Store(5);
+  for (const auto& device : devices_) device->Hold();
+  EnterAll();
+  ASSERT_TRUE(RunUntil([&] { return Word(0, &DaemonPage::passes) == 1 && Word(1, &DaemonPage::passes) == 1; }));
+  EXPECT_EQ(Word(0, &DaemonPage::snapshots_begun), 1u);
+  LeaveAll();
+  Store(6);
+  EnterAll();
+  for (const auto& device : devices_) EXPECT_EQ(device->kept(), 1u) << "the snapshot alone";
+  ASSERT_TRUE(RunUntil([&] { return Word(0, &DaemonPage::snapshots_whole) == 1; }));
+  EXPECT_EQ(read(), 5);
+  ASSERT_TRUE(RunUntil([&] { return Word(0, &DaemonPage::passes) == 2; }));
+  EXPECT_EQ(read(), 6);
+}
+
 TEST_F(PassCopiesTest, ARankThatAsksMayStoreWhoeverReads) {
   Pass();
   Leave(0);

@@ -46,6 +46,17 @@ TEST_F(SnapshotTest, IsDueAgainAfterSoManyVersionsAsConfigured) {
   EXPECT_TRUE(snapshot_.IsDueBeforeHandIn());
 }
 
+TEST_F(SnapshotTest, OneThatIsBehindCountsAsTheLastOne) {
+  snapshot_.BeginTakingWithCommit();
+  snapshot_.BeginBehind();
+  ASSERT_TRUE(snapshot_.CommitBehind());
+  snapshot_.OfCommitted(1, {"a", "b"});
+  EXPECT_FALSE(snapshot_.whole());
+  EXPECT_FALSE(snapshot_.IsDueWithPass());
+  snapshot_.Age();
+  EXPECT_TRUE(snapshot_.IsDueWithPass());
+}
+
 TEST_F(SnapshotTest, IsDueOnceTheShardsChangedOtherwise) {
   snapshot_.Taken(1, {});
   snapshot_.Outdate();

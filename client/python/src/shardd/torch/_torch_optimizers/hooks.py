@@ -163,6 +163,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         assert job.engine is not None and job.memory is not None
         watch_loads(optimizer)
         job.engine.begin_writing()
+        job.engine.begin_step()  # a forward of its closure is followed by stores
         job.memory.give(optimizer)
 
 
@@ -170,6 +171,9 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _but_not(optimizer):
         return
     jobs = _jobs_of(optimizer)
+    for job in jobs:
+        assert job.engine is not None
+        job.engine.end_step()
     if jobs and _makes_state_only(optimizer):
         keep_loaded(optimizer, jobs)
         return
