@@ -47,10 +47,10 @@ class DaemonDeath : public KeptCluster {
     EXPECT_GE(kills, most / 2) << "the ranks were too fast";
   }
   // REQUIRES: a custodian runs.
-  void KillWhereRanksEdit(const Args& args, int kills) {
+  void KillWhereRanksTrain(const Args& args, int kills, int64_t most_steps_lost = 0) {
     StartKept();
     std::vector<testing::Child> ranks = StartRanks(args);
-    KillAgainAndAgain(ranks[0], kills, /*most_steps_lost=*/0);
+    KillAgainAndAgain(ranks[0], kills, most_steps_lost);
     ExpectUndisturbed(args, ranks);
     ExpectNothingLeft();
   }

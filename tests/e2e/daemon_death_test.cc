@@ -41,11 +41,7 @@ class DaemonDeathWith : public DaemonDeath, public ::testing::WithParamInterface
 TEST_P(DaemonDeathWith, KillsAtAnyMomentLoseNothing) {
   const Args args = Training(100 * Kills(), GetParam());
   StartCustodian();
-  StartKept();
-  std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
-  ExpectUndisturbed(args, ranks);
-  ExpectNothingLeft();
+  KillWhereRanksTrain(args, Kills());
 }
 
 class DaemonDeathUnder : public DaemonDeath, public ::testing::WithParamInterface<const char*> {};
@@ -55,22 +51,14 @@ TEST_P(DaemonDeathUnder, KillsLoseNothingOfOtherOptimizers) {
   const char* const momentum = GetParam() == std::string("rmsprop") ? "0.9" : "0";
   const Args args = Training(60 * kills, GetParam()).With({{"momentum", momentum}, {"lr", "0.003"}});
   StartCustodian();
-  StartKept();
-  std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], kills, /*most_steps_lost=*/0);
-  ExpectUndisturbed(args, ranks);
-  ExpectNothingLeft();
+  KillWhereRanksTrain(args, kills);
 }
 
 TEST_F(DaemonDeath, KillsUnderFourRanksLoseNothing) {
   const Args args = Training(60 * Kills())
                         .With({{"world", "4"}, {"strategy", "HYBRID_SHARD"}, {"group_size", "2"}, {"max_norm", "0.1"}});
   StartCustodian();
-  StartKept();
-  std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
-  ExpectUndisturbed(args, ranks);
-  ExpectNothingLeft();
+  KillWhereRanksTrain(args, Kills());
 }
 
 // A step of theirs is committed when its snapshot is taken.
@@ -78,11 +66,7 @@ TEST_P(DaemonDeathWith, KillsWhereRanksUpdateLoseNothing) {
   const Args args =
       TrainingByRanks(15 * Kills(), GetParam() == std::string("sgd") ? "sgd" : "adam").With({{"keep_every", "1"}});
   StartCustodian();
-  StartKept();
-  std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
-  ExpectUndisturbed(args, ranks);
-  ExpectNothingLeft();
+  KillWhereRanksTrain(args, Kills());
 }
 
 // States are copied while ranks compute, and store into their shards: no committed step is lost.
@@ -90,11 +74,7 @@ TEST_P(DaemonDeathWith, KillsWhileSnapshotsAreTakenBehindPassesLoseNothing) {
   const Args args = TrainingByRanks(15 * Kills(), GetParam() == std::string("sgd") ? "sgd" : "adam")
                         .With({{"keep_every", "1"}, {"asks", "1"}, {"midway", "1"}});
   StartCustodian();
-  StartKept();
-  std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], Kills(), /*most_steps_lost=*/0);
-  ExpectUndisturbed(args, ranks);
-  ExpectNothingLeft();
+  KillWhereRanksTrain(args, Kills());
 }
 
 // Where fewer are taken, an abort goes back further.
@@ -102,23 +82,19 @@ TEST_P(DaemonDeathWith, KillsWhereRanksUpdateGoBackToTheSnapshot) {
   const int kills = (Kills() + 2) / 3;
   const Args args = TrainingByRanks(15 * kills, GetParam() == std::string("sgd") ? "sgd" : "adam");
   StartCustodian();
-  StartKept();
-  std::vector<Child> ranks = StartRanks(args);
-  KillAgainAndAgain(ranks[0], kills, /*most_steps_lost=*/kKeepEvery);
-  ExpectUndisturbed(args, ranks);
-  ExpectNothingLeft();
+  KillWhereRanksTrain(args, kills, /*most_steps_lost=*/kKeepEvery);
 }
 
 // What is torn while they hand in is made of the snapshot, and the optimizer's states stay.
 TEST_F(DaemonDeath, KillsWhereRanksHandInEditsLoseNothing) {
   StartCustodian();
-  KillWhereRanksEdit(kEdits.With({{"steps", absl::StrCat(15 * Kills())}}), Kills());
+  KillWhereRanksTrain(kEdits.With({{"steps", absl::StrCat(15 * Kills())}}), Kills());
 }
 
 // Ranks may store at any time: every step is one when its snapshot is taken.
 TEST_F(DaemonDeath, KillsWhereRanksEditBesideCopiesForPassesLoseNothing) {
   StartCustodian();
-  KillWhereRanksEdit(kEdits.With({{"pass_copies", "1"}, {"steps", absl::StrCat(15 * Kills())}}), Kills());
+  KillWhereRanksTrain(kEdits.With({{"pass_copies", "1"}, {"steps", absl::StrCat(15 * Kills())}}), Kills());
 }
 
 TEST_F(DaemonDeath, WhereRanksLoadValuesTakesThemBack) {

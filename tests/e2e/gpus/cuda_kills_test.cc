@@ -89,7 +89,7 @@ class CudaDeathOfEdits : public CudaDeath, public ::testing::WithParamInterface<
 TEST_P(CudaDeathOfEdits, KillsAtAnyMomentLoseNothing) {
   SHARDD_NEEDS_GPUS(GetParam().gpus);
   StartOnGpus(GetParam().gpus);
-  KillWhereRanksEdit(Training(15 * Kills(), kEdits.With(GetParam().args)), Kills());
+  KillWhereRanksTrain(Training(15 * Kills(), kEdits.With(GetParam().args)), Kills());
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, CudaDeathOfEdits, ::testing::ValuesIn(kEditing),

@@ -58,12 +58,7 @@ def _killed(kind: str, hold: str, killed_at: int) -> tuple[list[dict[str, Any]],
 def _alike(results: list[dict[str, Any]], kind: str) -> None:
     """To the last bit as in a run in which nobody was killed."""
     for got, want in zip(results, run_ranks(stock_scenarios.train_and_be_killed, 2, kind, _STEPS)):
-        assert got["losses"] == want["losses"]
-        for name, value in want["parameters"].items():
-            assert torch.equal(got["parameters"][name], value), name
-        for index, entry in want["state"].items():
-            for name, value in entry.items():
-                assert torch.equal(torch.as_tensor(got["state"][index][name]), torch.as_tensor(value)), (index, name)
+        _equal(got, want)
         assert got["counters"]["commits"] >= _STEPS and got["counters"]["aborts"] >= 1
 
 
