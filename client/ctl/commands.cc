@@ -367,7 +367,8 @@ ExitCode ExitCodeOf(const absl::Status& status) {
 }
 
 absl::Status PlanAndPrint(const Options& options) {
-  SHARDD_ASSIGN_OR_RETURN(const PlannedModel planned, PlanModelFile(options.model, options.world, options.nodes));
+  SHARDD_ASSIGN_OR_RETURN(const PlannedModel planned,
+                          PlanModelFile(options.model, options.world, options.nodes, options.gpus));
   std::string text = planned.text;
   if (options.json) {
     SHARDD_ASSIGN_OR_RETURN(text, ToJson(planned.memory, /*one_line=*/false));

@@ -46,7 +46,8 @@ constexpr CommandRow kCommands[] = {
     {"trace", Command::kTrace, TakesJob::kOptional,
      "what ranks and daemon do over the next steps, for ui.perfetto.dev"},
     {"handover", Command::kHandover, TakesJob::kNo, "a new daemon takes this one's place while jobs train"},
-    {"plan", Command::kPlan, TakesJob::kNo, "what memory a model will need, before anything runs (--world, --nodes)"},
+    {"plan", Command::kPlan, TakesJob::kNo,
+     "what memory a model will need, before anything runs (--world, --nodes, --gpus)"},
     {"close", Command::kClose, TakesJob::kRequired, "end a job and free its memory at once"},
     {"version", Command::kVersion, TakesJob::kNo, "version of this program"},
     {"help", Command::kHelp, TakesJob::kNo, "this text, or that of the command that follows"},
@@ -167,6 +168,8 @@ void AddOwnOptions(CLI::App* app, Command command, Options* options) {
     app->add_option("--nodes", options->nodes, "nodes (default: as the model says, otherwise 1)")
         ->check(CLI::Range(1, kMaxNodes).description(""))
         ->type_name("N");
+    app->add_flag("--gpus", options->gpus, "ranks have GPUs (makes a difference to parameters that are cut over nodes)")
+        ->disable_flag_override();
     app->add_flag("--json", options->json, "as shardctl memory --json will have it")->disable_flag_override();
     app->footer(kPlanText);
   }

@@ -60,6 +60,7 @@ struct Options {
   std::string model;                            // plan: the file; "-" is standard input
   int world = 0;                                // plan: ranks of all nodes; 0: as the model says
   int nodes = 0;                                // plan; 0: as the model says
+  bool gpus = false;                            // plan: ranks have GPUs
   // Zero: 10 s for one request, 60 s for a trace, 180 s for a handover.
   absl::Duration timeout = absl::ZeroDuration();
   absl::Duration watch = absl::ZeroDuration();  // zero: once; top: a second, unless `once`

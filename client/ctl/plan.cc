@@ -52,7 +52,7 @@ absl::Status Spread(int world, int nodes, v1::JobSpec* spec) {
   return absl::OkStatus();
 }
 
-v1::Memory Describe(const v1::JobSpec& spec, const ShardPlan& plan) {
+v1::Memory Describe(const v1::JobSpec& spec, const ShardPlan& plan, bool on_gpus) {
   const MemoryPlan& memory = plan.memory;
   v1::Memory described;
   described.set_job(spec.name());
@@ -69,11 +69,12 @@ v1::Memory Describe(const v1::JobSpec& spec, const ShardPlan& plan) {
   add("optimizer", memory.held_optimizer_bytes);
   add("unsharded pool", memory.unsharded_pool_bytes);
   add("gradient staging", memory.gradient_staging_bytes);
-  add("node receive", memory.node_receive_bytes);
+  add("gather staging", on_gpus ? memory.gather_staging.stride_bytes * plan.world_size : 0);
+  add("node receive", on_gpus ? 0 : memory.node_receive_bytes);
   add("snapshot", memory.kept_bytes);
   add("journal", memory.journal_bytes);
   add("session", memory.session_bytes * plan.world_size);
-  described.set_planned_bytes(memory.TotalBytes(plan.world_size));
+  described.set_planned_bytes(on_gpus ? memory.TotalBytesOnGpus(plan.world_size) : memory.TotalBytes(plan.world_size));
   return described;
 }
 
@@ -103,17 +104,17 @@ std::string Text(const ShardPlan& plan, const v1::Memory& memory) {
 
 }  // namespace
 
-absl::StatusOr<PlannedModel> PlanModel(absl::string_view json, int world, int nodes) {
+absl::StatusOr<PlannedModel> PlanModel(absl::string_view json, int world, int nodes, bool on_gpus) {
   SHARDD_ASSIGN_OR_RETURN(v1::JobSpec spec, Parse(json));
   SHARDD_RETURN_IF_ERROR(Spread(world, nodes, &spec));
   SHARDD_ASSIGN_OR_RETURN(const ShardPlan plan, PlanShards(spec));
   PlannedModel planned;
-  planned.memory = Describe(spec, plan);
+  planned.memory = Describe(spec, plan, on_gpus);
   planned.text = Text(plan, planned.memory);
   return planned;
 }
 
-absl::StatusOr<PlannedModel> PlanModelFile(const std::string& file, int world, int nodes) {
+absl::StatusOr<PlannedModel> PlanModelFile(const std::string& file, int world, int nodes, bool on_gpus) {
   std::string json;
   if (file == "-") {
     json.assign(std::istreambuf_iterator<char>(std::cin), {});
@@ -124,7 +125,7 @@ absl::StatusOr<PlannedModel> PlanModelFile(const std::string& file, int world, i
     }
     json.assign(std::istreambuf_iterator<char>(in), {});
   }
-  return PlanModel(json, world, nodes);
+  return PlanModel(json, world, nodes, on_gpus);
 }
 
 }  // namespace shardd::ctl

@@ -18,12 +18,13 @@ struct PlannedModel {
 };
 
 // `json`: a shardd.v1.JobSpec in proto3 JSON. `world` ranks in all, on `nodes` nodes; 0: as the specification says.
+// `on_gpus`: ranks have GPUs, which get parameters that are cut over nodes by NCCL.
 // INVALID_ARGUMENT: it is none, it says nothing of ranks, or they are not equally many on all nodes; PlanShards'
 // errors.
-absl::StatusOr<PlannedModel> PlanModel(absl::string_view json, int world, int nodes);
+absl::StatusOr<PlannedModel> PlanModel(absl::string_view json, int world, int nodes, bool on_gpus);
 
 // PlanModel of a file; "-": of standard input. FAILED_PRECONDITION: it cannot be read.
-absl::StatusOr<PlannedModel> PlanModelFile(const std::string& file, int world, int nodes);
+absl::StatusOr<PlannedModel> PlanModelFile(const std::string& file, int world, int nodes, bool on_gpus);
 
 }  // namespace shardd::ctl
 
