@@ -74,7 +74,7 @@ TEST(PlanTest, WhatCannotBePlannedIsSaid) {
   EXPECT_THAT(error(kModel, 0, 0), HasSubstr("no --world"));
   EXPECT_THAT(error(kModel, 7, 2), HasSubstr("7 ranks on 2 nodes"));
   EXPECT_THAT(error("{}", 2, 0), HasSubstr("tree"));
-  EXPECT_THAT(std::string(PlanModelFile("/nonexistent", 1, 1, /*on_gpus=*/false).status().message()),
+  EXPECT_THAT(std::string(ReadTextFile("/nonexistent").status().message()),
               HasSubstr("cannot read \"/nonexistent\": No such file"));
 }
 
