@@ -365,9 +365,10 @@ SHARDD_API shardd_status* shardd_wait_gradient_slot(shardd_job* job, int32_t gro
 SHARDD_API void* shardd_gradient_data(const shardd_job* job, int32_t param);
 /* The group's gradients of this backward are in the slot. Bit i (little endian within bytes) is parameter i of the
  * group. present NULL: all trainable ones; a parameter absent on one rank counts as zero, absent on all keeps value and
- * state (PyTorch's None). fresh NULL: none; a fresh gradient replaces what this step accumulated; of an absent
- * parameter it says nothing. A group may be submitted several times in one backward, with shardd_wait_gradient_slot
- * before each: contributions add. Waits only where a step was sent and its commit not yet waited for. */
+ * state (PyTorch's None). fresh NULL: none; a fresh gradient replaces what this step accumulated in earlier backwards;
+ * of an absent parameter it says nothing. A group may be submitted several times in one backward, with
+ * shardd_wait_gradient_slot before each: contributions add, of whichever ranks. Waits only where a step was sent and
+ * its commit not yet waited for. */
 SHARDD_API shardd_status* shardd_submit_gradients(shardd_job* job, int32_t group, const uint8_t* present,
                                                   const uint8_t* fresh);
 /* This backward is closed: a group not submitted by now gets nothing from this rank. last != 0: a step follows. */

@@ -36,7 +36,7 @@ Pairing::Pair& Pairing::GetPair(PairKey key) {
     pair.submitted.assign(static_cast<size_t>(world_size()), 0);
     pair.added = pair.stays = pair.folded = pair.submitted;
     pair.touched.assign(plan_->groups[static_cast<size_t>(key.second)].params.size(), 0);
-    pair.own = pair.touched;
+    pair.given = pair.own = pair.touched;
   }
   return pair;
 }
@@ -241,6 +241,7 @@ std::optional<Pairing::Said> Pairing::Say(PairKey key, const std::vector<int>& r
     return std::nullopt;
   }
   FollowHolders(key, pair, ranks);
+  const bool begins_anew = std::any_of(pair.stays.begin(), pair.stays.end(), [](int stays) { return stays > 0; });
   const size_t params = plan_->groups[static_cast<size_t>(key.second)].params.size();
   Said said;
   said.occurrence = pair.occurrence;
@@ -252,6 +253,7 @@ std::optional<Pairing::Said> Pairing::Say(PairKey key, const std::vector<int>& r
       said.present[i] = said.present[i] || contribution.present[i];
       said.fresh[i] = said.fresh[i] || (contribution.present[i] && contribution.fresh[i]);
     }
+    said.fresh[i] = said.fresh[i] && (pair.given[i] == 0 || begins_anew);
   }
   pair.said = true;
   return said;
@@ -278,7 +280,7 @@ void Pairing::AddedOverNodes(PairKey key, int occurrence) {
     pair.said = false;
     ++pair.occurrence;
   }
-  pair.touched.assign(pair.touched.size(), 0);
+  EndOccurrence(pair);
 }
 
 int Pairing::ClosedToSay() const {

@@ -174,6 +174,7 @@ class Pairing {
     std::vector<int> stays;
     std::vector<int> folded;       // by rank: occurrences added ahead of their turn, from the current one
     std::vector<uint8_t> touched;  // by index_in_group: written by a part of this occurrence
+    std::vector<uint8_t> given;    // by index_in_group: written by an earlier occurrence, of whichever ranks
     std::vector<uint8_t> own;      // by index_in_group: the sum began in this backward, which gave all of it
     int occurrence = 0;            // of the current one
     bool said = false;             // several nodes: to node 0 that it is complete
@@ -190,6 +191,7 @@ class Pairing {
   void FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ranks);
   std::vector<bool> DropWhatStays(PairKey key, Pair& pair, const std::vector<int>& ranks);
   void BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks);
+  void EndOccurrence(Pair& pair);
   absl::Status ChooseModes(PairKey key, Pair& pair, const std::vector<int>& ranks, const std::vector<bool>& again,
                            const GivenGradients* others, std::vector<GradientMode>* modes);
 

@@ -33,7 +33,7 @@ void Pairing::NextOccurrence(PairKey key) {
   for (int& folded : pair.folded) {
     folded = std::max(0, folded - 1);
   }
-  pair.touched.assign(pair.touched.size(), 0);
+  EndOccurrence(pair);
 }
 
 // Also what keeps a step of many backwards small.
@@ -78,6 +78,13 @@ absl::StatusOr<Pairing::Sum> Pairing::Take(PairKey key, const std::vector<int>& 
   Pair& pair = pairs_.at(key);
   FollowHolders(key, pair, ranks);
   const std::vector<bool> again = DropWhatStays(key, pair, ranks);
+  for (int rank : ranks) {
+    std::vector<bool>& fresh = pair.waiting[rank].front().fresh;
+    for (size_t i = 0; i < fresh.size(); ++i) {
+      // What other ranks have given in an earlier occurrence is of this backward, too, and stays.
+      fresh[i] = fresh[i] && pair.given[i] == 0;
+    }
+  }
   Sum sum;
   SHARDD_RETURN_IF_ERROR(ChooseModes(key, pair, ranks, again, others, &sum.modes));
   for (int rank : ranks) {
@@ -139,6 +146,7 @@ std::vector<bool> Pairing::DropWhatStays(PairKey key, Pair& pair, const std::vec
     }
   }
   if (all && std::find(again.begin(), again.end(), true) != again.end()) {
+    pair.given.assign(pair.given.size(), 0);
     BeginAnew(key, pair, ranks);
   }
   return again;
@@ -170,6 +178,13 @@ void Pairing::BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks) 
   pair.added.assign(pair.added.size(), 0);
   for (int rank : ranks) {
     pair.added[rank] = 1;
+  }
+}
+
+void Pairing::EndOccurrence(Pair& pair) {
+  for (size_t i = 0; i < pair.touched.size(); ++i) {
+    pair.given[i] |= pair.touched[i];
+    pair.touched[i] = 0;
   }
 }
 

@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import struct
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,45 +20,8 @@ import torch
 
 from cluster import Cluster, RankFailed, run_ranks
 from job import daemon_death_scenarios
+from kept_daemon import KeptDaemon, kept_daemon
 from optimizers import stock_scenarios
-
-
-class _Daemon:
-    """A daemon and its custodian."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder, self.address = folder, f"unix:{folder}/shardd.sock"
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.environment = {"SHARDD_ADDRESS": self.address}
-        binary = os.environ["SHARDD_DAEMON"]
-        self._start([f"{binary}-custodian", f"--listen=unix:{folder}/custody.sock"], "custody.sock")
-        self._command = [
-            binary,
-            f"--listen={self.address}",
-            "--devices=cpu:2",
-            f"--custodian=unix:{folder}/custody.sock",
-        ]
-        self.start()
-
-    def _start(self, command: list[str], name: str) -> None:
-        with open(f"{self.folder}/log", "ab") as log:
-            self.processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
-        deadline = time.monotonic() + 20
-        while not os.path.exists(f"{self.folder}/{name}"):
-            if self.processes[-1].poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"it did not start: {self.log()}")
-            time.sleep(0.01)
-
-    def start(self) -> None:
-        self._start(self._command, "shardd.sock")
-
-    def end(self, number: int) -> None:
-        self.processes[-1].send_signal(number)
-        self.processes[-1].wait(timeout=20)
-        Path(f"{self.folder}/shardd.sock").unlink(missing_ok=True)
-
-    def log(self) -> str:
-        return Path(f"{self.folder}/log").read_text(errors="replace")[-4000:]
 
 
 class _Embedded:
@@ -87,7 +49,7 @@ class _Embedded:
 
 
 @contextlib.contextmanager
-def _daemon(embedded: bool) -> Iterator[_Daemon | _Embedded]:
+def _daemon(embedded: bool) -> Iterator[KeptDaemon | _Embedded]:
     if embedded:
         with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="shardd-death-") as folder:
             daemon = _Embedded(folder)
@@ -97,14 +59,8 @@ def _daemon(embedded: bool) -> Iterator[_Daemon | _Embedded]:
                 time.sleep(0.05)
             assert sorted(os.listdir(os.path.dirname(daemon.socket))) == ["autostart.lock", "shardd.log"]
         return
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="shardd-death-") as folder:
-        daemon = _Daemon(folder)
-        try:
-            yield daemon
-        finally:
-            for process in reversed(daemon.processes):
-                process.kill()
-                process.wait()
+    with kept_daemon() as daemon:
+        yield daemon
 
 
 def _expect_same(got: dict[str, Any], want: dict[str, Any]) -> None:

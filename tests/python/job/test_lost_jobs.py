@@ -31,7 +31,7 @@ def test_a_restart_fails_when_its_steps_died_with_the_daemon() -> None:
         RuntimeError, match="cannot be resumed by restart 2: the daemon that had its committed steps is gone"
     ):
         opening._tell_lost(_job(), 2)
-    with opening.starting_over(True):
+    with opening.resuming(True):
         opening._tell_lost(_job(), 2)
 
 

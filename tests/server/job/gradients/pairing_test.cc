@@ -35,9 +35,10 @@ class PairingTest : public ::testing::Test {
     pairing_ = std::make_unique<Pairing>(plan_, &committed_);
   }
 
-  absl::StatusOr<PairKey> Give(int rank, int group, bool fresh = false) {
+  absl::StatusOr<PairKey> Give(int rank, int group, bool fresh = false, bool present = true) {
     RankCommand command;
     command.group = group;
+    command.present = {present};
     command.fresh = {fresh};
     absl::StatusOr<Contribution> contribution = pairing_->Check(rank, std::move(command), "SubmitGradients");
     if (!contribution.ok()) {
@@ -96,6 +97,26 @@ TEST_F(PairingTest, ASecondBackwardAddsToTheFirst) {
     pairing_->Close(1, 0);
   }
   EXPECT_EQ(pairing_->closed_by_all(), 2);
+}
+
+TEST_F(PairingTest, AFreshGradientKeepsWhatOthersGaveInThisBackward) {
+  for (int backward = 0; backward < 2; ++backward) {  // the first leaves something to replace
+    const PairKey key = *Give(0, kGroup, /*fresh=*/true);
+    ASSERT_TRUE(Give(1, kGroup, /*fresh=*/false, /*present=*/false).ok());
+    const absl::StatusOr<Pairing::Sum> first = Add(key, {0, 1});
+    ASSERT_TRUE(first.ok()) << first.status();
+    EXPECT_THAT(first->modes, ElementsAre(GradientMode::kOverwrite));
+    pairing_->NextOccurrence(key);
+    ASSERT_TRUE(Give(0, kGroup, /*fresh=*/false).ok());  // more of it, and the other's first
+    ASSERT_TRUE(Give(1, kGroup, /*fresh=*/true).ok());
+    const absl::StatusOr<Pairing::Sum> second = Add(key, {0, 1});
+    ASSERT_TRUE(second.ok()) << second.status();
+    EXPECT_THAT(second->modes, ElementsAre(GradientMode::kAccumulate));
+    pairing_->NextOccurrence(key);
+    pairing_->Close(0, 0);
+    pairing_->Close(1, 0);
+    pairing_->ForgetIfClosed(key);
+  }
 }
 
 TEST_F(PairingTest, AFullSlotIsRefused) {

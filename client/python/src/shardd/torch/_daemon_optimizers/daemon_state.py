@@ -293,17 +293,16 @@ class DaemonState(JobOptimizer):
     def _param_state(self, param: Any, place: Place, entry: Any) -> ParamState:
         return param_state(param, place, entry, self._names(), self._kind.counts_updates)
 
-    def write_loaded(self, job: TorchJob) -> None:
+    def write_loaded(self, job: TorchJob, anew: bool = False) -> None:
         state = self.optimizer.state
-        states = [
-            self._param_state(param, place, state[param])
-            for param in self.params()
-            if (place := job.places.get(id(param))) is not None
-            and place.trainable
-            and state.get(param)
-            and not self._is_initial(state[param])
-            and not self.unused(param)
-        ]
+        states = []
+        for param in self.params():
+            place = job.places.get(id(param))
+            if place is None or not place.trainable:
+                continue
+            loaded = bool(state.get(param)) and not self._is_initial(state[param]) and not self.unused(param)
+            if loaded or (anew and self._has_state_of(param)):
+                states.append(self._param_state(param, place, state[param] if loaded else {}))
         self._write(job, states)  # in force with the next commit of parameters
 
     def _write(self, job: TorchJob, states: list[ParamState]) -> None:

@@ -68,8 +68,8 @@ class JobOptimizer:
         """Shows the job's optimizer state as ``state``. ``resumed``: an earlier attempt has committed it."""
         raise NotImplementedError
 
-    def write_loaded(self, job: Any) -> None:
-        """Gives a new job what was loaded before."""
+    def write_loaded(self, job: Any, anew: bool = False) -> None:
+        """Gives a new job what was loaded before. ``anew``: one that has state, in the place of all of it."""
         raise NotImplementedError
 
     def fall_back(self, why: str) -> None:

@@ -37,7 +37,7 @@ from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
 from shardd.torch._units.names import WRAPPED_MODULE
 from shardd.torch._units.state import ShardState
 
-__all__ = ["register", "starting_over", "unfreeze"]
+__all__ = ["register", "resuming", "unfreeze"]
 
 logger = logging.getLogger("shardd.torch")
 
@@ -45,18 +45,21 @@ _NAMELESS_GRACE_MS = 60_000  # of a job that no other process can find; its rank
 
 # While they were registered: which registration it was, and as which job.
 _aborted: weakref.WeakKeyDictionary[ShardState, tuple[str, Identity, bool]] = weakref.WeakKeyDictionary()
-_starts_over = False
+_starts_over = _resumes = False
 
 
 @contextlib.contextmanager
-def starting_over(allowed: bool) -> Iterator[None]:
-    """Lets models inside it, where ``allowed``, start from the program's values although a restart finds their jobs lost."""
-    global _starts_over
-    _starts_over = allowed
+def resuming(start_over: bool) -> Iterator[None]:
+    """Models that are registered inside it go on from what their jobs have committed, whatever the program has loaded before.
+
+    ``start_over``: they start from the program's values where a restart finds their jobs lost.
+    """
+    global _starts_over, _resumes
+    _starts_over, _resumes = start_over, True
     try:
         yield
     finally:
-        _starts_over = False
+        _starts_over = _resumes = False
 
 
 def register(root: ShardState) -> TorchJob:
@@ -233,15 +236,20 @@ class _Opening:
             raise RuntimeError(
                 f'register model: job "{self.identity.name}" has parameters already; set SHARDD_JOB to resume one'
             )
+        loaded = exists and self._has_loaded(job)
         self._bind(job)
         if self.optimizers:
             job.optimizer, job.chosen = weakref.ref(self.optimizers[0]), self.optimizers[0].chosen
         self._size_optimizer(job, exists)
-        if exists:
+        if loaded:
+            self._write_loaded(job, info["committed_step"])
+        elif exists:
             drop_initial_values(self.description)
             self._tell_resumed(job, info["committed_step"])
         else:
             self._write_initial(job)
+        for state in self.root._state_ctx.all_states:
+            state.loaded = False
         engine.load_memory()
         _C.return_freed_memory()  # the model as it was made, which the allocator would keep
         if not job.on_gpu:
@@ -250,7 +258,22 @@ class _Opening:
             engine.use_passes()
         if not job.on_gpu:  # where no store can be caught
             after_dropped_left(engine.watch_writes)
-        self._give_optimizers(job, exists)
+        self._give_optimizers(job, exists and not loaded)
+
+    def _has_loaded(self, job: TorchJob) -> bool:
+        """Whether the program, restarted, has loaded a checkpoint of its own, and does not ask for what is committed.
+
+        It goes on where that is, so committed parameters and optimizer state of a later step would be of another one.
+        """
+        if self.memory is not None or _resumes or not any(s.loaded for s in self.root._state_ctx.all_states):
+            return False
+        if job.ranks.cut:
+            raise RuntimeError(
+                f'register model: job "{job.name}" has committed steps, and the program has loaded other values before its first '
+                "use, which cannot replace those that are cut over nodes; call shardd.torch.resume(model) to go on from the "
+                "committed ones"
+            )
+        return True
 
     def _bind(self, job: TorchJob) -> None:
         engine = job.engine
@@ -281,6 +304,23 @@ class _Opening:
         write_values(job.engine, initial_values(job.fsdp_params(), job.ranks), self.progress)
         if self.memory is None and have_store():  # all ranks have come
             check_alike(job.name, job.meeting("attributes"))
+
+    def _write_loaded(self, job: TorchJob, step: int) -> None:
+        """What the program has, loaded or as it was made, replaces what the job has committed."""
+        assert job.engine is not None
+        values = initial_values(job.fsdp_params(), job.ranks)
+        self.progress.doing("waiting for the other ranks to load")
+        job.engine.enter_full_params(True)
+        if self.optimizers:
+            self.optimizers[0].write_loaded(job, anew=True)
+        write_values(job.engine, values, self.progress)
+        job.engine.leave_full_params()
+        logger.warning(
+            'job "%s": values that the program loaded replace the parameters and the optimizer state of committed step %d; '
+            "shardd.torch.resume(model) before the first use goes on from those instead",
+            job.name,
+            step,
+        )
 
     def _tell_resumed(self, job: TorchJob, step: int) -> None:
         if self.memory is not None:

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import wrap
 from torch.distributed.fsdp._common_utils import _override_module_mixed_precision
 from torch.distributed.fsdp._wrap_utils import _warn_on_overridden_mixed_precision
 
+from shardd.torch._units.names import WRAPPED_MODULE
 from shardd.torch._units.state import state_of
 
 __all__ = ["auto_wrap", "warn_unmatched"]
@@ -32,6 +33,7 @@ def auto_wrap(
                 f"FSDP auto wrapping requires modules to not already have FSDP applied but found {name} in\n{root}"
             )
     _wrap_below(root, policy, ignored_modules, ignored_params, kwargs, wrapper)
+    _put_under_all_names(root)
     warn_unmatched(policy, root, any(state_of(module) is not None for module in root.modules()))
 
 
@@ -65,6 +67,20 @@ def _wrap_below(
         only_wrap_children=True,
         **kwargs,
     )
+
+
+def _put_under_all_names(root: nn.Module) -> None:
+    """A module that the model has under several names is wrapped under one by torch's policies, which go through children once."""
+    wrapped = {
+        id(inner): module
+        for module in root.modules()
+        if state_of(module) is not None and (inner := module._modules.get(WRAPPED_MODULE)) is not None
+    }
+    for module in list(root.modules()):
+        for name, child in module._modules.items():
+            unit = wrapped.get(id(child))
+            if unit is not None and unit is not module:
+                setattr(module, name, unit)
 
 
 def warn_unmatched(policy: Any, root: nn.Module, found: bool) -> None:

@@ -211,7 +211,9 @@ def watch_loads(module: nn.Module, state: ShardState) -> None:
 
     def before(*args: Any) -> None:
         job = job_of(state)
-        if job is not None:
+        if job is None:
+            state.loaded = True
+        else:
             job.open_write(module)
             # On several nodes the job may have been given up for the load.
             if state._job is not None and state._unit is not None and state._unit.layout == "dim0":

@@ -54,7 +54,10 @@ def load(
     shows_full = shows_full_params(root)
     if not shows_full:
         reshard(module)
-        if (job := job_of(root)) is not None and job.alive:
+        job = job_of(root)
+        if job is None:
+            state.loaded = True
+        elif job.alive:
             job.open_write(module)
     kind = settings_of(state).state_dict_type
     # A checkpoint wrapper that is a unit itself has given its part of the names to all keys already.

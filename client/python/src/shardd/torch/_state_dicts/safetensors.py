@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
+from shardd.torch._job.job import job_of
 from shardd.torch._ranks.agreement import Meeting
 from shardd.torch._state_dicts.pieces import Piece, jobs_of, meeting_of, pieces_of
 from shardd.torch._state_dicts.safetensors_format import (
@@ -23,6 +24,7 @@ from shardd.torch._state_dicts.safetensors_format import (
     plan_files,
     read_directory,
 )
+from shardd.torch._units.state import state_of
 
 __all__ = ["load_safetensors", "save_safetensors"]
 
@@ -233,6 +235,8 @@ def _check(model: nn.Module, folder: str, strict: bool) -> tuple[_IncompatibleKe
 
 def _load(model: nn.Module, found: list[tuple[Piece, Stored]]) -> None:
     jobs = jobs_of(model)
+    for state in (s for m in model.modules() if (s := state_of(m)) is not None):
+        state.loaded = state.loaded or job_of(state) is None
     streamed = [
         job for job in jobs if not job.passes
     ]  # their shards are read-only here: the daemon is given the values

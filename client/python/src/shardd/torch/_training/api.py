@@ -9,7 +9,7 @@ from torch import nn
 
 from shardd.torch._job import trainer_state
 from shardd.torch._job.job import TorchJob, job_of
-from shardd.torch._job.opening import starting_over
+from shardd.torch._job.opening import resuming
 from shardd.torch._process.progress import Progress
 from shardd.torch._units.state import ShardState, root_states, state_of
 
@@ -46,7 +46,7 @@ def resume(module: nn.Module | None = None, *, start_over: bool = False) -> tupl
     Where torchrun has restarted the workers too late, and the daemon has freed what they had committed, that is a
     RuntimeError that says what was lost. ``start_over=True``: the program begins from a checkpoint of its own then.
     """
-    with starting_over(start_over):
+    with resuming(start_over):
         job = registered_job(module)
     assert job.engine is not None
     return job.engine.info()["committed_step"], job.program_state()

@@ -68,6 +68,7 @@ class ShardState(FSDPState):
         self._registrations = 0
         # A state dict has its sharded parameters' memory, from before there was a job.
         self.given_out = False
+        self.loaded = False  # the program has loaded values of its own into it, before there was a job
         self._training = True  # of the root: not registered for a forward without gradients
         _states.append(weakref.ref(self, _states.remove))
         _count()
