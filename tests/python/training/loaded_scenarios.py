@@ -66,3 +66,29 @@ def restarted(form: str, optimizer_kind: str, loads: str, asks: bool, folder: st
     if not again:
         sys.exit(3)
     return {**result, "counters": counters(model)}
+
+
+def refused(case: str, folder: str) -> dict[str, Any]:
+    """The second attempt loads on rank 0 alone (``case`` "differ"), or asks for what was committed too late ("late")."""
+    from shardd.torch import optim, resume
+
+    model = _sharded("fully_shard")
+    optimizer = optim.AdamW(model.parameters(), lr=1e-2)
+    again = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
+    if again and (case == "late" or dist.get_rank() == 0):
+        local = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+        model.load_state_dict(local)
+    said = ""
+    try:
+        loss = loss_of(model, 0, 0, dist.get_rank())
+        if again and case == "late":
+            resume(model)
+    except RuntimeError as error:
+        said = str(error)
+    else:
+        loss.backward()
+        optimizer.step()
+    if not again:
+        dist.barrier()
+        sys.exit(3)
+    return {"said": said}

@@ -52,6 +52,7 @@ class TorchJob:
         self.step_groups = 1  # of hyperparameters, in a step of the daemon's optimizer
         self.closed = False
         self.resumed_step = 0
+        self.replaced_step = 0  # committed by an earlier attempt, and replaced by what the program has loaded
         # Weak, as is the root: the daemon's job lives no longer than the model.
         self._params = [(place.fqn, weakref.ref(place.fsdp_param)) for place in description.params]
         self.places: dict[int, Place] = {}  # by id of the sharded parameter, which lives as long as the job

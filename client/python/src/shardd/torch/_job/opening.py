@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import json
 import logging
 import time
@@ -45,21 +46,24 @@ _NAMELESS_GRACE_MS = 60_000  # of a job that no other process can find; its rank
 
 # While they were registered: which registration it was, and as which job.
 _aborted: weakref.WeakKeyDictionary[ShardState, tuple[str, Identity, bool]] = weakref.WeakKeyDictionary()
-_starts_over = _resumes = False
+# Of this rank, which may be a thread.
+_starts_over = contextvars.ContextVar("starts_over", default=False)
+_resumes = contextvars.ContextVar("resumes", default=False)
 
 
 @contextlib.contextmanager
 def resuming(start_over: bool) -> Iterator[None]:
-    """Models that are registered inside it go on from what their jobs have committed, whatever the program has loaded before.
+    """Models that are registered inside it go on from what their jobs have committed, whatever the program has loaded before; and
+    so do those that are registered later: one model is not taken back while another goes on.
 
     ``start_over``: they start from the program's values where a restart finds their jobs lost.
     """
-    global _starts_over, _resumes
-    _starts_over, _resumes = start_over, True
+    _resumes.set(True)
+    token = _starts_over.set(start_over)
     try:
         yield
     finally:
-        _starts_over = _resumes = False
+        _starts_over.reset(token)
 
 
 def register(root: ShardState) -> TorchJob:
@@ -111,7 +115,7 @@ def _register_as(
             _aborted[root] = index, replace(identity, resumes=True), compares
             raise
     differ = differing_steps(job) if compares else ""
-    if differ and not (_starts_over or environment.number(environment.START_OVER, 1)):
+    if differ and not (_starts_over.get() or environment.number(environment.START_OVER, 1)):
         job.close(False)
         raise RuntimeError(f"{differ}, or {environment.START_OVER}=1")
     if differ:
@@ -208,6 +212,8 @@ class _Opening:
         except BaseException:
             job.close(False)  # the model may be registered again
             raise
+        for state in self.root._state_ctx.all_states:
+            state.loaded = False
         attached.add(job)
         watch_end(job)
         weakref.finalize(self.root, job.drop).atexit = False  # a model that is dropped gives its job up
@@ -248,8 +254,6 @@ class _Opening:
             self._tell_resumed(job, info["committed_step"])
         else:
             self._write_initial(job)
-        for state in self.root._state_ctx.all_states:
-            state.loaded = False
         engine.load_memory()
         _C.return_freed_memory()  # the model as it was made, which the allocator would keep
         if not job.on_gpu:
@@ -261,19 +265,27 @@ class _Opening:
         self._give_optimizers(job, exists and not loaded)
 
     def _has_loaded(self, job: TorchJob) -> bool:
-        """Whether the program, restarted, has loaded a checkpoint of its own, and does not ask for what is committed.
+        """Whether the program, restarted by its launcher, has loaded a checkpoint of its own, and does not ask for what is committed.
 
-        It goes on where that is, so committed parameters and optimizer state of a later step would be of another one.
+        It goes on where that is, so committed parameters and optimizer state of a later step would be of another one. RuntimeError
+        on all ranks where that is true of some of them alone.
         """
-        if self.memory is not None or _resumes or not any(s.loaded for s in self.root._state_ctx.all_states):
+        if self.memory is not None or self.identity.restarts == 0 or environment.value(environment.JOB):
             return False
-        if job.ranks.cut:
+        loaded = self._program_loaded() and not _resumes.get()
+        if have_store():
+            part = "what it has loaded" if loaded else "what is committed"
+            job.meeting("loaded").agree(f'register model: job "{job.name}" goes on', part=part)
+        if loaded and job.ranks.cut:
             raise RuntimeError(
                 f'register model: job "{job.name}" has committed steps, and the program has loaded other values before its first '
                 "use, which cannot replace those that are cut over nodes; call shardd.torch.resume(model) to go on from the "
                 "committed ones"
             )
-        return True
+        return loaded
+
+    def _program_loaded(self) -> bool:
+        return any(state.loaded for state in self.root._state_ctx.all_states)
 
     def _bind(self, job: TorchJob) -> None:
         engine = job.engine
@@ -298,7 +310,7 @@ class _Opening:
     def _write_initial(self, job: TorchJob) -> None:
         assert job.engine is not None
         if self.identity.resumes:
-            _tell_lost(job, self.identity.restarts)
+            _tell_lost(job, self.identity.restarts, self._program_loaded())
         if self.optimizers:
             self.optimizers[0].write_loaded(job)
         write_values(job.engine, initial_values(job.fsdp_params(), job.ranks), self.progress)
@@ -315,6 +327,7 @@ class _Opening:
             self.optimizers[0].write_loaded(job, anew=True)
         write_values(job.engine, values, self.progress)
         job.engine.leave_full_params()
+        job.replaced_step = step
         logger.warning(
             'job "%s": values that the program loaded replace the parameters and the optimizer state of committed step %d; '
             "shardd.torch.resume(model) before the first use goes on from those instead",
@@ -346,8 +359,11 @@ class _Opening:
                 hooks.keep_loaded(optimizer, [job])
 
 
-def _tell_lost(job: TorchJob, restarts: int) -> None:
-    """Warns that the job has no parameters, or raises RuntimeError where a restart by torchrun was to go on with those that are lost."""
+def _tell_lost(job: TorchJob, restarts: int, program_loaded: bool) -> None:
+    """Warns that the job has no parameters, or raises RuntimeError where a restart by torchrun was to go on with those that are lost.
+
+    A program that has loaded values of its own goes on from those.
+    """
     assert job.engine is not None
     lost = json.loads(job.engine.describe()).get("lost")
     if lost is not None:
@@ -361,7 +377,7 @@ def _tell_lost(job: TorchJob, restarts: int) -> None:
         return
     else:
         return
-    if restarts == 0 or _starts_over or environment.number(environment.START_OVER, 1):
+    if restarts == 0 or program_loaded or _starts_over.get() or environment.number(environment.START_OVER, 1):
         logger.warning('job "%s" starts from the values that the program gave: %s', job.name, text)
     else:
         raise RuntimeError(

@@ -49,6 +49,11 @@ def resume(module: nn.Module | None = None, *, start_over: bool = False) -> tupl
     with resuming(start_over):
         job = registered_job(module)
     assert job.engine is not None
+    if job.replaced_step:
+        raise RuntimeError(
+            f'resume: what the program had loaded has replaced committed step {job.replaced_step} of job "{job.name}", when the model was '
+            "first used; call resume before the first forward, full parameters or counters, or go on from what was loaded"
+        )
     return job.engine.info()["committed_step"], job.program_state()
 
 
