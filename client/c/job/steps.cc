@@ -12,6 +12,7 @@
 namespace shardd {
 void Steps::Reset() {
   last_step_ = -1;
+  parts_ = 0;
   last_version_ = 0;
 }
 
@@ -70,6 +71,7 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
                                                       "its optimizer runs in the trainers (rank=", attachment_.rank(),
                                                       "); write the shards, shardd_enter_pass commits it"));
   }
+  const bool part = step.part();
   step.set_trainer_state(state.data(), state.size());
   const std::string payload = step.SerializeAsString();
   if (static_cast<int64_t>(payload.size()) > kStepPayloadBytes) {
@@ -97,6 +99,12 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
   gradients_.BeginStep();
   StepLedger& ledger = attachment_.ledger();
   attachment_.Retire();
+  if (part) {  // of no version
+    last_step_ = ledger.committed_step();
+    ++parts_;
+    return span.Of(absl::OkStatus());
+  }
+  parts_ = 0;
   last_step_ = ledger.StepSent(std::string(state));
   last_version_ = ledger.expected_version();
   return span.Of(absl::OkStatus());
@@ -117,27 +125,33 @@ absl::StatusOr<StepResult> Steps::Wait() {
     SHARDD_RETURN_IF_ERROR(came);
     return CheckSent("wait_step");
   }
-  if (came.ok()) {
+  if (came.ok() && parts_ == 0) {
     came = attachment_.Wait(attachment_.page().version, last_version_, {"wait_step", nullptr, "the commit"});
   }
   // The epoch may have ended behind the commit, before this rank has looked.
+  if (!came.ok() && parts_ > 0) {
+    return came;
+  }
   if (!came.ok() && !(absl::IsAborted(came) && attachment_.ledger().committed_step() >= last_step_)) {
     return came;
   }
-  if (came.ok()) {
+  if (came.ok() && parts_ == 0) {
     SHARDD_RETURN_IF_ERROR(passes_.StepEnded());
     attachment_.Retire();
   }
   // The version is there; the event with the norm follows on the stream.
   SHARDD_ASSIGN_OR_RETURN(const absl::optional<v1::SessionEvent::Committed> committed,
                           attachment_.session().life().stream().WaitCommitted(
-                              last_step_, absl::Now() + attachment_.timeout(), attachment_.interrupt()));
+                              last_step_, parts_, absl::Now() + attachment_.timeout(), attachment_.interrupt()));
   if (!committed.has_value()) {
     SHARDD_RETURN_IF_ERROR(came);
     SHARDD_RETURN_IF_ERROR(attachment_.Live());
     return absl::DeadlineExceededError(absl::StrCat(
         "wait_step job \"", attachment_.plan().job(), "\": the step is committed but its result did not come within ",
         absl::FormatDuration(attachment_.timeout()), " (step ", last_step_, "; rank=", attachment_.rank(), ")"));
+  }
+  if (parts_ > 0) {
+    SHARDD_RETURN_IF_ERROR(passes_.StepEnded());
   }
   StepResult result;
   result.committed_step = committed->step();
@@ -152,6 +166,9 @@ absl::Status Steps::Await() {
   CallSpan span(attachment_, v1::TRACE_CALL_WAIT_STEP, /*group=*/-1, /*steps_ago=*/1);
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   SHARDD_RETURN_IF_ERROR(CheckSent("await_step"));
+  if (parts_ > 0) {
+    return Wait().status();
+  }
   const WaitFor reason{"await_step", nullptr, "the commit of the last step"};
   // A stream goes on where the daemon dies, and what the program stores behind this would be in the shards when the
   // next daemon completes the step.

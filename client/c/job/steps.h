@@ -53,6 +53,7 @@ class Steps {
   HandIns& hand_ins_;
   Passes& passes_;
   int64_t last_step_ = -1;  // -1: none in this session
+  int64_t parts_ = 0;       // of the running step, that were sent
   uint64_t last_version_ = 0;
 };
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/device/ops/rest_of_update.h"
 #include "server/job/full_params/summons.h"
 #include "server/job/membership/extensions.h"
 #include "server/job/membership/sessions.h"
@@ -17,11 +18,14 @@
 #include "server/job/writes/parameter_parts.h"
 #include "server/job/writes/snapshot_keeper.h"
 #include "server/job/writes/trainer_writes.h"
+#include "server/job/writes/value_writes.h"
 #include "server/multinode/param_mask.h"
 #include "server/optimizer/optimizer.h"
 #include "server/session/session.h"
 #include "server/session/session_stream.h"
 #include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
+#include "server/storage/undo_slab.h"
 
 namespace shardd {
 
@@ -57,8 +61,44 @@ absl::Status Commits::CheckMayStep(int rank, const v1::Step& step) const {
                  absl::StrCat("trainer state is too large (got ", step.trainer_state().size(), ", want at most ",
                               kMaxTrainerStateBytes, " bytes)"));
   }
-  const absl::Status valid = CheckHyperParameters(*see_.plan, step);
+  absl::Status valid = CheckHyperParameters(*see_.plan, step);
+  if (valid.ok() && step.part()) valid = CheckMayStepInParts();
   return valid.ok() ? valid : error(valid.code(), valid.message());
+}
+
+absl::Status Commits::CheckMayStepInParts() const {
+  const JobMemory& memory = *see_.memory;
+  const bool on_gpus = memory.place().memory != nullptr;
+  if (on_gpus || see_.plan->config.pass_copies() || see_.plan->nodes() > 1 || memory.undo() == nullptr) {
+    return absl::UnimplementedError(
+        absl::StrCat("several optimizers of one model step in parts, which are not served ",
+                     on_gpus                           ? "on GPUs"
+                     : see_.plan->config.pass_copies() ? "where passes read copies (got pass_copies true, want false)"
+                                                       : "over several nodes",
+                     "; use one optimizer with several param groups, or let them step in the trainers"));
+  }
+  if (use_.writes->hand_ins().any_since_version()) {
+    return absl::FailedPreconditionError(
+        "parameters were edited between the forward and the step of one of several optimizers; edit them before the "
+        "forward, or let the optimizers step in the trainers");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Commits::CheckBetweenParts(int rank, Opcode opcode) const {
+  if (decision_.parts() == 0 || steps_.stepped(rank) || opcode == Opcode::kStep || opcode == Opcode::kReshard ||
+      opcode == Opcode::kSetGradientPresence || opcode == Opcode::kLeavePass || opcode == Opcode::kWaitGradientSlot ||
+      opcode == Opcode::kAbandonBackward) {
+    return absl::OkStatus();
+  }
+  return use_.committed->RankError(
+      absl::StatusCode::kFailedPrecondition, rank, OpcodeName(opcode),
+      absl::StrCat(opcode == Opcode::kHandIn ? "parameters were edited between the steps of two optimizers of one model"
+                                             : "the step goes on",
+                   " (", decision_.parts(), " parts of it are made, and not committed); ",
+                   opcode == Opcode::kHandIn
+                       ? "edit them behind the last one, or let the optimizers step in the trainers"
+                       : "send Step without `part` first"));
 }
 
 absl::Status Commits::Step(Session* session, RankCommand command) {
@@ -70,7 +110,8 @@ absl::Status Commits::Step(Session* session, RankCommand command) {
   SHARDD_RETURN_IF_ERROR(use_.gradients->pairing().CheckClosed(rank, "Step"));
   steps_.Ask(rank, std::move(command.step), command.done);
   use_.writes->Step(rank);
-  return CloseStep(rank);
+  // The first part has closed what was requested.
+  return decision_.parts() > 0 ? use_.gradients->CloseStep(rank) : CloseStep(rank);
 }
 
 absl::Status Commits::StepInTrainer(int rank, std::string state) {
@@ -107,7 +148,9 @@ absl::Status Commits::BeginDecision() {
     return use_.given_back->When(std::move(decision));
   }
   SHARDD_RETURN_IF_ERROR(steps_.CheckEqual());
-  SHARDD_RETURN_IF_ERROR(use_.unsharding->CompareOrders());
+  if (decision_.parts() == 0) {
+    SHARDD_RETURN_IF_ERROR(use_.unsharding->CompareOrders());
+  }
   decision_.BeginMeasuring();
   return Measure();
 }
@@ -139,9 +182,9 @@ absl::Status Commits::Measure() {
   };
   const auto done = zeroed ? use_.work->JoinGradientWork(count, measured) : use_.work->Join(count, measured);
   DeviceOps ops = std::move(zeros);  // decided when they are there: gradient shards do not change afterwards
+  const std::vector<bool> counted = UpdatedBy(*see_.plan, step, use_.gradients->presence().by_param());
   for (int rank = 0; rank < world_size() && wants_norm; ++rank) {
-    for (DeviceOp& op :
-         NormOps(*see_.plan, see_.memory->pointers(), use_.gradients->presence().by_param(), rank, norms->data())) {
+    for (DeviceOp& op : NormOps(*see_.plan, see_.memory->pointers(), counted, rank, norms->data())) {
       ops[rank].push_back(std::move(op));
     }
   }
@@ -176,7 +219,13 @@ void Commits::Heard(const v1::PeerMessage::Decided& decided) {
 // On several nodes, node 0 has measured, and all update with what it has found.
 void Commits::Decide() {
   const int64_t step = use_.committed->step() + 1;
-  decision_.Fix(steps_.step(0), use_.gradients->presence().by_param(), use_.committed->step_counts());
+  decision_.Fix(steps_.step(0), UpdatedBy(*see_.plan, steps_.step(0), use_.gradients->presence().by_param()),
+                use_.committed->step_counts());
+  if (decision_.is_part()) {
+    decision_.BeginUpdate();
+    SaveThenUpdate();
+    return;
+  }
   v1::DecidedStepRecord record;
   decision_.Describe(&record);
   record.set_epoch(use_.committed->epoch());
@@ -197,6 +246,68 @@ void Commits::Decide() {
   Update();
 }
 
+// No other bytes are changed by a part than those of the update's operations.
+void Commits::SaveThenUpdate() {
+  UndoSlab* const undo = see_.memory->undo();
+  const uint64_t version = use_.committed->version();
+  DeviceOps copies(world_size());
+  for (int rank = 0; rank < world_size(); ++rank) {
+    std::vector<CopyOp> of_rank;
+    for (const auto& [slab, begin] : {std::pair(see_.memory->shards(), see_.memory->pointers().shards),
+                                      std::pair(see_.memory->optimizer(), see_.memory->pointers().optimizer)}) {
+      if (slab == nullptr) continue;
+      for (const DeviceOp& op : UpdateOps(*see_.plan, see_.memory->pointers(), decision_.step(), rank, {})) {
+        for (const UpdateLog::Array& array : WrittenBy(op)) {
+          const int64_t offset = static_cast<const char*>(array.data) - begin;
+          if (array.size_bytes == 0 || offset < 0 || offset >= slab->size_bytes()) continue;
+          if (absl::Status saved = undo->BeginSave(slab, offset, array.size_bytes, version, &of_rank); !saved.ok()) {
+            GiveUp("keep what a part of a step changes", saved);
+            return;
+          }
+        }
+      }
+    }
+    for (const CopyOp& copy : of_rank) copies[static_cast<size_t>(rank)].emplace_back(copy);
+  }
+  use_.values->undo().WillSave(version);
+  auto done = use_.work->Join(see_.devices->count(), [this, undo, version](const absl::Status& status) {
+    if (!status.ok()) {
+      GiveUp("keep what a part of a step changes", status);
+      return;
+    }
+    undo->EndSave(version);
+    Update();
+  });
+  see_.devices->Submit(absl::StrCat("keep for a part of step ", use_.committed->step() + 1),
+                       see_.devices->Divide(std::move(copies), /*in_order=*/false), done);
+}
+
+void Commits::CommitPart() {
+  const DecidedStep& step = decision_.step();
+  for (size_t p = 0; p < step.present.size(); ++p) {
+    const int param = static_cast<int>(p);
+    if (step.present[p]) {
+      use_.values->undo().SaveCount(param, step.step_counts[p]);
+      use_.committed->SetStepCount(param, step.step_counts[p] + 1);
+      use_.counters->set_bytes_updated(use_.counters->bytes_updated() + ElementsOfNode(*see_.plan, param).numel *
+                                                                            DTypeSizeBytes(see_.plan->params[p].dtype));
+    }
+    if (!Leaves(steps_.step(0), see_.plan->params[p].optimizer_group)) use_.gradients->presence().Set(param, false);
+  }
+  (void)steps_.TakeTrainerStates();
+  use_.gradients->StepCommitted();
+  decision_.PartMade();
+  v1::SessionEvent event;
+  event.mutable_committed()->set_step(use_.committed->step());
+  decision_.Describe(event.mutable_committed());
+  event.mutable_committed()->set_version(use_.committed->version());
+  for (const auto& session : *see_.sessions) {
+    if (session == nullptr) continue;
+    session->words().EndStepBackwards();
+    if (session->stream != nullptr) session->stream->Send(event);
+  }
+}
+
 void Commits::Update() {
   const std::string label = absl::StrCat("update step ", use_.committed->step() + 1);
   auto done = use_.work->Join(see_.devices->count(), [this, label](const absl::Status& status) {
@@ -208,11 +319,14 @@ void Commits::Update() {
     decision_.Applied();
   });
   // Trainers have written since the last version, also what has no gradient.
-  const bool written = use_.writes->hand_ins().any_since_version();
+  const bool part = decision_.is_part();
+  const bool written = !part && (use_.writes->hand_ins().any_since_version() || decision_.parts() > 0);
   DeviceOps ops(world_size());
   for (int rank = 0; rank < world_size(); ++rank) {
+    // What a part changes is put back, and not completed, if the daemon dies.
+    UpdateLog* const log = part ? nullptr : use_.committed->BeginUpdate(rank);
     ops[rank] = UpdateOps(*see_.plan, see_.memory->pointers(), decision_.step(), rank,
-                          see_.memory->LoggedBy(use_.committed->BeginUpdate(rank), rank));
+                          part ? Logged() : see_.memory->LoggedBy(log, rank));
     if (written) {
       for (DeviceOp& op : CommitOps(*see_.plan, see_.memory->pointers(), rank)) {
         ops[rank].push_back(std::move(op));
@@ -223,13 +337,17 @@ void Commits::Update() {
   const bool in_order = see_.plan->shard_copies > 1 || written;
   ops = see_.devices->Divide(std::move(ops), in_order);
   const int for_each_rank = see_.devices->for_each_rank();
-  for (int rank = 0; rank < world_size() && !in_order; ++rank) {
+  for (int rank = 0; rank < world_size() && !in_order && !part; ++rank) {
     use_.committed->LogByPart(rank, &ops[static_cast<size_t>(rank * for_each_rank)], for_each_rank);
   }
   see_.devices->Submit(label, std::move(ops), done);
 }
 
 void Commits::Show() {
+  if (decision_.is_part()) {
+    CommitPart();
+    return;
+  }
   decision_.Show();
   // Its moments are not kept, so that a snapshot is of each step.
   use_.snapshots->TakeThen(/*due=*/DaemonUpdates(*see_.plan), /*stepped=*/true, [this] {
@@ -249,6 +367,9 @@ void Commits::CommitStep() {
     }
   }
   use_.gradients->presence().Clear();
+  // Old bytes of the version before mean nothing from here on, and stay where the next step's parts keep theirs.
+  if (decision_.parts() > 0) (void)use_.values->undo().BeginCommit();
+  decision_.EndParts();
   use_.committed->CommitStep(updated, steps_.TakeTrainerStates());
 }
 

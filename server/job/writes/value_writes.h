@@ -65,6 +65,7 @@ class ValueWrites final : public JobPart {
 
   const ValueCommit& commit() const { return commit_; }
   const WriteUndo& undo() const { return undo_; }
+  WriteUndo& undo() { return undo_; }
   // Values are written that no version has.
   bool any_initial() const { return initial_.any(); }
   // Parts of initial values of an epoch that was given up: to be cleared.
