@@ -80,7 +80,8 @@ absl::Status CheckKindsStay(const ShardPlan& now, const ShardPlan& before) {
   for (const ParamPlan& param : now.params) {
     const int index = before.FindParam(param.fqn);
     const int group = index < 0 ? -1 : before.params[index].optimizer_group;
-    if (group < 0 || param.optimizer_group < 0) continue;
+    const bool had_none = group == 0 && HasSeveralOptimizers(from);
+    if (group < 0 || had_none || param.optimizer_group < 0) continue;
     const auto text = [](const v1::OptimizerConfig& config, int of) {
       return of == 0 && HasSeveralOptimizers(config) ? "no optimizer"
                                                      : absl::StrCat(OptimizerKindText(OptimizerKindOf(config, of)),

@@ -147,6 +147,8 @@ class DaemonState(JobOptimizer):
                     rows = torch.empty(local_of(param).shape, dtype=torch.float32, device=local_of(param).device)
                     engine.adopt_state(place.index, number, rows, False)
                     entry[name] = in_form_of(place.fsdp_param(), rows)
+                order = [name for name in self._kind.shown_order if name in entry]
+                entry = {name: entry[name] for name in order} or entry
                 self._entries.pop(param, None)
                 self._shown.pop(param, None)
                 if entry:

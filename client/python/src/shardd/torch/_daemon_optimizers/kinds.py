@@ -83,6 +83,7 @@ class Kind:
     momentum_state: str  # one more where a param group has momentum; empty: the kind has none
     counts_updates: bool  # "step" is part of a parameter's state
     hyperparameters: Callable[[Mapping[str, Any]], dict[str, float]]  # of a param group, for a step
+    shown_order: tuple[str, ...] = ()  # of torch's state, where it is not the job's
     starts_with_state: bool = False  # torch's has state as soon as it is built, and does not step without
 
 
@@ -92,7 +93,12 @@ SGD = Kind("OPTIMIZER_KIND_SGD", (), "momentum_buffer", False, _sgd)
 ADAGRAD = Kind("OPTIMIZER_KIND_ADAGRAD", ("sum",), "", True, _adagrad, starts_with_state=True)
 RMSPROP = Kind("OPTIMIZER_KIND_RMSPROP", ("square_avg",), "momentum_buffer", True, _rmsprop)
 CENTERED_RMSPROP = Kind(
-    "OPTIMIZER_KIND_CENTERED_RMSPROP", ("square_avg", "grad_avg"), "momentum_buffer", True, _rmsprop
+    "OPTIMIZER_KIND_CENTERED_RMSPROP",
+    ("square_avg", "grad_avg"),
+    "momentum_buffer",
+    True,
+    _rmsprop,
+    shown_order=("step", "square_avg", "momentum_buffer", "grad_avg"),
 )
 ADAM_AMSGRAD = Kind("OPTIMIZER_KIND_ADAM_AMSGRAD", ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), "", True, _adam)
 ADAMW_AMSGRAD = Kind("OPTIMIZER_KIND_ADAMW_AMSGRAD", ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), "", True, _adam)
