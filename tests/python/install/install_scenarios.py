@@ -132,7 +132,9 @@ def optimizers() -> dict[str, Any]:
             "three states": updated(lambda m: torch.optim.RMSprop(m.parameters(), centered=True, momentum=0.9)),
         },
         "trainers": {
-            "refused": updated(lambda m: AdamW(m.parameters(), differentiable=True)),
+            "refused": updated(
+                lambda m: AdamW([{"params": [m.weight]}, {"params": [m.bias], "amsgrad": True}], lr=0.1)
+            ),
             "beside": updated(lambda m: SGD([*m.parameters(), *nn.Linear(2, 2).parameters()], lr=0.1)),
             "derived": updated(lambda m: Own(m.parameters())),
         },
