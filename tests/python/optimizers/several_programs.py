@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import lr_scheduler
 
-from models import Case, loss_of
+from models import Case, build, loss_of
 from optimizers.optim_cases import full_state, parameters_of
 from optimizers.unseen_programs import KINDS, Program, backward, end, look, model_of, program
 
@@ -249,3 +250,47 @@ def a_flag_that_is_set_later() -> dict[str, Any]:
         body.zero_grad()
         rest.zero_grad()
     return _end(model, body, rest, losses=losses)
+
+
+@program("several falls back", daemon=False)
+def a_hook_steps_in_backward() -> dict[str, Any]:
+    model = model_of()
+    optimizers = {p: KINDS["AdamW"]([p], foreach=False) for p in model.parameters()}
+
+    def step_and_drop(param: Any) -> None:
+        optimizers[param].step()
+        optimizers[param].zero_grad()
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(step_and_drop)
+    losses = [backward(model, step) for step in range(4)]
+    return {"losses": losses, "parameters": parameters_of(model), "model": model}
+
+
+@program("several")
+def pieces_of_the_wrapper() -> dict[str, Any]:
+    """In layout flat, which cuts parameters anywhere."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    inner = build(Case())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = FullyShardedDataParallel(
+            inner,
+            auto_wrap_policy=ModuleWrapPolicy({type(inner.layers[0])}),
+            use_orig_params=True,
+            device_id=torch.device("cpu"),
+        )
+        named = dict(model.named_parameters())
+        body = KINDS["AdamW"]([p for n, p in named.items() if n.endswith("weight")])
+        rest = KINDS["SGD"]([p for n, p in named.items() if not n.endswith("weight")])
+        losses = []
+        for step in range(5):
+            losses.append(backward(model, step))
+            for optimizer in (body, rest) if step != 3 else (rest,):
+                optimizer.step()
+                optimizer.zero_grad()
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+            parameters = {n: p.detach().clone() for n, p in model.named_parameters()}
+    return {"losses": losses, "parameters": parameters, "model": model}

@@ -97,8 +97,8 @@ void BindEngine(py::module_& m) {
       .def("load_memory", &Engine::LoadMemory)
       .def("set_gives_gradients_back", [](Engine& engine, bool given) { engine.used_gradients().SetGivenBack(given); })
       .def("step", Keeping(&StepDict))
-      .def("close_step", Keeping(&Engine::CloseStep))
-      .def_property_readonly("step_is_open", &Engine::step_is_open)
+      .def("close_step", Keeping(&CloseStep))
+      .def_property_readonly("step_is_open", &StepIsOpen)
       .def("set_updated", &SetUpdated)
       .def("reattach", Keeping(&Engine::Reattach))
       .def("extend", Keeping(&Engine::Extend))
@@ -138,7 +138,7 @@ void BindEngine(py::module_& m) {
       .def("detach", &Engine::Detach)
       .def("finish_apart", &Engine::FinishApart)
       .def("wait_for_commit", Keeping(+[](Engine& engine) {
-             engine.CloseStep();
+             CloseStep(engine);
              engine.attached().WaitForCommit();
            }))
       .def("describe", Keeping(+[](Engine& engine) { return engine.attached().Describe(); }))

@@ -64,12 +64,14 @@ AttachedJob::StepResult Engine::Step(shardd_step_options options, const std::str
   options.state = state.data();
   options.state_bytes = state.size();
   const AttachedJob::StepResult result = attached_->Step(options);
+  float* const counts =
+      update_counts_.defined() && !result.skipped ? update_counts_.mutable_data_ptr<float>() : nullptr;
   ++steps_;
   if (options.part != 0) {
     open_step_.reset(new OpenStep{{options.groups, options.groups + options.group_count}, state});
     forward_since_step_ = true;  // what is not committed is lost with the epoch
     for (Unit* unit : units_) {
-      unit->gradients().EndPart(StepCounts(result), steps_);
+      unit->gradients().EndPart(counts, steps_);
     }
     return result;
   }
@@ -78,20 +80,18 @@ AttachedJob::StepResult Engine::Step(shardd_step_options options, const std::str
   used_gradients_.MarkUsed();
   passes_.Stepped();
   for (Unit* unit : units_) {
-    unit->gradients().EndStep(StepCounts(result), /*in_trainers=*/false);
+    unit->gradients().EndStep(counts, /*in_trainers=*/false);
   }
   return result;
 }
 
-float* Engine::StepCounts(const AttachedJob::StepResult& result) const {
-  return update_counts_.defined() && !result.skipped ? update_counts_.mutable_data_ptr<float>() : nullptr;
-}
+bool StepIsOpen(const Engine& engine) { return engine.open_step_ != nullptr; }
 
-void Engine::CloseStep() {
-  if (open_step_ == nullptr) {
+void CloseStep(Engine& engine) {
+  if (!StepIsOpen(engine)) {
     return;
   }
-  const std::unique_ptr<OpenStep> open = std::move(open_step_);
+  const std::unique_ptr<Engine::OpenStep> open = std::move(engine.open_step_);
   std::vector<int32_t> left(open->groups.size());
   std::iota(left.begin(), left.end(), 0);
   shardd_step_options options{};
@@ -101,11 +101,11 @@ void Engine::CloseStep() {
   options.left_group_count = options.group_count;
   options.state = open->state.data();
   options.state_bytes = open->state.size();
-  (void)attached_->Step(options);
-  ++steps_;
-  forward_since_step_ = false;
-  used_gradients_.MarkUsed();
-  for (Unit* unit : units_) {
+  (void)engine.attached_->Step(options);
+  ++engine.steps_;
+  engine.forward_since_step_ = false;
+  engine.used_gradients_.MarkUsed();
+  for (Unit* unit : engine.units_) {
     unit->gradients().EndStep(nullptr, /*in_trainers=*/false);
   }
 }
@@ -173,7 +173,7 @@ bool Engine::WantsExtension() const {
 }
 
 bool Engine::Extend(const std::string& spec_json) {
-  CloseStep();
+  CloseStep(*this);
   ReshardAll();
   for (const Unit* unit : units_) {
     unit->gradients().CheckShown();

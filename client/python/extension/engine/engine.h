@@ -79,9 +79,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // The optimizer step: gives everything back, asks, and waits as AttachedJob::Step. `options.state` is set from
   // `state`.
   AttachedJob::StepResult Step(shardd_step_options options, const std::string& state);
-  // Commits a step of which parts are made (options.part), and that goes on no more. Waits for all ranks.
-  void CloseStep();
-  bool step_is_open() const { return open_step_ != nullptr; }
   // The pass that was entered has committed a step of an optimizer of torch's.
   void StepCommitted();
   int64_t steps() const { return steps_; }
@@ -142,8 +139,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool IsRoot(const Unit* unit) const { return !units_.empty() && units_.front() == unit; }
 
  private:
-  // Where updates that the step has made are counted; null: nowhere.
-  float* StepCounts(const AttachedJob::StepResult& result) const;
+  friend void CloseStep(Engine& engine);
+  friend bool StepIsOpen(const Engine& engine);
   // A new session, at whatever daemon is there, and its memory.
   void MapAgain(bool keeps_gradients);
   // Raises DATA_LOSS where the next daemon does not go on at the step that `before` tells of.
@@ -177,6 +174,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int64_t steps_ = 0;
   at::Tensor update_counts_;
 };
+
+// Commits a step of which parts are made (shardd_step_options.part), and that goes on no more. Waits for all ranks.
+void CloseStep(Engine& engine);
+bool StepIsOpen(const Engine& engine);
 
 // Waits, with pass copies, until state of an optimizer may be stored into (shardd_await_store).
 void AwaitStore(Engine& engine);

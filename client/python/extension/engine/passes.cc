@@ -12,7 +12,7 @@ namespace shardd::python {
 
 void Engine::EnterPassByHand(bool backward) {
   if (!backward) {
-    CloseStep();
+    CloseStep(*this);
   }
   if (!backward && passes_.used() && !passes_.inside()) {
     TakeChanges();
@@ -41,7 +41,7 @@ void Engine::CheckBetweenPasses(const char* what) {
 }
 
 void Engine::BeginWriting() {
-  CloseStep();
+  CloseStep(*this);
   LeaveToWrite();
   TakeChanges();
   Check(passes_.BeginWriting());
@@ -66,7 +66,7 @@ void Engine::LeaveToWrite() {
 
 void Engine::CommitWriting() {
   CheckBetweenPasses("commit what was written");
-  CloseStep();
+  CloseStep(*this);
   Check(passes_.Leave());
   TakeChanges();
   Check(passes_.Commit());

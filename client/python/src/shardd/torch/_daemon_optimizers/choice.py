@@ -123,8 +123,10 @@ def _why_not_together(optimizers: list[Optimizer], some_are_not_served: bool, ro
         return (
             f"the parameters of one model are updated by {names}, and the daemon serves all of its optimizers or none"
         )
-    params = [id(param) for optimizer in optimizers for param in _params_of(optimizer)]
-    if len(set(params)) < len(params):
+    params = [param for optimizer in optimizers for param in _params_of(optimizer)]
+    if any(getattr(p, "_post_accumulate_grad_hooks", None) or hasattr(p, "_in_backward_optimizers") for p in params):
+        return f"{names} update the parameters of one model, and a hook may step them inside of a backward"
+    if len({id(param) for param in params}) < len(params):
         return f"a parameter is in two optimizers ({names})"
     on_gpu = any(root._unit is not None and root._unit.device.type != "cpu" for root in roots)
     why = why_not_several(on_gpu)
