@@ -185,7 +185,7 @@ void Commits::Decide() {
                 use_.committed->step_counts());
   if (decision_.is_part()) {
     decision_.BeginUpdate();
-    SaveThenUpdate();
+    use_.values->WhenUndoIsIdle([this](const absl::Status&) { SaveThenUpdate(); });
     return;
   }
   v1::DecidedStepRecord record;

@@ -61,14 +61,16 @@ void Commits::SaveThenUpdate() {
   UndoSlab* const undo = see_.memory->undo();
   const uint64_t version = use_.committed->version();
   DeviceOps copies(world_size());
+  const std::pair<const JobSlab*, const char*> slabs[] = {
+      {see_.memory->shards(), see_.memory->pointers().shards},
+      {see_.memory->optimizer(), see_.memory->pointers().optimizer}};
   for (int rank = 0; rank < world_size(); ++rank) {
+    const std::vector<DeviceOp> ops = UpdateOps(*see_.plan, see_.memory->pointers(), decision_.step(), rank, {});
     std::vector<CopyOp> of_rank;
-    for (const auto& [slab, begin] : {std::pair(see_.memory->shards(), see_.memory->pointers().shards),
-                                      std::pair(see_.memory->optimizer(), see_.memory->pointers().optimizer)}) {
-      if (slab == nullptr) continue;
-      for (const DeviceOp& op : UpdateOps(*see_.plan, see_.memory->pointers(), decision_.step(), rank, {})) {
+    for (const auto& [slab, begin] : slabs) {  // one after the other, so that neighbours are copied together
+      for (const DeviceOp& op : ops) {
         for (const UpdateLog::Array& array : WrittenBy(op)) {
-          const int64_t offset = static_cast<const char*>(array.data) - begin;
+          const int64_t offset = slab == nullptr ? -1 : static_cast<const char*>(array.data) - begin;
           if (array.size_bytes == 0 || offset < 0 || offset >= slab->size_bytes()) continue;
           if (absl::Status saved = undo->BeginSave(slab, offset, array.size_bytes, version, &of_rank); !saved.ok()) {
             GiveUp("keep what a part of a step changes", saved);

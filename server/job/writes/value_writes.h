@@ -89,6 +89,9 @@ class ValueWrites final : public JobPart {
 
   // Runs `closure` on the copier, behind all copies that were asked for.
   void Behind(absl::AnyInvocable<void()> closure) { copies_.Behind(std::move(closure)); }
+  // Runs `then` on the loop when the copier is done with the undo: at once, unless it is forgetting what a commit
+  // before has made void.
+  void WhenUndoIsIdle(ValueCopies::Then then);
   bool IsStuck(absl::Time now) const { return copies_.IsStuck(now); }
   // Also where the rank leaves full parameters.
   void Forget(int rank) override { commit_.Forget(rank); }

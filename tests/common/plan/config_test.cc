@@ -170,6 +170,9 @@ TEST(OptimizerGroups, KindsOfTheirOwnAreInAllGroupsOrInNone) {
   const v1::JobSpec sgd = with(OPTIMIZER_KIND_SGD, OPTIMIZER_KIND_SGD).spec();
   const v1::JobSpec lion = with(OPTIMIZER_KIND_SGD, OPTIMIZER_KIND_LION).spec();
   EXPECT_NE(PlanShards(sgd)->digest, PlanShards(lion)->digest);
+  v1::JobSpec as_of_an_older_build = sgd;  // which does not know the fields
+  for (auto& group : *as_of_an_older_build.mutable_config()->mutable_optimizer()->mutable_groups()) group.clear_kind();
+  EXPECT_NE(PlanShards(sgd)->digest, PlanShards(as_of_an_older_build)->digest);
   EXPECT_NE(FirstDifference(sgd, lion).find("config optimizer.groups[1].kind differs (got OPTIMIZER_KIND_SGD, want "
                                             "OPTIMIZER_KIND_LION)"),
             std::string::npos)
