@@ -294,8 +294,9 @@ std::string SpecJson(const Args& args) {
   }
   if (args.Double("momentum") > 0) optimizer += R"(,"momentum":true)";
   if (args.Int("parts") != 0) {
-    optimizer += R"(,"groups":[{"fqns":["mid.w1","embed.weight","bias"],"kind":"OPTIMIZER_KIND_ADAMW_AMSGRAD"},)"
-                 R"({"fqns":["mid.b1","gain"],"kind":"OPTIMIZER_KIND_SGD","momentum":true},)"
+    absl::StrAppend(&optimizer, R"(,"groups":[{"fqns":["mid.w1","embed.weight","bias"],"kind":"OPTIMIZER_KIND_ADAMW)",
+                    args.Int("two_states") != 0 ? "" : "_AMSGRAD", R"("},)");
+    optimizer += R"({"fqns":["mid.b1","gain"],"kind":"OPTIMIZER_KIND_SGD","momentum":true},)"
                  R"({"fqns":["mid.w2","head.u"],"kind":"OPTIMIZER_KIND_ADAM"}])";
   }
   if (args.Int("two_groups") != 0) optimizer += R"(,"groups":[{"fqns":["mid.b1","gain"]}])";

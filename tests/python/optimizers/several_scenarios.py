@@ -67,6 +67,8 @@ def _refused(**arguments: Any) -> str:
                     model.layers[0].up.weight.mul_(0.5)
             optimizers[1].step()
             model.zero_grad()
+            with torch.no_grad():  # behind both
+                model.layers[0].up.weight.mul_(0.5)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
