@@ -77,7 +77,7 @@ void SgdUpdateWith(const SgdScalars& scalars, bool nesterov, bool first_step, vo
                    const float* g, float* buf, void* cast_dst, DType cast_dtype, int64_t numel,
                    UpdateLog* log = nullptr, int64_t first = 0);
 
-// Updates of the other kinds, with one or two states a, b per element, in fp32; g' = g*grad_scale. An optimizer is
+// Updates of the other kinds, with states a, b, c per element, in fp32; g' = g*grad_scale. An optimizer is
 // added here by a value, a body in update_rules.cc and a row in common/plan/optimizer_kinds.cc.
 enum class UpdateRule {
   // torch.optim.Adagrad: g' += weight_decay*p; a += g'*g'; p -= lr/(1 + (step-1)*lr_decay) * g' / (sqrt(a) + eps). The

@@ -61,11 +61,52 @@ absl::Status Steps::Check(const v1::Step& step, absl::string_view state) const {
   return absl::OkStatus();
 }
 
+absl::Status Steps::CheckParts(const v1::Step& step) const {
+  const ShardPlan& plan = attachment_.plan().plan();
+  const std::string object = absl::StrCat("step job \"", attachment_.plan().job(), "\": ");
+  if (!HasSeveralOptimizers(plan.config.optimizer())) {
+    return absl::InvalidArgumentError(absl::StrCat(object, "one optimizer steps all of the model at once (got a part, ",
+                                                   "or groups that it leaves; rank=", attachment_.rank(),
+                                                   "); give optimizer.groups kinds of their own"));
+  }
+  const char* const where = attachment_.memory().on_device() || plan.config.offload() == v1::OFFLOAD_HOST ? "on GPUs"
+                            : plan.config.pass_copies() ? "where passes read copies (passCopies)"
+                            : plan.nodes() > 1          ? "over several nodes"
+                                                        : nullptr;
+  return where == nullptr || !step.part()
+             ? absl::OkStatus()
+             : absl::FailedPreconditionError(
+                   absl::StrCat(object, "several optimizers of one model step in parts, which are not served ", where,
+                                " (rank=", attachment_.rank(),
+                                "); use one optimizer with several param groups, or let them step in the trainers"));
+}
+
+// What is handed in beside a part would be taken back without it, or the other way round.
+absl::Status Steps::CheckNotEdited(bool part) {
+  if ((!part && parts_ == 0) || !attachment_.plan().trainers_write() || attachment_.plan().pass_copies()) {
+    return absl::OkStatus();
+  }
+  // An error within a pass: who stores while the rank reads is told by HandInEdits.
+  const absl::StatusOr<bool> edited = passes_.HasEdits();
+  SHARDD_RETURN_IF_ERROR(attachment_.Live());
+  return edited.value_or(false)
+             ? absl::FailedPreconditionError(
+                   absl::StrCat("step job \"", attachment_.plan().job(), "\": parameters were edited between the ",
+                                parts_ == 0 ? "forward and the step of one of several optimizers"
+                                            : "steps of two optimizers of one model",
+                                " (rank=", attachment_.rank(),
+                                "); edit them behind the last step, or let the optimizers step in ", "the trainers"))
+             : absl::OkStatus();
+}
+
 absl::Status Steps::Send(v1::Step step, absl::string_view state) {
   CallSpan span(attachment_, v1::TRACE_CALL_STEP);
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   SHARDD_RETURN_IF_ERROR(Check(step, state));
   const auto object = [this] { return absl::StrCat("step job \"", attachment_.plan().job(), "\": "); };
+  if (step.part() || step.left_groups_size() > 0) {
+    SHARDD_RETURN_IF_ERROR(CheckParts(step));
+  }
   if (attachment_.plan().trainers_optimize()) {
     return absl::FailedPreconditionError(absl::StrCat(object(),
                                                       "its optimizer runs in the trainers (rank=", attachment_.rank(),
@@ -80,6 +121,7 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
                                                    "; rank=", attachment_.rank(), "); use fewer optimizer groups"));
   }
   SHARDD_RETURN_IF_ERROR(attachment_.WaitCommitted("step", nullptr));
+  SHARDD_RETURN_IF_ERROR(CheckNotEdited(part));
   SHARDD_RETURN_IF_ERROR(passes_.HandInEdits("step"));  // before the daemon updates it
   const WaitFor reason{"step", nullptr, "the daemon's copy of what was sent before"};
   SHARDD_RETURN_IF_ERROR(staging_.WaitTaken(reason));

@@ -25,7 +25,7 @@ absl::Status Commits::CheckMayStepInParts() const {
   const JobMemory& memory = *see_.memory;
   const bool on_gpus = memory.place().memory != nullptr;
   if (on_gpus || see_.plan->config.pass_copies() || see_.plan->nodes() > 1 || memory.undo() == nullptr) {
-    return absl::UnimplementedError(
+    return absl::FailedPreconditionError(
         absl::StrCat("several optimizers of one model step in parts, which are not served ",
                      on_gpus                           ? "on GPUs"
                      : see_.plan->config.pass_copies() ? "where passes read copies (got pass_copies true, want false)"

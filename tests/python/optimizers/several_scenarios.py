@@ -61,6 +61,9 @@ def _refused(**arguments: Any) -> str:
     try:
         for step in range(2):
             loss_of(model, step, 0, dist.get_rank()).backward()
+            if arguments.get("edits_before"):
+                with torch.no_grad():
+                    model.layers[0].up.weight.mul_(0.5)
             optimizers[0].step()
             if arguments.get("edits"):
                 with torch.no_grad():
@@ -75,7 +78,12 @@ def _refused(**arguments: Any) -> str:
 
 
 def refusals() -> dict[str, str]:
-    return {"shares": _refused(shares=True), "edits": _refused(edits=True), "orders": _refused(orders_differ=True)}
+    return {
+        "shares": _refused(shares=True),
+        "edits": _refused(edits=True),
+        "before": _refused(edits_before=True),
+        "orders": _refused(orders_differ=True),
+    }
 
 
 def refusal() -> str:

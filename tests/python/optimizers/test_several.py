@@ -38,6 +38,8 @@ def test_what_parts_of_a_step_do_not_do_is_refused_by_name() -> None:
         assert "is in two optimizers of shardd" in outcome["shares"]
     said = " ".join(outcome["edits"] for outcome in outcomes)
     assert "parameters were edited between the steps of two optimizers of one model" in said, said
+    said = " ".join(outcome["before"] for outcome in outcomes)
+    assert "Error: step job" in said and "between the forward and the step of one of several optimizers" in said, said
     said = " ".join(outcome["orders"] for outcome in outcomes)
     assert "left_groups (got [" in said, said
     for said in run_ranks(several_scenarios.refusal, 2, environment={"SHARDD_PASS_COPIES": "1"}):
