@@ -95,7 +95,7 @@ absl::Status Steps::CheckNotEdited(bool part) {
                                 parts_ == 0 ? "forward and the step of one of several optimizers"
                                             : "steps of two optimizers of one model",
                                 " (rank=", attachment_.rank(),
-                                "); edit them behind the last step, or let the optimizers step in ", "the trainers"))
+                                "); edit them behind the last step, or let the optimizers step in the trainers"))
              : absl::OkStatus();
 }
 
