@@ -20,6 +20,7 @@
 #include "common/status/status_macros.h"
 #include "common/version.h"
 #include "server/collective/nccl/nccl_communicators.h"
+#include "server/collective/nccl/nccl_library.h"
 #include "server/collective/nodes/lazy_exchanges.h"
 #include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
@@ -263,11 +264,12 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGUSR2);
+  NcclLibrary::SetEnvironment();  // before any other thread starts
   SHARDD_ASSIGN_OR_RETURN(Devices made, MakeDevicesWithout(signals));
   for (const std::string& warning : made.warnings) LogWarning(warning);
   const size_t device_count = made.devices.size();
   const bool on_gpus = made.driver != nullptr;
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any other thread starts
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // likewise
   Successor successor(arguments);
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<NcclCommunicators> communicators, MakeCommunicators(made));
 

@@ -13,9 +13,10 @@
 #include "absl/time/time.h"
 #include "client/ctl/address.h"
 #include "client/ctl/call_secret.h"
+#include "client/ctl/format.h"
 #include "client/ctl/handover.h"
 #include "client/ctl/history_views.h"
-#include "client/ctl/plan.h"
+#include "client/ctl/offline.h"
 #include "client/ctl/top.h"
 #include "client/ctl/trace.h"
 #include "client/ctl/views.h"
@@ -23,7 +24,6 @@
 #include "common/secret/job_secret.h"
 #include "common/status/grpc_status.h"
 #include "common/status/status_macros.h"
-#include "google/protobuf/util/json_util.h"
 #include "grpcpp/create_channel_posix.h"
 #include "grpcpp/grpcpp.h"
 #include "shardd/v1/jobs.grpc.pb.h"
@@ -40,23 +40,6 @@ int RowsForRanks() {
   winsize window{};
   if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) != 0 || window.ws_row == 0) return 0;
   return std::max(1, window.ws_row - kLinesAboveRanks);
-}
-
-absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message, bool one_line) {
-  google::protobuf::util::JsonPrintOptions print;
-  print.add_whitespace = !one_line;
-  print.always_print_primitive_fields = true;
-  print.preserve_proto_field_names = true;
-  std::string text;
-  const auto status = google::protobuf::util::MessageToJsonString(message, &text, print);
-  if (!status.ok()) {
-    return absl::InternalError(absl::StrCat("print answer: ", status.ToString()));
-  }
-  // Whitespace mode ends with a newline by itself.
-  if (text.empty() || text.back() != '\n') {
-    text.push_back('\n');
-  }
-  return text;
 }
 
 // One command's work: calls, and prints either way.
@@ -119,6 +102,7 @@ class Executor {
         return HandOver(address_, options_);
       case Command::kHelp:
       case Command::kPlan:
+      case Command::kPredict:
       case Command::kVersion:
         break;
     }
@@ -366,22 +350,12 @@ ExitCode ExitCodeOf(const absl::Status& status) {
   }
 }
 
-absl::Status PlanAndPrint(const Options& options) {
-  SHARDD_ASSIGN_OR_RETURN(const PlannedModel planned, PlanModelFile(options.model, options.world, options.nodes));
-  std::string text = planned.text;
-  if (options.json) {
-    SHARDD_ASSIGN_OR_RETURN(text, ToJson(planned.memory, /*one_line=*/false));
-  }
-  std::fputs(text.c_str(), stdout);
-  return absl::OkStatus();
-}
-
 int Run(const Options& options) {
   if (options.command == Command::kHelp || options.command == Command::kVersion) {
     std::fputs(options.text.c_str(), stdout);
     return kExitOk;
   }
-  const absl::Status status = options.command == Command::kPlan ? PlanAndPrint(options) : AskAndPrint(options);
+  const absl::Status status = AsksNoDaemon(options.command) ? RunOffline(options) : AskAndPrint(options);
   if (!status.ok()) {
     return Fail(status);
   }

@@ -5,6 +5,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
+#include "google/protobuf/message.h"
+#include "google/protobuf/util/json_util.h"
 
 namespace shardd::ctl {
 namespace {
@@ -68,6 +70,23 @@ std::string ShortEnumName(const google::protobuf::EnumDescriptor& type, int valu
   const std::string prefix = PrefixOf(type);
   const std::string name(found->name());
   return absl::AsciiStrToLower(absl::StripPrefix(name, prefix));
+}
+
+absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message, bool one_line) {
+  google::protobuf::util::JsonPrintOptions print;
+  print.add_whitespace = !one_line;
+  print.always_print_primitive_fields = true;
+  print.preserve_proto_field_names = true;
+  std::string text;
+  const auto status = google::protobuf::util::MessageToJsonString(message, &text, print);
+  if (!status.ok()) {
+    return absl::InternalError(absl::StrCat("print answer: ", status.ToString()));
+  }
+  // Whitespace mode ends with a newline by itself.
+  if (text.empty() || text.back() != '\n') {
+    text.push_back('\n');
+  }
+  return text;
 }
 
 }  // namespace shardd::ctl

@@ -4,8 +4,13 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/generated_enum_reflection.h"
+
+namespace google::protobuf {
+class Message;
+}  // namespace google::protobuf
 
 namespace shardd::ctl {
 
@@ -18,6 +23,9 @@ std::string FormatMillis(int64_t ms);
 std::string FormatTimeMicros(int64_t unix_us);
 // "10 816 512" would not sort; "10816512" cannot be read: "10816512 (10.8 M)" from a million on.
 std::string FormatNumel(int64_t numel);
+
+// As proto3 JSON with every field, on one line or indented, with a newline at its end. INTERNAL: it cannot be printed.
+absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message, bool one_line);
 
 // The value's name without the enum's prefix, lower case: JOB_STATE_FORWARD_BACKWARD -> "forward_backward".
 std::string ShortEnumName(const google::protobuf::EnumDescriptor& type, int value);

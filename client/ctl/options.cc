@@ -11,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "client/ctl/offline.h"
+#include "client/ctl/predict/predict.h"
 #include "common/plan/plan.h"
 #include "common/version.h"
 #include "common/versions/versions.h"
@@ -46,7 +48,10 @@ constexpr CommandRow kCommands[] = {
     {"trace", Command::kTrace, TakesJob::kOptional,
      "what ranks and daemon do over the next steps, for ui.perfetto.dev"},
     {"handover", Command::kHandover, TakesJob::kNo, "a new daemon takes this one's place while jobs train"},
-    {"plan", Command::kPlan, TakesJob::kNo, "what memory a model will need, before anything runs (--world, --nodes)"},
+    {"plan", Command::kPlan, TakesJob::kNo,
+     "what memory a model will need, before anything runs (--world, --nodes, --gpus)"},
+    {"predict", Command::kPredict, TakesJob::kNo,
+     "how long a step will take, and what of it is waiting, from a description of the machine (--machine, --tokens)"},
     {"close", Command::kClose, TakesJob::kRequired, "end a job and free its memory at once"},
     {"version", Command::kVersion, TakesJob::kNo, "version of this program"},
     {"help", Command::kHelp, TakesJob::kNo, "this text, or that of the command that follows"},
@@ -64,6 +69,10 @@ constexpr char kTopText[] =
 constexpr char kPlanText[] =
     "The model is a shardd.v1.JobSpec as JSON: spec of shardd.torch.memory_plan(model), or what a C or C++ program\n"
     "attaches with. Bytes are of one node with all its ranks; the daemon plans the same. No daemon is asked.";
+constexpr char kPredictText[] =
+    "The daemon's own schedule of gathers and prefetches, on links and kernels as the machine's file describes them\n"
+    "(client/docs/configuration.md#prediction). All ranks are taken to be alike. More nodes than are served are\n"
+    "predicted all the same. No daemon is asked.";
 constexpr char kClosingText[] =
     "shardctl COMMAND --help lists the options of that command. The options above may stand before a command, too.\n"
     "\n"
@@ -124,6 +133,16 @@ void AddCommonOptions(CLI::App* app, Options* options) {
       "(default 180)");
 }
 
+void AddModelOptions(CLI::App* app, Options* options, int most_nodes) {
+  app->add_option("MODEL", options->model, "the file; -: standard input")->required()->option_text(" ");
+  app->add_option("--world", options->world, "ranks of all nodes together (default: as the model says)")
+      ->check(CLI::Range(1, most_nodes * kMaxWorldSize).description(""))
+      ->type_name("N");
+  app->add_option("--nodes", options->nodes, "nodes (default: as the model says, otherwise 1)")
+      ->check(CLI::Range(1, most_nodes).description(""))
+      ->type_name("N");
+}
+
 void AddOwnOptions(CLI::App* app, Command command, Options* options) {
   if (command == Command::kEvents) {
     app->add_option("--limit", options->limit, "the newest N (default 100)")
@@ -159,14 +178,24 @@ void AddOwnOptions(CLI::App* app, Command command, Options* options) {
         ->transform([](const std::string& file) { return std::string(absl::StripPrefix(file, "=")); })  // -o=FILE
         ->type_name("FILE");
     app->footer(kTraceText);
+  } else if (command == Command::kPredict) {
+    AddModelOptions(app, options, kMostPredictedNodes);
+    app->add_option("--machine", options->machine, "the file that describes a rank and its links")
+        ->required()
+        ->type_name("FILE");
+    app->add_option("--tokens", options->tokens, "tokens of one rank and step")
+        ->required()
+        ->check(CLI::Range(int64_t{1}, int64_t{1} << 40).description(""))
+        ->type_name("N");
+    app->add_flag("--checkpointing", options->checkpointing, "backward computes each group's forward again")
+        ->disable_flag_override();
+    app->add_option("--svg", options->picture, "draw the step's streams there")->type_name("FILE");
+    app->add_flag("--json", options->json, "as JSON, in seconds and bytes")->disable_flag_override();
+    app->footer(kPredictText);
   } else if (command == Command::kPlan) {
-    app->add_option("MODEL", options->model, "the file; -: standard input")->required()->option_text(" ");
-    app->add_option("--world", options->world, "ranks of all nodes together (default: as the model says)")
-        ->check(CLI::Range(1, kMaxNodes * kMaxWorldSize).description(""))
-        ->type_name("N");
-    app->add_option("--nodes", options->nodes, "nodes (default: as the model says, otherwise 1)")
-        ->check(CLI::Range(1, kMaxNodes).description(""))
-        ->type_name("N");
+    AddModelOptions(app, options, kMaxNodes);
+    app->add_flag("--gpus", options->gpus, "ranks have GPUs (makes a difference to parameters that are cut over nodes)")
+        ->disable_flag_override();
     app->add_flag("--json", options->json, "as shardctl memory --json will have it")->disable_flag_override();
     app->footer(kPlanText);
   }
@@ -201,7 +230,7 @@ void Describe(CLI::App* app, Options* options) {
           ->option_text(" ");
     }
     AddOwnOptions(command, row.command, options);
-    if (row.command != Command::kVersion && row.command != Command::kHelp && row.command != Command::kPlan) {
+    if (row.command != Command::kVersion && row.command != Command::kHelp && !AsksNoDaemon(row.command)) {
       AddCommonOptions(command, options);
     }
   }

@@ -40,6 +40,7 @@ enum class Command {
   kTrace,
   kHandover,
   kPlan,
+  kPredict,
 };
 
 struct Options {
@@ -57,9 +58,14 @@ struct Options {
   absl::Duration since = absl::ZeroDuration();  // history, why: how far back; zero: all
   std::string output = "trace.json";            // trace: "-" is standard output
   int steps = 0;                                // trace; 0: the daemon's default
-  std::string model;                            // plan: the file; "-" is standard input
-  int world = 0;                                // plan: ranks of all nodes; 0: as the model says
-  int nodes = 0;                                // plan; 0: as the model says
+  std::string model;                            // plan, predict: the file; "-" is standard input
+  int world = 0;                                // plan, predict: ranks of all nodes; 0: as the model says
+  int nodes = 0;                                // plan, predict; 0: as the model says
+  bool gpus = false;                            // plan: ranks have GPUs
+  std::string machine;                          // predict: the file
+  int64_t tokens = 0;                           // predict: of one rank and step
+  bool checkpointing = false;                   // predict: backward computes forward again
+  std::string picture;                          // predict: an SVG of the step; empty: none
   // Zero: 10 s for one request, 60 s for a trace, 180 s for a handover.
   absl::Duration timeout = absl::ZeroDuration();
   absl::Duration watch = absl::ZeroDuration();  // zero: once; top: a second, unless `once`

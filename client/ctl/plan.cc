@@ -24,7 +24,7 @@ absl::StatusOr<v1::JobSpec> Parse(absl::string_view json) {
   v1::JobSpec spec;
   const auto status = google::protobuf::util::JsonStringToMessage({json.data(), json.size()}, &spec);
   if (!status.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("plan: this is no shardd.v1.JobSpec in proto3 JSON: ",
+    return absl::InvalidArgumentError(absl::StrCat("model: this is no shardd.v1.JobSpec in proto3 JSON: ",
                                                    std::string(status.message().data(), status.message().size())));
   }
   if (spec.name().empty()) spec.set_name("model");
@@ -37,11 +37,11 @@ absl::Status Spread(int world, int nodes, v1::JobSpec* spec) {
   if (nodes == 0) nodes = had;
   if (world == 0) world = spec->world_size() * had;
   if (world == 0) {
-    return absl::InvalidArgumentError("plan: how many ranks there are is not said (got no --world, and no worldSize)");
+    return absl::InvalidArgumentError("model: how many ranks there are is not said (got no --world, and no worldSize)");
   }
   if (world % nodes != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("plan: each node has as many ranks as the others (got ", world, " ranks on ", nodes, " nodes)"));
+        absl::StrCat("model: each node has as many ranks as the others (got ", world, " ranks on ", nodes, " nodes)"));
   }
   spec->set_world_size(world / nodes);
   if (nodes == had) return absl::OkStatus();
@@ -52,7 +52,7 @@ absl::Status Spread(int world, int nodes, v1::JobSpec* spec) {
   return absl::OkStatus();
 }
 
-v1::Memory Describe(const v1::JobSpec& spec, const ShardPlan& plan) {
+v1::Memory Describe(const v1::JobSpec& spec, const ShardPlan& plan, bool on_gpus) {
   const MemoryPlan& memory = plan.memory;
   v1::Memory described;
   described.set_job(spec.name());
@@ -69,11 +69,12 @@ v1::Memory Describe(const v1::JobSpec& spec, const ShardPlan& plan) {
   add("optimizer", memory.held_optimizer_bytes);
   add("unsharded pool", memory.unsharded_pool_bytes);
   add("gradient staging", memory.gradient_staging_bytes);
-  add("node receive", memory.node_receive_bytes);
+  add("gather staging", on_gpus ? memory.gather_staging.stride_bytes * plan.world_size : 0);
+  add("node receive", on_gpus ? 0 : memory.node_receive_bytes);
   add("snapshot", memory.kept_bytes);
   add("journal", memory.journal_bytes);
   add("session", memory.session_bytes * plan.world_size);
-  described.set_planned_bytes(memory.TotalBytes(plan.world_size));
+  described.set_planned_bytes(on_gpus ? memory.TotalBytesOnGpus(plan.world_size) : memory.TotalBytes(plan.world_size));
   return described;
 }
 
@@ -103,28 +104,26 @@ std::string Text(const ShardPlan& plan, const v1::Memory& memory) {
 
 }  // namespace
 
-absl::StatusOr<PlannedModel> PlanModel(absl::string_view json, int world, int nodes) {
+absl::StatusOr<v1::JobSpec> ReadModel(absl::string_view json, int world, int nodes) {
   SHARDD_ASSIGN_OR_RETURN(v1::JobSpec spec, Parse(json));
   SHARDD_RETURN_IF_ERROR(Spread(world, nodes, &spec));
+  return spec;
+}
+
+absl::StatusOr<PlannedModel> PlanModel(absl::string_view json, int world, int nodes, bool on_gpus) {
+  SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec spec, ReadModel(json, world, nodes));
   SHARDD_ASSIGN_OR_RETURN(const ShardPlan plan, PlanShards(spec));
   PlannedModel planned;
-  planned.memory = Describe(spec, plan);
+  planned.memory = Describe(spec, plan, on_gpus);
   planned.text = Text(plan, planned.memory);
   return planned;
 }
 
-absl::StatusOr<PlannedModel> PlanModelFile(const std::string& file, int world, int nodes) {
-  std::string json;
-  if (file == "-") {
-    json.assign(std::istreambuf_iterator<char>(std::cin), {});
-  } else {
-    std::ifstream in(file);
-    if (!in) {
-      return absl::FailedPreconditionError(absl::StrCat("plan: cannot read \"", file, "\": ", std::strerror(errno)));
-    }
-    json.assign(std::istreambuf_iterator<char>(in), {});
-  }
-  return PlanModel(json, world, nodes);
+absl::StatusOr<std::string> ReadTextFile(const std::string& file) {
+  if (file == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  std::ifstream in(file);
+  if (!in) return absl::FailedPreconditionError(absl::StrCat("cannot read \"", file, "\": ", std::strerror(errno)));
+  return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
 }  // namespace shardd::ctl

@@ -17,13 +17,16 @@ struct PlannedModel {
   std::string text;   // as a table, by node and rank
 };
 
-// `json`: a shardd.v1.JobSpec in proto3 JSON. `world` ranks in all, on `nodes` nodes; 0: as the specification says.
-// INVALID_ARGUMENT: it is none, it says nothing of ranks, or they are not equally many on all nodes; PlanShards'
-// errors.
-absl::StatusOr<PlannedModel> PlanModel(absl::string_view json, int world, int nodes);
+// Reads a shardd.v1.JobSpec in proto3 JSON, for `world` ranks in all, on `nodes` nodes; 0: as it says itself.
+// INVALID_ARGUMENT: it is none, it says nothing of ranks, or they are not equally many on all nodes.
+absl::StatusOr<v1::JobSpec> ReadModel(absl::string_view json, int world, int nodes);
 
-// PlanModel of a file; "-": of standard input. FAILED_PRECONDITION: it cannot be read.
-absl::StatusOr<PlannedModel> PlanModelFile(const std::string& file, int world, int nodes);
+// Plans what ReadModel reads. `on_gpus`: ranks have GPUs, which get parameters that are cut over nodes by NCCL. Errors
+// as ReadModel and PlanShards.
+absl::StatusOr<PlannedModel> PlanModel(absl::string_view json, int world, int nodes, bool on_gpus);
+
+// All of a file; "-": of standard input. FAILED_PRECONDITION: it cannot be read.
+absl::StatusOr<std::string> ReadTextFile(const std::string& file);
 
 }  // namespace shardd::ctl
 

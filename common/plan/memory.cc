@@ -269,6 +269,7 @@ absl::Status LayOutMemory(ShardPlan& plan) {
   SHARDD_RETURN_IF_ERROR(SizePool(plan));
   SizeStaging(plan);
   SizeNodeStaging(plan);
+  plan.memory.gather_staging = SizeGatherStaging(plan);
   const SessionLayout session = MakeSessionLayout(plan);
   plan.memory.session_bytes = session.memory_bytes + session.daemon_page_bytes;
   if (!plan.config.trainers_never_write() && !KeepsWhatPassesRead(plan)) {
@@ -329,6 +330,10 @@ PlacedMemory PredictPlacedMemory(const ShardPlan& plan) {
 int64_t MemoryPlan::TotalBytes(int world_size) const {
   return held_shards_bytes + parameters_bytes + held_gradients_bytes + held_optimizer_bytes + unsharded_pool_bytes +
          gradient_staging_bytes + node_receive_bytes + kept_bytes + journal_bytes + world_size * session_bytes;
+}
+
+int64_t MemoryPlan::TotalBytesOnGpus(int world_size) const {
+  return TotalBytes(world_size) - node_receive_bytes + world_size * gather_staging.stride_bytes;
 }
 
 }  // namespace shardd

@@ -84,7 +84,7 @@ int64_t RailBytes(const ShardPlan& plan, int group, int node, int rank) {
   return bytes;
 }
 
-GatherStaging GatherStagingOf(const ShardPlan& plan) {
+GatherStaging SizeGatherStaging(const ShardPlan& plan) {
   GatherStaging staging;
   if (!plan.cut_over_nodes) return staging;
   for (size_t group = 0; group < plan.groups.size(); ++group) {

@@ -41,15 +41,9 @@ inline constexpr int kGatherSlots = 2;              // of what came from other n
 // Bytes of what `rank` of `node` holds of a group, in unsharded dtypes; 0: nothing.
 int64_t RailBytes(const ShardPlan& plan, int group, int node, int rank);
 
-// Memory of the GPU of each rank for that, in this order: what it sends, slots for what it gets, and what it greets
-// other nodes with. All zero if nothing is cut over nodes.
-struct GatherStaging {
-  int64_t own_bytes = 0;   // the most of a group that a rank of this node sends
-  int64_t slot_bytes = 0;  // the most of a group that it gets, each node's part at a multiple of kRailAlignmentBytes
-  int64_t greeting_bytes = 0;
-  int64_t stride_bytes = 0;  // from one rank to the next: all of these, in multiples of kPoolAlignmentBytes
-};
-GatherStaging GatherStagingOf(const ShardPlan& plan);
+// Computes MemoryPlan::gather_staging, in time that grows with groups, nodes and ranks. REQUIRES: the plan's parameters
+// are placed.
+GatherStaging SizeGatherStaging(const ShardPlan& plan);
 
 // Bytes [first, end) of a slab, in whole pages.
 struct ByteRange {

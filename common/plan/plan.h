@@ -104,6 +104,15 @@ struct PoolPlan {
   int64_t offset_bytes = 0;  // of its first slot, from the start of slab "unsharded pool"
 };
 
+// Parameters cut over nodes, on GPUs: memory of each rank's GPU for parts of groups (node_part.h), in this order: what
+// it sends, slots for what it gets, and what it greets other nodes with. All zero if nothing is cut over nodes.
+struct GatherStaging {
+  int64_t own_bytes = 0;   // the most of a group that a rank of this node sends
+  int64_t slot_bytes = 0;  // the most of a group that it gets, each node's part at a multiple of kRailAlignmentBytes
+  int64_t greeting_bytes = 0;
+  int64_t stride_bytes = 0;  // from one rank to the next: all of these, in multiples of kPoolAlignmentBytes
+};
+
 // Bytes by purpose on this node with all ranks attached, copies for replicas included.
 struct MemoryPlan {
   int64_t shards_bytes = 0;
@@ -123,7 +132,10 @@ struct MemoryPlan {
   int64_t held_shards_bytes = 0;
   int64_t held_gradients_bytes = 0;
   int64_t held_optimizer_bytes = 0;
+  GatherStaging gather_staging;
+  // Where the devices are CPUs; and GPUs, which receive from other nodes into staging of their own.
   int64_t TotalBytes(int world_size) const;
+  int64_t TotalBytesOnGpus(int world_size) const;
 };
 
 // Bytes by purpose of the largest rank under this placement, if ranks had separate memory. Without padding between

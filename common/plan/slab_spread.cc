@@ -49,7 +49,7 @@ std::vector<Near> NearOfStaging(const ShardPlan& plan, int gpus) {
 
 std::vector<Near> NearOfGather(const ShardPlan& plan, int gpus) {
   std::vector<Near> all;
-  const int64_t stride_bytes = GatherStagingOf(plan).stride_bytes;
+  const int64_t stride_bytes = plan.memory.gather_staging.stride_bytes;
   for (int rank = 0; rank < plan.world_size; ++rank) all.push_back({rank * stride_bytes, stride_bytes, rank % gpus});
   return all;
 }
@@ -126,7 +126,7 @@ int64_t SlabBytes(const ShardPlan& plan, SpreadSlab slab) {
     case SpreadSlab::kKept:
       return memory.kept_bytes;
     case SpreadSlab::kGather:
-      return plan.world_size * GatherStagingOf(plan).stride_bytes;
+      return plan.world_size * memory.gather_staging.stride_bytes;
   }
   return 0;
 }

@@ -293,8 +293,7 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
                             for (const auto& [name, entry] : jobs_) {
                               result.reserved_bytes += entry.job->memory_account().reserved_bytes();
                               if (entry.job->identity().owner.uid == job->identity().owner.uid && entry.job != job) {
-                                result.bytes_of_uid +=
-                                    entry.job->plan()->memory.TotalBytes(entry.job->plan()->world_size);
+                                result.bytes_of_uid += QuotaBytesOf(*entry.job->plan(), *devices_.front());
                               }
                             }
                             result.new_id = next_job_id_++;
@@ -304,9 +303,8 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
   const auto failed = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(what, " by ", extension.what, ": ", status.message()));
   };
-  if (absl::Status status =
-          CheckByteQuota("memory", options_.max_bytes_per_uid, job->identity().owner.uid, found.bytes_of_uid,
-                         extension.plan.memory.TotalBytes(extension.plan.world_size));
+  if (absl::Status status = CheckByteQuota("memory", options_.max_bytes_per_uid, job->identity().owner.uid,
+                                           found.bytes_of_uid, QuotaBytesOf(extension.plan, *devices_.front()));
       !status.ok()) {
     return failed(status);
   }

@@ -57,7 +57,7 @@ void Core::GetMetrics(const Caller& caller, Done<v1::GetMetricsResponse> done) {
       may_see_all = may_see_all && may_see;
       v1::UserQuota& quota = quotas[job.identity().owner.uid];  // counts as OpenJob does
       quota.set_jobs(quota.jobs() + 1);
-      quota.set_planned_bytes(quota.planned_bytes() + job.plan()->memory.TotalBytes(job.plan()->world_size));
+      quota.set_planned_bytes(quota.planned_bytes() + QuotaBytesOf(*job.plan(), *devices_.front()));
       if (!may_see || job.closed()) continue;
       v1::JobMetrics* const described = response.add_jobs();
       job.view().DescribeMetrics(described);

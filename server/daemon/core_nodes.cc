@@ -2,8 +2,10 @@
 
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/collective/nccl/nccl_library.h"
 #include "server/collective/nodes/nccl_gather.h"
 #include "server/collective/nodes/node_collective.h"
 #include "server/collective/nodes/peer_exchange.h"
@@ -16,9 +18,17 @@ namespace {
 
 constexpr size_t kMoreOfSpecBytes = size_t{64} << 10;
 
-// Whether another node's spec describes the job of `spec` and `plan`.
+constexpr size_t kMostShownBytes = 100;  // of another node's text
+
+// Whether another node's spec describes the job of `spec` and `plan`, and its gradients move as here.
 absl::Status CheckSameJob(const v1::JobSpec& spec, const std::string& serialized, const ShardPlan& plan,
-                          const v1::PeerHello& hello) {
+                          const std::string& data_path, const v1::PeerHello& hello) {
+  if (!hello.data_path().empty() && hello.data_path() != data_path) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("gradients of node ", hello.node(), " move otherwise (got ",
+                     absl::CHexEscape(hello.data_path().substr(0, kMostShownBytes)), ", want ", data_path,
+                     "); ranks train on GPUs on all nodes or on none, and their daemons' NCCL_ settings are alike"));
+  }
   if (hello.spec() == serialized) {
     return absl::OkStatus();
   }
@@ -74,11 +84,13 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
   nodes->node = node;
   nodes->worker = &node_values_;
   std::string serialized = init->spec.SerializeAsString();
-  nodes->events = std::make_shared<NodeEvents>(
-      &loop_, [spec = init->spec, serialized, shared = init->plan](const v1::PeerHello& hello) {
-        return CheckSameJob(spec, serialized, *shared, hello);
-      });
+  const bool on_gpus = devices_.front()->memory() != nullptr;
   PeerJoin join;
+  join.data_path = on_gpus ? NcclLibrary::Settings() : "links";
+  nodes->events = std::make_shared<NodeEvents>(
+      &loop_, [spec = init->spec, serialized, shared = init->plan, path = join.data_path](const v1::PeerHello& hello) {
+        return CheckSameJob(spec, serialized, *shared, path, hello);
+      });
   join.job = init->spec.name();
   join.uid = init->owner.uid;
   join.link_key = std::move(link_key);
@@ -87,7 +99,7 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
   join.spec = std::move(serialized);
   SHARDD_ASSIGN_OR_RETURN(nodes->links, options_.join_nodes(std::move(join), nodes->events.get()));
   std::shared_ptr<NodeExchange> exchange;
-  if (devices_.front()->memory() == nullptr) {
+  if (!on_gpus) {
     exchange = std::make_shared<PeerExchange>(
         nodes->links.get(), plan.world_size * plan.node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots,
         plan.node_piece_bytes / static_cast<int64_t>(sizeof(float)));

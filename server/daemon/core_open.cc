@@ -207,7 +207,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
           result.taken_up_bytes += entry.job->memory().taken_up_bytes();
           if (entry.job->identity().owner.uid == peer.uid) {
             ++result.jobs_of_uid;
-            result.bytes_of_uid += entry.job->plan()->memory.TotalBytes(entry.job->plan()->world_size);
+            result.bytes_of_uid += QuotaBytesOf(*entry.job->plan(), *devices_.front());
           }
         }
         auto it = jobs_.find({peer.uid, name});
@@ -273,7 +273,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   if (!create) {
     return absl::NotFoundError(absl::StrCat(what, ": not there yet"));
   }
-  const int64_t bytes = plan->memory.TotalBytes(plan->world_size);
+  const int64_t bytes = QuotaBytesOf(*plan, *devices_.front());
   if (found.jobs_of_uid >= options_.max_jobs_per_uid) {
     return absl::ResourceExhaustedError(
         absl::StrCat(what, ": too many jobs of uid ", peer.uid, " (got ", found.jobs_of_uid + 1, ", want at most ",

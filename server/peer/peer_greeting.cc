@@ -26,6 +26,7 @@ v1::PeerHello PeerGreeting::Hello(absl::string_view token, int to) const {
   hello.set_node(join_.node);
   hello.set_token(std::string(token));
   hello.set_secret_proof(MakeLinkProof(join_.link_key, token, join_.node, to));
+  hello.set_data_path(join_.data_path);
   return hello;
 }
 

@@ -24,6 +24,7 @@ struct PeerJoin {
   std::vector<std::string> addresses;  // "host:port", by node
   std::string spec;                    // serialized JobSpec, at most 64 MiB
   std::string link_key = {};           // of the job's secret (server/tenant/tenant.h); empty: the job has none
+  std::string data_path = {};          // of this node (PeerHello)
 };
 
 // Bytes of gradients and states since the links were made.

@@ -174,7 +174,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
       {&memory->parameters_, "parameters", want.parameters_bytes, SpreadSlab::kParameters},
       {&memory->pool_, kUnshardedPoolName, want.unsharded_pool_bytes, SpreadSlab::kPool},
       {&memory->staging_, "gradient staging", want.gradient_staging_bytes, SpreadSlab::kStaging},
-      {&memory->gather_staging_, "gather staging", on_host ? 0 : plan.world_size * GatherStagingOf(plan).stride_bytes,
+      {&memory->gather_staging_, "gather staging", on_host ? 0 : plan.world_size * want.gather_staging.stride_bytes,
        SpreadSlab::kGather},
       // Taken with the first commit; else before the first hand-in, which most jobs never see.
       {&memory->kept_, "snapshot", plan.config.pass_copies() || kept.contains("snapshot") ? want.kept_bytes : 0,
@@ -338,7 +338,7 @@ std::vector<char*> JobMemory::StagingByRank(const ShardPlan& plan) const {
 
 std::vector<char*> JobMemory::GatherStagingByRank(const ShardPlan& plan) const {
   std::vector<char*> staging;
-  const int64_t stride_bytes = GatherStagingOf(plan).stride_bytes;
+  const int64_t stride_bytes = plan.memory.gather_staging.stride_bytes;
   for (int rank = 0; gather_staging_ != nullptr && rank < plan.world_size; ++rank) {
     staging.push_back(gather_staging_->At(rank * stride_bytes));
   }

@@ -109,7 +109,7 @@ class JobMemory {
   // rank; empty: there is none.
   std::vector<char*> StagingByRank(const ShardPlan& plan) const;
   const JobSlab* staging() const { return staging_.get(); }
-  // On GPUs, where parameters are cut over nodes: GatherStagingOf(plan) of each rank, on its device, by rank.
+  // On GPUs, where parameters are cut over nodes: MemoryPlan::gather_staging of each rank, on its device, by rank.
   std::vector<char*> GatherStagingByRank(const ShardPlan& plan) const;
   // Where within shards() memory of another device begins, ascending; empty: all of it is in one place.
   const std::vector<int64_t>& shards_boundaries() const { return shards_boundaries_; }

@@ -64,7 +64,7 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
     add("gradient staging", plan.memory.gradient_staging_bytes, staging());
   }
   if (gather_staging_ != nullptr) {
-    add("gather staging", plan.world_size * GatherStagingOf(plan).stride_bytes, gather_staging_.get());
+    add("gather staging", plan.world_size * plan.memory.gather_staging.stride_bytes, gather_staging_.get());
   }
   if (plan.memory.node_receive_bytes > 0 && place_.memory == nullptr) {  // the exchange's own
     add("node receive", plan.memory.node_receive_bytes, nullptr);

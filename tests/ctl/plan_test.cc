@@ -28,7 +28,7 @@ int64_t Bytes(const PlannedModel& planned, const std::string& purpose) {
 }
 
 TEST(PlanTest, IsWhatTheDaemonPlans) {
-  const absl::StatusOr<PlannedModel> planned = PlanModel(kModel, 4, 0);
+  const absl::StatusOr<PlannedModel> planned = PlanModel(kModel, 4, 0, /*on_gpus=*/false);
   ASSERT_TRUE(planned.ok()) << planned.status();
   EXPECT_EQ(planned->memory.job(), "small");
   EXPECT_EQ(Bytes(*planned, "shards"), 4 << 20);
@@ -43,23 +43,38 @@ TEST(PlanTest, IsWhatTheDaemonPlans) {
 }
 
 TEST(PlanTest, RanksAreSpreadOverNodes) {
-  const absl::StatusOr<PlannedModel> one = PlanModel(kModel, 64, 1);
-  const absl::StatusOr<PlannedModel> eight = PlanModel(kModel, 64, 8);
+  const absl::StatusOr<PlannedModel> one = PlanModel(kModel, 64, 1, /*on_gpus=*/false);
+  const absl::StatusOr<PlannedModel> eight = PlanModel(kModel, 64, 8, /*on_gpus=*/false);
   ASSERT_TRUE(one.ok() && eight.ok()) << one.status() << eight.status();
   EXPECT_EQ(Bytes(*one, "optimizer"), 8 << 20);
   EXPECT_EQ(Bytes(*eight, "optimizer"), 1 << 20) << "cut over all nodes";
   EXPECT_THAT(eight->text, HasSubstr("64 ranks on 8 nodes"));
 }
 
+TEST(PlanTest, GpusOverNodesHaveStagingForGathers) {
+  const absl::StatusOr<PlannedModel> one = PlanModel(kModel, 64, 1, /*on_gpus=*/true);
+  const absl::StatusOr<PlannedModel> cpus = PlanModel(kModel, 64, 8, /*on_gpus=*/false);
+  const absl::StatusOr<PlannedModel> gpus = PlanModel(kModel, 64, 8, /*on_gpus=*/true);
+  ASSERT_TRUE(one.ok() && cpus.ok() && gpus.ok()) << one.status() << cpus.status() << gpus.status();
+  EXPECT_EQ(Bytes(*one, "gather staging"), 0);
+  EXPECT_EQ(Bytes(*cpus, "gather staging"), 0);
+  EXPECT_EQ(Bytes(*gpus, "node receive"), 0) << "NCCL's own";
+  // Each GPU sends a 64th of the group, and has two slots for seven of these.
+  EXPECT_GT(Bytes(*gpus, "gather staging"), 8 * (15 * (4 << 20) / 64));
+  int64_t sum = 0;
+  for (const v1::Purpose& each : gpus->memory.purposes()) sum += each.planned_bytes();
+  EXPECT_EQ(sum, gpus->memory.planned_bytes());
+}
+
 TEST(PlanTest, WhatCannotBePlannedIsSaid) {
   const auto error = [](absl::string_view json, int world, int nodes) {
-    return std::string(PlanModel(json, world, nodes).status().message());
+    return std::string(PlanModel(json, world, nodes, /*on_gpus=*/false).status().message());
   };
   EXPECT_THAT(error("{ not json", 4, 0), HasSubstr("no shardd.v1.JobSpec"));
   EXPECT_THAT(error(kModel, 0, 0), HasSubstr("no --world"));
   EXPECT_THAT(error(kModel, 7, 2), HasSubstr("7 ranks on 2 nodes"));
   EXPECT_THAT(error("{}", 2, 0), HasSubstr("tree"));
-  EXPECT_THAT(std::string(PlanModelFile("/nonexistent", 1, 1).status().message()),
+  EXPECT_THAT(std::string(ReadTextFile("/nonexistent").status().message()),
               HasSubstr("cannot read \"/nonexistent\": No such file"));
 }
 

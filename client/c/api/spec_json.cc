@@ -84,7 +84,9 @@ std::string PlanToJson(const v1::JobSpec& spec, const ShardPlan& plan) {
                    {"journal", plan.memory.journal_bytes},
                    {"session_per_rank", plan.memory.session_bytes},
                    {"gradient_slots_per_rank", plan.memory.gradient_slots_bytes},
-                   {"total", plan.memory.TotalBytes(plan.world_size)}};
+                   {"gather_staging_per_rank_on_gpus", plan.memory.gather_staging.stride_bytes},
+                   {"total", plan.memory.TotalBytes(plan.world_size)},
+                   {"total_on_gpus", plan.memory.TotalBytesOnGpus(plan.world_size)}};
   root["groups"] = Json::array();
   for (const GroupPlan& group : plan.groups) {
     Json entry;

@@ -6,9 +6,12 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "common/process/environment.h"
 
 namespace shardd {
 namespace {
+
+constexpr char kRuntimeConnect[] = "NCCL_RUNTIME_CONNECT";
 
 std::string VersionText(int version) {
   return absl::StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100);
@@ -23,8 +26,6 @@ absl::StatusOr<NcclLibrary> NcclLibrary::Load(const std::string& library) {
                      "; install it (pip's nvidia-nccl-cu13 has it under nvidia/nccl/lib), or give its path with "
                      "--nccl_library, or run without --collective=nccl"));
   };
-  setenv("NCCL_RAS_ENABLE", "0", /*overwrite=*/0);
-  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed: it has threads of its own
   if (handle == nullptr) {
     const char* const why = dlerror();
@@ -55,6 +56,15 @@ absl::StatusOr<NcclLibrary> NcclLibrary::Load(const std::string& library) {
 }
 
 std::string NcclLibrary::version() const { return VersionText(version_); }
+
+void NcclLibrary::SetEnvironment() {
+  setenv("NCCL_RAS_ENABLE", "0", /*overwrite=*/0);
+  setenv(kRuntimeConnect, "0", /*overwrite=*/0);
+}
+
+std::string NcclLibrary::Settings() {
+  return absl::StrCat("NCCL with ", kRuntimeConnect, "=", Environment(kRuntimeConnect));
+}
 
 int NcclLibrary::cta_policy() const {
   return nccl::kCtaPolicyZero | (version_ >= nccl::kPoliciesTogetherVersion ? nccl::kCtaPolicyEfficiency : 0);

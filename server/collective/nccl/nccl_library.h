@@ -14,12 +14,15 @@ namespace shardd {
 class NcclLibrary {
  public:
   static constexpr char kDefault[] = "libnccl.so.2";
+  // Sets NCCL_RAS_ENABLE=0 unless the variable has a value: NCCL's diagnosis service listens on one port per machine,
+  // which belongs to trainers' jobs. Likewise NCCL_RUNTIME_CONNECT=0: sums' connections are made with the communicator
+  // instead of in the first sum, which would hold the GPU's issuing thread until all other nodes sum, too. REQUIRES: no
+  // other thread has started.
+  static void SetEnvironment();
+  // On what all nodes of a job have to agree: "NCCL with NCCL_RUNTIME_CONNECT=0".
+  static std::string Settings();
   // Loads `library`, a name or a path, with dlopen. FAILED_PRECONDITION: there is no such library, it lacks a function,
-  // or it is older than 2.28; the text says what was looked for and where to get it. The library stays loaded. Before
-  // loading, this sets NCCL_RAS_ENABLE=0 unless the variable has a value: NCCL's diagnosis service listens on one port
-  // per machine, which belongs to trainers' jobs. Likewise NCCL_RUNTIME_CONNECT=0: sums' connections are made with the
-  // communicator instead of in the first sum, which would hold the GPU's issuing thread until all other nodes sum, too.
-  // REQUIRES: no other thread reads the environment.
+  // or it is older than 2.28; the text says what was looked for and where to get it. The library stays loaded.
   static absl::StatusOr<NcclLibrary> Load(const std::string& library = kDefault);
   // REQUIRES: every pointer is set, except perhaps those of windows.
   NcclLibrary(const nccl::Table& table, int version) : table_(table), version_(version) {}

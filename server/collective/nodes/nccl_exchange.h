@@ -35,7 +35,8 @@ struct NodeMove {
 // NCCL connects two members when they first send each other something, and holds the call meanwhile, and with it the
 // GPU's issuing thread. A sum and a move could so wait for each other: node 0's thread is held by its first move to
 // node 1, whose thread is held by a sum that node 0 has yet to issue. Therefore new communicators for moves greet all
-// other nodes before anything else is issued. Sums' connections are made with their communicators (NcclLibrary::Load).
+// other nodes before anything else is issued. Sums' connections are made with their communicators
+// (NcclLibrary::SetEnvironment).
 //
 // If a generation ends (Begin) while sums are under way or communicators are made, this node aborts them; the other
 // nodes do the same in their own Begin. While sums are under way the exchange also asks NCCL whether communicators are

@@ -32,7 +32,7 @@ NcclGather::NcclGather(Options options)
       for (int rank = 0; rank < ranks_; ++rank) parts_.emplace_back(*options_.plan, group, node, rank);
     }
   }
-  const GatherStaging staging = GatherStagingOf(*options_.plan);
+  const GatherStaging& staging = options_.plan->memory.gather_staging;
   own_bytes_ = staging.own_bytes;
   slot_bytes_ = staging.slot_bytes;
   thread_ = std::thread([this] { Run(); });

@@ -44,12 +44,12 @@ class NcclGather final : public NodeGather {
     std::shared_ptr<NcclExchange> exchange;  // with `moves`
     std::vector<Device*> devices;            // by local rank
     const char* shards = nullptr;            // start of slab "shards", in memory that the devices reach
-    // By local rank, memory of its device: GatherStagingOf(plan), aligned to kRailAlignmentBytes.
+    // By local rank, memory of its device: MemoryPlan::gather_staging, aligned to kRailAlignmentBytes.
     std::vector<char*> staging;
   };
   // Where a rank's staging has what the exchange greets other nodes with.
   static char* GreetingOf(const ShardPlan& plan, char* staging) {
-    const GatherStaging of = GatherStagingOf(plan);
+    const GatherStaging& of = plan.memory.gather_staging;
     return staging + of.own_bytes + kGatherSlots * of.slot_bytes;
   }
   // Links, devices, shards and staging must outlive this object.

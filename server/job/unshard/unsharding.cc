@@ -65,10 +65,7 @@ absl::Status Unsharding::Unshard(Session* session, int group, int64_t phase) {
   if (unshards_.Waits(rank)) {
     return absl::OkStatus();  // there is no slot for it, so none for what would be prefetched
   }
-  if (forward ? plan_->config.forward_prefetch() : plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_PRE) {
-    return PrefetchNext(rank, kind);
-  }
-  return absl::OkStatus();
+  return PrefetchBehind(rank, kind);
 }
 
 absl::Status Unsharding::Observe(int rank, OrderEntry entry) {
@@ -116,8 +113,9 @@ absl::Status Unsharding::GrantNext(int rank) {
   }
 }
 
-absl::Status Unsharding::PrefetchNext(int rank, OrderEntry::Kind kind) {
-  const std::optional<int32_t> next = orders_.NextUnshard(rank, kind);
+absl::Status Unsharding::PrefetchBehind(int rank, OrderEntry::Kind request) {
+  const std::optional<OrderEntry::Kind> kind = PrefetchedBehind(request, plan_->config);
+  const std::optional<int32_t> next = kind.has_value() ? orders_.NextUnshard(rank, *kind) : std::nullopt;
   if (!next.has_value()) {
     return absl::OkStatus();
   }
@@ -202,9 +200,7 @@ absl::Status Unsharding::Reshard(Session* session, int group, uint64_t done) {
 
 absl::Status Unsharding::GradientsSubmitted(int rank, int group) {
   SHARDD_RETURN_IF_ERROR(Observe(rank, {OrderEntry::Kind::kSubmitGradients, group}));
-  return pooled() && plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_POST
-             ? PrefetchNext(rank, OrderEntry::Kind::kUnshardBackward)
-             : absl::OkStatus();
+  return pooled() ? PrefetchBehind(rank, OrderEntry::Kind::kSubmitGradients) : absl::OkStatus();
 }
 
 void Unsharding::Abandon(int rank, uint64_t done) {

@@ -6,9 +6,9 @@
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
+#include "common/schedule/pooled_unshards.h"
+#include "common/schedule/request_orders.h"
 #include "server/job/job_part.h"
-#include "server/job/unshard/pooled_unshards.h"
-#include "server/job/unshard/request_orders.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
@@ -91,7 +91,8 @@ class Unsharding final : public JobPart {
   absl::Status Departed(const Departure& departure);
   // Grants what the rank has asked for, as far as there are slots.
   absl::Status GrantNext(int rank);
-  absl::Status PrefetchNext(int rank, OrderEntry::Kind kind);
+  // Gathers ahead what follows the request in the captured order, as far as there is room.
+  absl::Status PrefetchBehind(int rank, OrderEntry::Kind request);
   // Fills the slot when the devices that read it have done with it.
   absl::Status FillSlot(const PoolFill& fill);
   void SubmitFill(const PoolFill& fill);

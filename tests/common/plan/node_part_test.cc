@@ -143,14 +143,14 @@ TEST(NodePart, MemoryIsThatOfThePart) {
 }
 
 TEST(NodePart, GatherStagingHasRoomForAGroupsParts) {
-  EXPECT_EQ(GatherStagingOf(Model(0, 2).Plan()).stride_bytes, 0);
+  EXPECT_EQ(Model(0, 2).Plan().memory.gather_staging.stride_bytes, 0);
   for (const v1::Layout layout : kLayouts) {
     for (int node = 0; node < 3; ++node) {
       SpecBuilder b = Model(3, 2, layout);
       b.config().mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
       b.Param(b.AddSharded(0, "big"), "w", {1024, 3072});
       const ShardPlan plan = PlanOf(b, node);
-      const GatherStaging staging = GatherStagingOf(plan);
+      const GatherStaging staging = plan.memory.gather_staging;
       // A sixth of the largest group in bf16, and what the other two nodes have for the same rank.
       EXPECT_NEAR(static_cast<double>(staging.own_bytes), 1 << 20, 8 << 10);
       EXPECT_NEAR(static_cast<double>(staging.slot_bytes), 2 << 20, 16 << 10);

@@ -77,7 +77,7 @@ void Nodes::StartDaemon(int node) {
     ASSERT_TRUE(testing::PollUntil([&] { return access(custody.c_str(), F_OK) == 0; }));
     flags.push_back("--custodian=unix:" + custody);
   }
-  if (gpus_ == 0) {
+  if (GpusOf(node) == 0) {
     started.StartDaemon(flags, absl::StrCat("cpu:", ranks_));
     return;
   }
@@ -90,7 +90,9 @@ void Nodes::StartDaemon(int node) {
 }
 
 Args Nodes::Of(int node, const Args& args) const {
-  return Args({{"strategy", "HYBRID_SHARD"}, {"world", absl::StrCat(ranks_)}, {"device_memory", gpus_ > 0 ? "1" : "0"}})
+  return Args({{"strategy", "HYBRID_SHARD"},
+               {"world", absl::StrCat(ranks_)},
+               {"device_memory", GpusOf(node) > 0 ? "1" : "0"}})
       .With(args)
       .With({{"node", absl::StrCat(node)},
              {"nodes", absl::StrJoin(addresses_, ",")},

@@ -54,6 +54,8 @@ class Nodes : public ::testing::Test {
   // Before Start: every node has so many GPUs, of the fake driver where those are not real, and takes itself for a host
   // of its own.
   void OnGpus(int gpus) { gpus_ = gpus; }
+  // Before Start: that node has none of the GPUs of the others, by mistake.
+  void WithoutGpus(int node) { without_gpus_ = node; }
   // Before Start: each node has a custodian of its own, which its daemons use one after the other.
   void WithCustodians() { with_custodians_ = true; }
   // Before Start: others reach each node by a middlebox, which harms nothing until it is told to.
@@ -94,7 +96,9 @@ class Nodes : public ::testing::Test {
  private:
   void StartDaemon(int node);
   int ranks_ = 0;
+  int GpusOf(int node) const { return node == without_gpus_ ? 0 : gpus_; }
   int gpus_ = 0;
+  int without_gpus_ = -1;
   bool with_custodians_ = false;
   bool behind_proxies_ = false;
   std::vector<std::string> flags_;

@@ -235,6 +235,13 @@ TEST_F(NodesTest, ANodeWithAnotherSecretIsNamed) {
   ExpectAllOk(RunAll({{"steps", "2"}, {"name", "alike"}}));
 }
 
+TEST_F(NodesTest, ANodeWithoutTheGpusOfOthersIsNamed) {
+  OnGpus(1);
+  WithoutGpus(1);
+  Start(2, 1);
+  const std::vector<TrainerReport> reports = RunAll({{"steps", "1"}, {"timeout_ms", "5000"}});
+  EXPECT_TRUE(AllAreRefused(reports, "ranks train on GPUs on all nodes or on none"));
+}
 TEST_F(NodesTest, HyperparametersThatDifferAreNamed) {
   Start(2, 1);
   const std::vector<TrainerReport> reports = RunAll({{"steps", "2"}}, {{{1, 0}, {{"odd_lr", "0.5@1"}}}});

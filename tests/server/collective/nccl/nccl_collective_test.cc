@@ -374,12 +374,21 @@ TEST_F(NcclCollectiveTest, EachRankCountGetsOneCommunicatorOrAReason) {
   EXPECT_THAT(std::string(never.For(2).status().message()), HasSubstr("ncclCommInitRankConfig cuda:0"));
 }
 
+TEST(NcclLibraryTest, ConnectsSumsEarlyUnlessTheEnvironmentSaysOtherwise) {
+  unsetenv("NCCL_RUNTIME_CONNECT");
+  NcclLibrary::SetEnvironment();
+  EXPECT_EQ(NcclLibrary::Settings(), "NCCL with NCCL_RUNTIME_CONNECT=0");
+  setenv("NCCL_RUNTIME_CONNECT", "1", /*overwrite=*/1);
+  NcclLibrary::SetEnvironment();
+  EXPECT_EQ(NcclLibrary::Settings(), "NCCL with NCCL_RUNTIME_CONNECT=1");
+  unsetenv("NCCL_RUNTIME_CONNECT");
+}
+
 TEST(NcclLibraryTest, IsLoadedWhereItIsAndRefusedByName) {
   const std::string here = absl::StrCat(built::kFakesDir, "/libnccl.so.2");
   const auto library = NcclLibrary::Load(here);
   ASSERT_TRUE(library.ok()) << library.status();
   EXPECT_EQ(library->version(), "2.28.9");
-  EXPECT_STREQ(getenv("NCCL_RUNTIME_CONNECT"), "0") << "sums are connected with their communicator";
   const absl::Status missing = NcclLibrary::Load("libnccl-not-here.so").status();
   EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(missing.message()), HasSubstr("\"libnccl-not-here.so\": it cannot be loaded"));

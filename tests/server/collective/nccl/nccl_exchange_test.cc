@@ -144,7 +144,7 @@ TEST_P(NcclExchangeOfNodesTest, AGenerationThatEndsWhileCommunicatorsAreMadeEnds
 class NcclExchangeMovesTest : public NcclExchangeTest {
  protected:
   NcclExchangeMovesTest() {
-    setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/1);  // as NcclLibrary::Load
+    setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/1);  // as NcclLibrary::SetEnvironment
     moves_ = true;
   }
   ~NcclExchangeMovesTest() override { unsetenv("NCCL_RUNTIME_CONNECT"); }

@@ -44,7 +44,7 @@ class GatherGpus {
       options.ordinals.push_back(2 * node + rank);
       options.devices.push_back(devices_[static_cast<size_t>(2 * node + rank)].get());
       gather.staging.push_back(
-          static_cast<char*>(pool_.allocate(static_cast<size_t>(GatherStagingOf(*plan).stride_bytes), 64)));
+          static_cast<char*>(pool_.allocate(static_cast<size_t>(plan->memory.gather_staging.stride_bytes), 64)));
       options.greetings.push_back(NcclGather::GreetingOf(*plan, gather.staging.back()));
     }
     gather.devices = options.devices;

@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_JOB_UNSHARD_REQUEST_ORDERS_H_
-#define SHARDD_SERVER_JOB_UNSHARD_REQUEST_ORDERS_H_
+#ifndef SHARDD_COMMON_SCHEDULE_REQUEST_ORDERS_H_
+#define SHARDD_COMMON_SCHEDULE_REQUEST_ORDERS_H_
 
 // The order of one job's requests: what each rank requests in the running step, the captured order that the first
 // committed step leaves behind, and so which group is prefetched next.
@@ -13,9 +13,12 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
-#include "server/job/unshard/prefetch_order.h"
+#include "common/schedule/prefetch_order.h"
 
 namespace shardd {
+
+// What is prefetched behind a request of this kind: unshards of forward, of backward, or none.
+std::optional<OrderEntry::Kind> PrefetchedBehind(OrderEntry::Kind kind, const v1::JobConfig& config);
 
 // A request that does not fit the order that was expected of its rank.
 struct Departure {
@@ -67,4 +70,4 @@ class RequestOrders {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_JOB_UNSHARD_REQUEST_ORDERS_H_
+#endif  // SHARDD_COMMON_SCHEDULE_REQUEST_ORDERS_H_

@@ -1,4 +1,4 @@
-#include "server/job/unshard/prefetch_order.h"
+#include "common/schedule/prefetch_order.h"
 
 #include <gtest/gtest.h>
 

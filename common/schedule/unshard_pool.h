@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_JOB_UNSHARD_UNSHARD_POOL_H_
-#define SHARDD_SERVER_JOB_UNSHARD_UNSHARD_POOL_H_
+#ifndef SHARDD_COMMON_SCHEDULE_UNSHARD_POOL_H_
+#define SHARDD_COMMON_SCHEDULE_UNSHARD_POOL_H_
 
 // Slots of the unsharded pool (POOLED): which group lies where, who uses it. A group is unsharded once per node (over
 // several GPUs: once per GPU, each with a pool of its own) and version; all ranks that need it share the slot. The rate
@@ -71,4 +71,4 @@ class UnshardPool {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_JOB_UNSHARD_UNSHARD_POOL_H_
+#endif  // SHARDD_COMMON_SCHEDULE_UNSHARD_POOL_H_

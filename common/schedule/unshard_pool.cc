@@ -1,4 +1,4 @@
-#include "server/job/unshard/unshard_pool.h"
+#include "common/schedule/unshard_pool.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "server/job/unshard/request_orders.h"
+#include "common/schedule/request_orders.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

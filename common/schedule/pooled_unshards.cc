@@ -1,4 +1,4 @@
-#include "server/job/unshard/pooled_unshards.h"
+#include "common/schedule/pooled_unshards.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "server/job/unshard/request_orders.h"
+#include "common/schedule/request_orders.h"
 
 #include <utility>
 
@@ -6,6 +6,20 @@
 #include "common/status/status_macros.h"
 
 namespace shardd {
+
+std::optional<OrderEntry::Kind> PrefetchedBehind(OrderEntry::Kind kind, const v1::JobConfig& config) {
+  switch (kind) {
+    case OrderEntry::Kind::kUnshardForward:
+      return config.forward_prefetch() ? std::optional(kind) : std::nullopt;
+    case OrderEntry::Kind::kUnshardBackward:
+      return config.backward_prefetch() == v1::BACKWARD_PREFETCH_PRE ? std::optional(kind) : std::nullopt;
+    case OrderEntry::Kind::kSubmitGradients:
+      return config.backward_prefetch() == v1::BACKWARD_PREFETCH_POST
+                 ? std::optional(OrderEntry::Kind::kUnshardBackward)
+                 : std::nullopt;
+  }
+  return std::nullopt;
+}
 
 RequestOrders::RequestOrders(std::shared_ptr<const ShardPlan> plan)
     : plan_(std::move(plan)), trackers_(plan_->world_size), step_orders_(plan_->world_size) {}

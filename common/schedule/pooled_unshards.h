@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_JOB_UNSHARD_POOLED_UNSHARDS_H_
-#define SHARDD_SERVER_JOB_UNSHARD_POOLED_UNSHARDS_H_
+#ifndef SHARDD_COMMON_SCHEDULE_POOLED_UNSHARDS_H_
+#define SHARDD_COMMON_SCHEDULE_POOLED_UNSHARDS_H_
 
 // Unshards into the pool (UNSHARD_MODE_POOLED): which groups ranks have asked for, which slots they were granted, and
 // which slots are being filled.
@@ -21,7 +21,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
-#include "server/job/unshard/unshard_pool.h"
+#include "common/schedule/unshard_pool.h"
 
 namespace shardd {
 
@@ -128,4 +128,4 @@ class PooledUnshards {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_JOB_UNSHARD_POOLED_UNSHARDS_H_
+#endif  // SHARDD_COMMON_SCHEDULE_POOLED_UNSHARDS_H_

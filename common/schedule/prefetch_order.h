@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_JOB_UNSHARD_PREFETCH_ORDER_H_
-#define SHARDD_SERVER_JOB_UNSHARD_PREFETCH_ORDER_H_
+#ifndef SHARDD_COMMON_SCHEDULE_PREFETCH_ORDER_H_
+#define SHARDD_COMMON_SCHEDULE_PREFETCH_ORDER_H_
 
 // The order of requests: recorded in the first step, expected in the next ones. Nothing is paired by it (requests name
 // their group): it drives prefetch, and departures from it are counted, shown and, in strict mode, refused.
@@ -159,4 +159,4 @@ class OrderTracker {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_JOB_UNSHARD_PREFETCH_ORDER_H_
+#endif  // SHARDD_COMMON_SCHEDULE_PREFETCH_ORDER_H_
