@@ -425,6 +425,14 @@ typedef struct shardd_step_options {
   /* Of the norm to clip by, torch.nn.utils.clip_grad_norm_'s: 1, 2, any number above 0, INFINITY. 0: 2. Over all
    * gradients of the job, each counted once, in double. */
   double norm_type;
+  /* Several optimizers of one model (optimizer.groups with kinds of their own): groups, ascending, that this step
+   * leaves as they are. Their gradients count in no norm, and stay until the step is committed. */
+  const int32_t* left_groups;
+  int32_t left_group_count;
+  /* One of several optimizers has stepped, and the step goes on: the update is made, and shown when shardd_wait_step
+   * returns, which has to come next. It is committed by a step without `part`, and taken back if the epoch ends before.
+   * Until then nothing but steps and shardd_set_gradient_presence. */
+  int32_t part;
 } shardd_step_options;
 SHARDD_API shardd_status* shardd_step_with(shardd_job* job, const shardd_step_options* options);
 typedef struct shardd_step_result {

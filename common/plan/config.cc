@@ -57,6 +57,44 @@ absl::Status CheckEnums(const v1::JobConfig& config) {
   return absl::OkStatus();
 }
 
+// Of the row's kind, a momentum buffer is asked for.
+absl::Status CheckMomentumOf(absl::string_view field, v1::OptimizerKind kind) {
+  const OptimizerKindRow* const row = FindOptimizerKind(kind);
+  if (row == nullptr || row->momentum_state == nullptr) {
+    return ConfigError(field, "only SGD and RMSprop have a momentum buffer (got ", OptimizerKindText(kind),
+                       ", want OPTIMIZER_KIND_SGD, OPTIMIZER_KIND_RMSPROP or OPTIMIZER_KIND_CENTERED_RMSPROP)");
+  }
+  return absl::OkStatus();
+}
+
+// Several optimizers: each group says its own, and the daemon makes the steps of all.
+absl::Status CheckOptimizerGroups(const v1::OptimizerConfig& optimizer) {
+  const bool several = HasSeveralOptimizers(optimizer);
+  for (int g = 0; g < optimizer.groups_size(); ++g) {
+    const v1::OptimizerConfig::Group& group = optimizer.groups(g);
+    const std::string field = absl::StrCat("optimizer.groups[", g, "].");
+    const bool has_kind = group.kind() != v1::OPTIMIZER_KIND_UNSPECIFIED;
+    if (has_kind != several || (!has_kind && group.momentum())) {
+      return ConfigError(field + "kind", "all groups have one, or none (got ", OptimizerKindText(group.kind()),
+                         group.momentum() ? " with momentum" : "", ", and ",
+                         OptimizerKindText(optimizer.groups(0).kind()), " in group 0)");
+    }
+    const OptimizerKindRow* const row = has_kind ? FindOptimizerKind(group.kind()) : nullptr;
+    if (has_kind && (row == nullptr || !row->in_daemon)) {
+      return ConfigError(field + "kind", "the daemon steps no such optimizer (got ", OptimizerKindText(group.kind()),
+                         "); use a daemon and a library that know it");
+    }
+    if (group.momentum()) {
+      SHARDD_RETURN_IF_ERROR(CheckMomentumOf(field + "momentum", group.kind()));
+    }
+  }
+  if (several && OptimizerGroups(optimizer) == 0) {
+    return ConfigError("optimizer.kind", "groups have kinds of their own, and the daemon steps none (got ",
+                       OptimizerKindText(optimizer.kind()), ", want one of theirs)");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckLowPrecision(absl::string_view where, absl::string_view field, DType dtype) {
   if (dtype != v1::DTYPE_UNSPECIFIED && !IsTrainable(dtype)) {
     return absl::InvalidArgumentError(absl::StrCat(where, "mixed_precision.", field,
@@ -110,13 +148,10 @@ absl::Status CheckValues(const v1::JobConfig& config) {
     return ConfigError("optimizer.groups", "too many (got ", config.optimizer().groups_size(),
                        ", want <= ", kMaxOptimizerGroups, ")");
   }
-  const OptimizerKindRow* const row = FindOptimizerKind(config.optimizer().kind());
-  if (config.optimizer().momentum() && (row == nullptr || row->momentum_state == nullptr)) {
-    return ConfigError("optimizer.momentum", "only SGD and RMSprop have a momentum buffer (got ",
-                       v1::OptimizerKind_Name(config.optimizer().kind()),
-                       ", want OPTIMIZER_KIND_SGD or OPTIMIZER_KIND_RMSPROP)");
+  if (config.optimizer().momentum()) {
+    SHARDD_RETURN_IF_ERROR(CheckMomentumOf("optimizer.momentum", config.optimizer().kind()));
   }
-  return absl::OkStatus();
+  return CheckOptimizerGroups(config.optimizer());
 }
 
 std::string FieldText(const google::protobuf::Message& message, const google::protobuf::FieldDescriptor& field) {
@@ -325,14 +360,6 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const v1::JobConfi
       std::find_if(fields.begin(), fields.end(), [](const auto& field) { return field.first == "nodes.addresses"; });
   std::rotate(fields.begin(), nodes, nodes + 1);
   return fields;
-}
-
-int OptimizerStates(const v1::OptimizerConfig& optimizer) {
-  if (optimizer.kind() == v1::OPTIMIZER_KIND_TRAINER) {
-    return optimizer.trainer_states();
-  }
-  const OptimizerKindRow* const row = FindOptimizerKind(optimizer.kind());
-  return row == nullptr ? 0 : static_cast<int>(row->states.size()) + (optimizer.momentum() ? 1 : 0);
 }
 
 }  // namespace shardd::plan_internal

@@ -28,9 +28,6 @@ absl::Status CheckMixedPrecision(absl::string_view where, const v1::MixedPrecisi
 // parameter. Uses reflection, so that a field added to the proto cannot be forgotten.
 std::vector<std::pair<std::string, std::string>> ConfigFields(const v1::JobConfig& filled);
 
-// Number of fp32 optimizer state tensors per parameter.
-int OptimizerStates(const v1::OptimizerConfig& optimizer);
-
 }  // namespace shardd::plan_internal
 
 #endif  // SHARDD_COMMON_PLAN_CONFIG_INTERNAL_H_

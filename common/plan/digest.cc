@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "common/plan/config_internal.h"
 #include "common/plan/digest_internal.h"
+#include "common/plan/optimizer_kinds.h"
 #include "common/plan/placement_internal.h"
 #include "common/plan/tree_internal.h"
 
@@ -103,6 +104,19 @@ std::string ParamDifference(const ShardPlan& got_plan, const ParamPlan& got, int
   }
   if (got_index != want_index) {
     return Differs("position in traversal order", absl::StrCat(got_index), absl::StrCat(want_index));
+  }
+  return "";
+}
+
+// REQUIRES: both have as many groups.
+std::string OptimizerDifference(const v1::OptimizerConfig& got, const v1::OptimizerConfig& want) {
+  const auto text = [](const v1::OptimizerConfig::Group& group) {
+    return absl::StrCat(OptimizerKindText(group.kind()), group.momentum() ? " with momentum" : "");
+  };
+  for (int g = 0; g < want.groups_size(); ++g) {
+    if (text(got.groups(g)) != text(want.groups(g))) {
+      return Differs(absl::StrCat("config optimizer.groups[", g, "].kind"), text(got.groups(g)), text(want.groups(g)));
+    }
   }
   return "";
 }
@@ -223,6 +237,13 @@ absl::StatusOr<std::string> PlanDigest(const ShardPlan& plan) {
     hasher.Int(param.group);
     hasher.Int(param.optimizer_group);
   }
+  if (const v1::OptimizerConfig& optimizer = plan.config.optimizer(); HasSeveralOptimizers(optimizer)) {
+    hasher.Text("several optimizers");  // which a build that does not know of them never hashes
+    for (const v1::OptimizerConfig::Group& group : optimizer.groups()) {
+      hasher.Int(group.kind());
+      hasher.Int(group.momentum());
+    }
+  }
   hasher.Int(static_cast<int64_t>(plan.groups.size()));
   for (const GroupPlan& group : plan.groups) {
     hasher.Text(group.name);
@@ -265,6 +286,10 @@ std::string FirstDifference(const v1::JobSpec& got, const v1::JobSpec& want) {
     if (got_fields[i].second != want_fields[i].second) {
       return Differs(absl::StrCat("config ", want_fields[i].first), got_fields[i].second, want_fields[i].second);
     }
+  }
+  if (std::string difference = OptimizerDifference(got_plan->config.optimizer(), want_plan->config.optimizer());
+      !difference.empty()) {
+    return difference;
   }
   if (std::string difference = FirstParamDifference(*got_plan, *want_plan); !difference.empty()) {
     return difference;

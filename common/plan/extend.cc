@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "common/plan/optimizer_kinds.h"
 #include "common/plan/tree_internal.h"
 #include "common/status/status_macros.h"
 
@@ -34,6 +36,26 @@ absl::Status TrainWhatIsTrainedIn(const ShardPlan& plan, v1::ModuleTree* tree) {
   return absl::OkStatus();
 }
 
+// Whether every parameter in a group of `asked` has the same optimizer in `job`: what differs there is no widening.
+bool SameOptimizersOf(const v1::OptimizerConfig& asked, const v1::OptimizerConfig& job) {
+  if (HasSeveralOptimizers(asked) != HasSeveralOptimizers(job)) {
+    return false;
+  }
+  absl::flat_hash_map<absl::string_view, const v1::OptimizerConfig::Group*> of_job;
+  for (const v1::OptimizerConfig::Group& group : job.groups()) {
+    for (const std::string& fqn : group.fqns()) of_job.emplace(fqn, &group);
+  }
+  for (const v1::OptimizerConfig::Group& group : asked.groups()) {
+    for (const std::string& fqn : group.fqns()) {
+      const auto it = of_job.find(fqn);
+      if (it != of_job.end() && (it->second->kind() != group.kind() || it->second->momentum() != group.momentum())) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 std::string WhatIsNew(const ShardPlan& now, const ShardPlan& before) {
   std::string first;
   int more = 0;
@@ -51,6 +73,28 @@ std::string WhatIsNew(const ShardPlan& now, const ShardPlan& before) {
                       more > 0 ? absl::StrCat(" (and ", more, " more)") : "");
 }
 
+// The bytes of a parameter's state are copied as they are.
+absl::Status CheckKindsStay(const ShardPlan& now, const ShardPlan& before) {
+  const v1::OptimizerConfig& to = now.config.optimizer();
+  const v1::OptimizerConfig& from = before.config.optimizer();
+  for (const ParamPlan& param : now.params) {
+    const int index = before.FindParam(param.fqn);
+    const int group = index < 0 ? -1 : before.params[index].optimizer_group;
+    const bool had_none = group == 0 && HasSeveralOptimizers(from);
+    if (group < 0 || had_none || param.optimizer_group < 0) continue;
+    const auto text = [](const v1::OptimizerConfig& config, int of) {
+      return of == 0 && HasSeveralOptimizers(config) ? "no optimizer"
+                                                     : absl::StrCat(OptimizerKindText(OptimizerKindOf(config, of)),
+                                                                    HasMomentum(config, of) ? " with momentum" : "");
+    };
+    if (const std::string got = text(to, param.optimizer_group), want = text(from, group); got != want) {
+      return absl::FailedPreconditionError(absl::StrCat("parameter ", plan_internal::Quoted(param.fqn),
+                                                        ": optimizer differs (got ", got, ", want ", want, ")"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<v1::JobSpec> Widened(const v1::JobSpec& asked, const v1::JobSpec& job, const ShardPlan& plan,
@@ -62,7 +106,7 @@ absl::StatusOr<v1::JobSpec> Widened(const v1::JobSpec& asked, const v1::JobSpec&
   }
   v1::OptimizerConfig& optimizer = *spec.mutable_config()->mutable_optimizer();
   optimizer.set_trainer_states(std::max(optimizer.trainer_states(), job.config().optimizer().trainer_states()));
-  if (!own_groups) {
+  if (!own_groups && SameOptimizersOf(optimizer, job.config().optimizer())) {
     *optimizer.mutable_groups() = job.config().optimizer().groups();
   }
   return spec;
@@ -77,6 +121,7 @@ absl::StatusOr<Extension> Extend(const v1::JobSpec& asked, const v1::JobSpec& jo
   if (const std::string difference = FirstDifference(result.spec, same); !difference.empty()) {
     return absl::FailedPreconditionError(difference);
   }
+  SHARDD_RETURN_IF_ERROR(CheckKindsStay(result.plan, plan));
   result.what = WhatIsNew(result.plan, plan);
   return result;
 }

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/plan/layout_internal.h"
 #include "common/plan/node_part.h"
+#include "common/plan/optimizer_kinds.h"
 #include "common/plan/session_layout.h"
 #include "common/status/status_macros.h"
 
@@ -46,8 +47,13 @@ void LayOutSlabs(ShardPlan& plan) {
     }
     flat.gradients_offset_bytes = Take(plan.memory.gradients_bytes, flat.padded_numel * kFp32Bytes);
     flat.slot_offset_bytes = Take(group.gradient_bytes, unsharded_bytes);
-    if (plan.optimizer_states > 0) {
-      flat.optimizer_offset_bytes = Take(plan.memory.optimizer_bytes, plan.optimizer_states * flat.StateStrideBytes());
+    for (const int param : flat.params) {
+      flat.optimizer_states = std::max(flat.optimizer_states,
+                                       OptimizerStatesOf(plan.config.optimizer(), plan.params[param].optimizer_group));
+    }
+    plan.optimizer_states = std::max(plan.optimizer_states, flat.optimizer_states);
+    if (flat.optimizer_states > 0) {
+      flat.optimizer_offset_bytes = Take(plan.memory.optimizer_bytes, flat.optimizer_states * flat.StateStrideBytes());
     }
   }
 }
@@ -302,7 +308,7 @@ PlacedMemory PredictPlacedMemory(const ShardPlan& plan) {
       own.parameters_bytes += owned_numel(Purpose::kParameters) * DTypeSizeBytes(flat.dtype);
       if (flat.requires_grad) {
         own.gradients_bytes += owned_numel(Purpose::kGradients) * plan_internal::kFp32Bytes;
-        own.optimizer_bytes += owned_numel(Purpose::kOptimizer) * plan_internal::kFp32Bytes * plan.optimizer_states;
+        own.optimizer_bytes += owned_numel(Purpose::kOptimizer) * plan_internal::kFp32Bytes * flat.optimizer_states;
       }
     }
     most.parameters_bytes = std::max(most.parameters_bytes, own.parameters_bytes);

@@ -130,7 +130,7 @@ std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which) {
     } else if (which == HeldSlab::kGradients && flat.gradients_offset_bytes >= 0) {
       add(flat.gradients_offset_bytes, int64_t{sizeof(float)}, own);
     } else if (which == HeldSlab::kOptimizer && flat.optimizer_offset_bytes >= 0) {
-      for (int state = 0; state < plan.optimizer_states; ++state) {
+      for (int state = 0; state < flat.optimizer_states; ++state) {
         add(flat.optimizer_offset_bytes + state * flat.StateStrideBytes(), int64_t{sizeof(float)}, own);
       }
     }

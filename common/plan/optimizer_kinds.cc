@@ -32,9 +32,9 @@ absl::Status CheckMomentum(const v1::OptimizerConfig& optimizer, int group, cons
     return refuse("nesterov needs momentum and no dampening (got momentum ", values.momentum(), ", dampening ",
                   values.dampening(), ")");
   }
-  if (values.momentum() > 0 && !optimizer.momentum()) {
+  if (values.momentum() > 0 && !HasMomentum(optimizer, group)) {
     return refuse("momentum without a planned buffer (got ", values.momentum(),
-                  ", want 0); set OptimizerConfig.momentum");
+                  ", want 0); set OptimizerConfig.momentum, or its group's");
   }
   return absl::OkStatus();
 }
@@ -68,14 +68,25 @@ const std::vector<OptimizerKindRow>& OptimizerKinds() {
        "momentum_buffer",
        true,
        {kLr, kWeightDecay, kEps, kAlpha, kMomentum}},
-      // torch's has a third state with momentum, which the daemon has no room for.
       {v1::OPTIMIZER_KIND_CENTERED_RMSPROP,
        true,
        {"square_avg", "grad_avg"},
+       "momentum_buffer",
+       true,
+       {kLr, kWeightDecay, kEps, kAlpha, kMomentum}},
+      {v1::OPTIMIZER_KIND_LION, true, {"exp_avg"}, nullptr, false, {kLr, kWeightDecay, kBeta1, kBeta2}},
+      {v1::OPTIMIZER_KIND_ADAM_AMSGRAD,
+       true,
+       {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
        nullptr,
        true,
-       {kLr, kWeightDecay, kEps, kAlpha}},
-      {v1::OPTIMIZER_KIND_LION, true, {"exp_avg"}, nullptr, false, {kLr, kWeightDecay, kBeta1, kBeta2}},
+       {kLr, kWeightDecay, kBeta1, kBeta2, kEps}},
+      {v1::OPTIMIZER_KIND_ADAMW_AMSGRAD,
+       true,
+       {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
+       nullptr,
+       true,
+       {kLr, kWeightDecay, kBeta1, kBeta2, kEps}},
   };
   return *kinds;
 }
@@ -99,11 +110,39 @@ int OptimizerGroups(const v1::OptimizerConfig& optimizer) {
   return row != nullptr && row->in_daemon ? optimizer.groups_size() + 1 : 0;
 }
 
+bool HasSeveralOptimizers(const v1::OptimizerConfig& optimizer) {
+  return optimizer.groups_size() > 0 && optimizer.groups(0).kind() != v1::OPTIMIZER_KIND_UNSPECIFIED;
+}
+
+v1::OptimizerKind OptimizerKindOf(const v1::OptimizerConfig& optimizer, int group) {
+  const bool own = group > 0 && HasSeveralOptimizers(optimizer);
+  return own ? optimizer.groups(group - 1).kind() : optimizer.kind();
+}
+
+bool HasMomentum(const v1::OptimizerConfig& optimizer, int group) {
+  return group > 0 && HasSeveralOptimizers(optimizer) ? optimizer.groups(group - 1).momentum() : optimizer.momentum();
+}
+
+int OptimizerStatesOf(const v1::OptimizerConfig& optimizer, int group) {
+  if (optimizer.kind() == v1::OPTIMIZER_KIND_TRAINER) {
+    return optimizer.trainer_states();
+  }
+  if (group == 0 && HasSeveralOptimizers(optimizer)) {
+    return 0;
+  }
+  const OptimizerKindRow* const row = FindOptimizerKind(OptimizerKindOf(optimizer, group));
+  return row == nullptr ? 0 : static_cast<int>(row->states.size()) + (HasMomentum(optimizer, group) ? 1 : 0);
+}
+
 absl::Status CheckHyperParameters(const v1::OptimizerConfig& optimizer, int group, const v1::HyperParameters& values) {
-  const OptimizerKindRow* const row = FindOptimizerKind(optimizer.kind());
+  if (group == 0 && HasSeveralOptimizers(optimizer)) {
+    return absl::OkStatus();
+  }
+  const v1::OptimizerKind kind = OptimizerKindOf(optimizer, group);
+  const OptimizerKindRow* const row = FindOptimizerKind(kind);
   if (row == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("optimizer group ", group, ": no such optimizer kind (got ",
-                                                   OptimizerKindText(optimizer.kind()), ")"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("optimizer group ", group, ": no such optimizer kind (got ", OptimizerKindText(kind), ")"));
   }
   for (const HyperParameterRange& range : row->hyperparameters) {
     const double value = (values.*range.get)();

@@ -41,9 +41,20 @@ std::string OptimizerKindText(v1::OptimizerKind kind);
 // How many groups of hyperparameters a step brings: the config's and the default one; 0: no parameter changes by it.
 int OptimizerGroups(const v1::OptimizerConfig& optimizer);
 
+// Whether groups have kinds of their own (OptimizerConfig.Group.kind). Group 0, what is in no other, then has no
+// optimizer: no step changes it.
+bool HasSeveralOptimizers(const v1::OptimizerConfig& optimizer);
+
+// What steps an optimizer group. REQUIRES: 0 <= group <= groups_size.
+v1::OptimizerKind OptimizerKindOf(const v1::OptimizerConfig& optimizer, int group);
+bool HasMomentum(const v1::OptimizerConfig& optimizer, int group);
+
+// Number of fp32 tensors that each parameter of an optimizer group has; of TRAINER, those of all.
+int OptimizerStatesOf(const v1::OptimizerConfig& optimizer, int group);
+
 // INVALID_ARGUMENT: PyTorch's optimizer would refuse a value (negative lr, beta outside [0, 1), nesterov without
 // momentum), or there is momentum without a planned buffer; "optimizer group 1: beta1 is out of range (got 2, want
-// [0, 1))".
+// [0, 1))". Group 0 beside several optimizers has no values that count.
 absl::Status CheckHyperParameters(const v1::OptimizerConfig& optimizer, int group, const v1::HyperParameters& values);
 
 }  // namespace shardd

@@ -245,7 +245,6 @@ absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec, int node) {
   plan.cut_over_nodes = plan.nodes() > 1 && plan_internal::IsCutOverWorld(plan.config.strategy());
   plan.node = plan.cut_over_nodes ? node : 0;
   plan.placement = MakePlacement(plan.config, plan.places());
-  plan.optimizer_states = plan_internal::OptimizerStates(plan.config.optimizer());
 
   SHARDD_ASSIGN_OR_RETURN(const ManagedTree managed, plan_internal::ReadTree(spec.tree()));
   SHARDD_ASSIGN_OR_RETURN(const std::vector<bool> fully_sharded,

@@ -65,6 +65,7 @@ struct FlatParamPlan {
                                         // (POOLED: -1 unless OFFLOAD_HOST; with pass_copies never -1)
   int64_t gradients_offset_bytes = -1;  // slab "gradients", fp32; -1: frozen
   int64_t optimizer_offset_bytes = -1;  // slab "optimizer": state k at this + k * StateStrideBytes(), fp32
+  int optimizer_states = 0;             // of which there are so many: the most that one of its parameters has
   int64_t slot_offset_bytes = -1;       // within the group's gradient slot, elements of `unsharded_dtype`
   int64_t pool_offset_bytes = -1;       // within an unsharded-pool slot, elements of `unsharded_dtype`
   int64_t StateStrideBytes() const;     // padded_numel * 4, rounded up to kSlabAlignmentBytes
@@ -219,7 +220,7 @@ struct ShardPlan {
   int64_t node_slot_bytes = 0;   // several nodes: the largest part of a group that one rank reduces, in fp32, each
                                  // segment padded to kSlabAlignmentBytes; whole pages
   int64_t node_piece_bytes = 0;  // several nodes: the most of a group that one node adds for all nodes
-  int optimizer_states = 0;      // fp32 tensors per parameter: AdamW 2, SGD 0 or 1
+  int optimizer_states = 0;      // the most fp32 tensors per parameter: AdamW 2, SGD 0 or 1
   MemoryPlan memory;
   std::string digest;                                   // SHA-256 (32 bytes) over everything that must agree
   absl::flat_hash_map<std::string, int> param_by_fqn;   // clean names and aliases

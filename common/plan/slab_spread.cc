@@ -96,10 +96,10 @@ std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus) {
                       flat.gradients_offset_bytes + copy * plan.gradients_stride_bytes, kFp32Bytes, gpu, all);
         }
       } else if (slab == SpreadSlab::kOptimizer && flat.optimizer_offset_bytes >= 0) {
-        for (int state = 0; state < plan.optimizer_states * plan.optimizer_copies; ++state) {
-          const int64_t copy_bytes = state / plan.optimizer_states * plan.optimizer_stride_bytes;
+        for (int state = 0; state < flat.optimizer_states * plan.optimizer_copies; ++state) {
+          const int64_t copy_bytes = state / flat.optimizer_states * plan.optimizer_stride_bytes;
           AddSegments(
-              work, flat.optimizer_offset_bytes + copy_bytes + state % plan.optimizer_states * flat.StateStrideBytes(),
+              work, flat.optimizer_offset_bytes + copy_bytes + state % flat.optimizer_states * flat.StateStrideBytes(),
               kFp32Bytes, gpu, all);
         }
       }

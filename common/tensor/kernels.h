@@ -77,7 +77,7 @@ void SgdUpdateWith(const SgdScalars& scalars, bool nesterov, bool first_step, vo
                    const float* g, float* buf, void* cast_dst, DType cast_dtype, int64_t numel,
                    UpdateLog* log = nullptr, int64_t first = 0);
 
-// Updates of the other kinds, with one or two states a, b per element, in fp32; g' = g*grad_scale. An optimizer is
+// Updates of the other kinds, with states a, b, c per element, in fp32; g' = g*grad_scale. An optimizer is
 // added here by a value, a body in update_rules.cc and a row in common/plan/optimizer_kinds.cc.
 enum class UpdateRule {
   // torch.optim.Adagrad: g' += weight_decay*p; a += g'*g'; p -= lr/(1 + (step-1)*lr_decay) * g' / (sqrt(a) + eps). The
@@ -91,21 +91,29 @@ enum class UpdateRule {
   kRmspropCentered,
   // Lion: p *= 1 - lr*weight_decay; p -= lr * sign(beta1*a + (1-beta1)*g'); a = beta2*a + (1-beta2)*g'. sign(0) is 0.
   kLion,
+  // Three states, on CPUs alone. centered=True with momentum: as kRmspropCentered, and c is the momentum buffer.
+  kRmspropCenteredMomentum,
+  // amsgrad=True of torch.optim.Adam and, without `coupled_decay`, AdamW: as AdamWUpdate with a and b as its states,
+  // and
+  // c = max(c, b) in the place of b under the root.
+  kAmsgrad,
 };
-inline constexpr int kUpdateRules = 5;
+inline constexpr int kUpdateRules = 5;  // with one or two states: those before kRmspropCenteredMomentum
+inline constexpr int kAllUpdateRules = 7;
 const char* UpdateRuleName(UpdateRule rule);
-int UpdateRuleStates(UpdateRule rule);  // 1 or 2
+int UpdateRuleStates(UpdateRule rule);  // 1, 2 or 3
 
 struct RuleParams {
   UpdateRule rule = UpdateRule::kAdagrad;
   double lr = 0, weight_decay = 0, eps = 0, beta1 = 0, beta2 = 0, momentum = 0, lr_decay = 0, initial = 0;
-  int64_t step = 1;       // number of this update for these parameters, from 1
-  double grad_scale = 1;  // clip factor
+  int64_t step = 1;            // number of this update for these parameters, from 1
+  double grad_scale = 1;       // clip factor
+  bool coupled_decay = false;  // kAmsgrad: of Adam
 };
-// The rest as with AdamWUpdateWith. b: nullptr iff the rule has one state.
+// The rest as with AdamWUpdateWith. b: nullptr iff the rule has one state; c: nullptr iff it has less than three.
 void RuleUpdateWith(UpdateRule rule, const RuleScalars& scalars, void* p, DType param_dtype, const float* g, float* a,
                     float* b, void* cast_dst, DType cast_dtype, int64_t numel, UpdateLog* log = nullptr,
-                    int64_t first = 0);
+                    int64_t first = 0, float* c = nullptr);
 
 }  // namespace shardd
 

@@ -31,8 +31,13 @@ namespace shardd {
 class UpdateLog {
  public:
   static constexpr int64_t kBlockNumel = 128;
-  static constexpr int kArrays = 3;  // parameter, and two states
+  static constexpr int kArrays = 4;  // parameter, and three states
   static constexpr int64_t kMaxElementBytes = 4;
+
+  // What a log takes that keeps so many arrays, at least 3: what Save was given is all that is read or written.
+  static constexpr int64_t SizeBytes(int arrays) {
+    return static_cast<int64_t>(sizeof(UpdateLog)) - (kArrays - arrays) * kBlockNumel * kMaxElementBytes;
+  }
 
   // The update of the step begins, of elements from `first` on.
   void Begin(int64_t step, int64_t first = 0, int64_t parts = 1) {
@@ -42,7 +47,7 @@ class UpdateLog {
     parts_.store(parts, std::memory_order_seq_cst);
     step_.store(step, std::memory_order_seq_cst);
   }
-  // Of a block that is about to change: what array 0, 1 or 2 has there. Then, which elements it has.
+  // Of a block that is about to change: what array 0, 1, 2 or 3 has there. Then, which elements it has.
   void Save(int array, const void* values, int64_t size_bytes) {
     typedef uint32_t Word __attribute__((aligned(1), may_alias));
     const char* const from = static_cast<const char*>(values);
@@ -100,7 +105,7 @@ class UpdateLog {
   [[maybe_unused]] int64_t unused_[3];
   char old_[kArrays][kBlockNumel * kMaxElementBytes];
 };
-static_assert(std::atomic<int64_t>::is_always_lock_free && sizeof(UpdateLog) == 64 + 3 * 512);
+static_assert(std::atomic<int64_t>::is_always_lock_free && sizeof(UpdateLog) == 64 + 4 * 512);
 
 }  // namespace shardd
 

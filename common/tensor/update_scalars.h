@@ -45,8 +45,9 @@ struct RuleScalars {
   float beta2;
   float one_minus_beta2;
   float momentum;
-  float keep;     // 0 in an update that finds `initial` instead of the first state, else 1
-  float initial;  // 0 where keep is 1
+  float keep;                      // 0 in an update that finds `initial` instead of the first state, else 1
+  float initial;                   // 0 where keep is 1
+  float inverse_sqrt_correction2;  // as AdamWScalars, of kAmsgrad
 };
 RuleScalars MakeRuleScalars(const RuleParams& params);
 

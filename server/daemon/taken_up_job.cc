@@ -291,7 +291,9 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
                                                     mapped.At("gradients"), mapped.At("optimizer")};
   absl::StatusOr<v1::DecidedStepRecord> last = completes ? decided : absl::StatusOr<v1::DecidedStepRecord>();
   if (completes) {
-    const bool written = !pass_copies && (left.touched || left.counts != TakeUpLog::Counts::kShards);
+    // Parts of a step that is completed have made no cast copies.
+    const bool written = !pass_copies && (left.touched || left.counts != TakeUpLog::Counts::kShards ||
+                                          HasSeveralOptimizers(plan.config.optimizer()));
     if (!on_gpus) {
       SHARDD_RETURN_IF_ERROR(CompleteStep(plan, *decided, slabs, *result.log, written));
     } else if (!pass_copies) {

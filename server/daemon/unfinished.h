@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
 #include "server/device/device_op.h"
+#include "server/optimizer/optimizer.h"
 #include "shardd/v1/journal.pb.h"
 
 namespace shardd {

@@ -112,6 +112,7 @@ struct RuleOp {
   DType cast_dtype;
   int64_t numel;
   Logged logged = {};
+  float* c = nullptr;  // of a rule with three states, which GPUs do not have
 };
 // One device's part in fp32 sums over the devices of a communicator. All of them run an operation with the same parts,
 // and all their operations of this kind in the same order.

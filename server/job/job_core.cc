@@ -40,8 +40,8 @@ JobCore::JobCore(Init init)
       commands_(&sessions_, &committed_, this,
                 [this](Session* session, RankCommand command) { return Execute(session, std::move(command)); }),
       commits_({plan().get(), memory_.get(), &sessions_, &summons_, &extensions_, &devices_.optimizer()},
-               {&committed_, &gradients_, &writes_, &unsharding_, &waits_.given_back(), &snapshots_, &work_, &trace_,
-                &counters_, this}),
+               {&committed_, &gradients_, &writes_, &unsharding_, &waits_.given_back(), &snapshots_, &values_, &work_,
+                &trace_, &counters_, this}),
       gradients_(plan(),
                  {{&committed_, &sessions_, &commits_.steps(), &writes_, memory_.get(), &devices_.by_rank(),
                    identity_.owner.IsTheDaemons()},
@@ -219,6 +219,7 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
 
 absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
   const int rank = session->rank();
+  SHARDD_RETURN_IF_ERROR(commits_.CheckBetweenParts(rank, command.opcode));
   bool last = false;  // rank in full parameters
   switch (command.opcode) {
     case Opcode::kUnshard:

@@ -31,7 +31,7 @@ void CopyExtended(const ShardPlan& from, const SlabPointers& source, const Shard
       continue;
     }
     for (int c = 0; c < to.optimizer_copies; ++c) {
-      for (int state = 0; state < std::min(from.optimizer_states, to.optimizer_states); ++state) {
+      for (int state = 0; state < std::min(old_flat.optimizer_states, new_flat.optimizer_states); ++state) {
         copy(source.optimizer + c * from.optimizer_stride_bytes,
              old_flat.optimizer_offset_bytes + state * old_flat.StateStrideBytes(),
              target.optimizer + c * to.optimizer_stride_bytes,

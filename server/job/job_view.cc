@@ -195,9 +195,9 @@ bool JobView::IsBeyondPass() const {
   for (int rank = 0; rank < world_size(); ++rank) {
     if (see_.writes->hand_ins().open(rank) || see_.pairing->closed(rank) > 0) return true;
   }
-  return see_.pairing->any_seen() || see_.writes->hand_ins().any_since_version() || see_.values->any_initial() ||
-         see_.summons->full_params().AnyAsked() || see_.steps->any_stepped() || see_.values->commit().any_asked() ||
-         AnyTrains(*see_.sessions);
+  return see_.decision->parts() > 0 || see_.pairing->any_seen() || see_.writes->hand_ins().any_since_version() ||
+         see_.values->any_initial() || see_.summons->full_params().AnyAsked() || see_.steps->any_stepped() ||
+         see_.values->commit().any_asked() || AnyTrains(*see_.sessions);
 }
 
 int64_t JobView::committed_step() const { return std::min(see_.committed->step(), see_.nodes->held_step()); }

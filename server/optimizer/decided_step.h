@@ -22,6 +22,7 @@ struct DecidedStep {
   double clip_factor = 1;
   std::vector<bool> present;         // by parameter: it has a gradient
   std::vector<int64_t> step_counts;  // by parameter: updates before this step
+  bool is_part = false;              // v1::Step.part: the step that commits it makes cast copies, too
 };
 
 }  // namespace shardd

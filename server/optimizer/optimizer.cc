@@ -52,13 +52,15 @@ struct Addresses {
       char* first = slabs.optimizer + flat.optimizer_offset_bytes;
       state0 = reinterpret_cast<float*>(first) + offset;
       state1 = reinterpret_cast<float*>(first + flat.StateStrideBytes()) + offset;
+      state2 = reinterpret_cast<float*>(first + 2 * flat.StateStrideBytes()) + offset;
     }
   }
   char* param;
   char* cast = nullptr;  // nullptr: there is no cast copy
   float* gradient = nullptr;
   float* state0 = nullptr;
-  float* state1 = nullptr;  // only if the plan has two states
+  float* state1 = nullptr;  // only if the flat parameter has two states, and three
+  float* state2 = nullptr;
 };
 
 // Copies copy 0 at `first` to all others.
@@ -102,9 +104,12 @@ UpdateRule RuleOf(v1::OptimizerKind kind, const v1::HyperParameters& h) {
     case v1::OPTIMIZER_KIND_ADAGRAD:
       return UpdateRule::kAdagrad;
     case v1::OPTIMIZER_KIND_CENTERED_RMSPROP:
-      return UpdateRule::kRmspropCentered;
+      return h.momentum() > 0 ? UpdateRule::kRmspropCenteredMomentum : UpdateRule::kRmspropCentered;
     case v1::OPTIMIZER_KIND_LION:
       return UpdateRule::kLion;
+    case v1::OPTIMIZER_KIND_ADAM_AMSGRAD:
+    case v1::OPTIMIZER_KIND_ADAMW_AMSGRAD:
+      return UpdateRule::kAmsgrad;
     default:  // OPTIMIZER_KIND_RMSPROP
       return h.momentum() > 0 ? UpdateRule::kRmspropMomentum : UpdateRule::kRmsprop;
   }
@@ -118,7 +123,9 @@ DeviceOp MakeRuleOp(v1::OptimizerKind kind, const FlatParamPlan& flat, const Add
   op.params.weight_decay = h.weight_decay();
   op.params.eps = h.eps();
   op.params.beta1 = h.beta1();
-  op.params.beta2 = kind == v1::OPTIMIZER_KIND_LION ? h.beta2() : h.alpha();
+  const bool has_betas = kind == v1::OPTIMIZER_KIND_LION || op.params.rule == UpdateRule::kAmsgrad;
+  op.params.beta2 = has_betas ? h.beta2() : h.alpha();
+  op.params.coupled_decay = kind == v1::OPTIMIZER_KIND_ADAM_AMSGRAD;
   op.params.momentum = h.momentum();
   op.params.lr_decay = h.lr_decay();
   op.params.initial = h.initial_accumulator_value();
@@ -128,7 +135,8 @@ DeviceOp MakeRuleOp(v1::OptimizerKind kind, const FlatParamPlan& flat, const Add
   op.param_dtype = flat.dtype;
   op.g = at.gradient;
   op.a = at.state0;
-  op.b = UpdateRuleStates(op.params.rule) == 2 ? at.state1 : nullptr;
+  op.b = UpdateRuleStates(op.params.rule) >= 2 ? at.state1 : nullptr;
+  op.c = UpdateRuleStates(op.params.rule) == 3 ? at.state2 : nullptr;
   op.cast_dst = at.cast;
   op.cast_dtype = flat.unsharded_dtype;
   op.numel = numel;
@@ -171,11 +179,38 @@ absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step) {
     return absl::InvalidArgumentError(
         absl::StrCat("step: loss_scale is out of range (got ", step.loss_scale(), ", want finite, >= 0)"));
   }
+  if (!HasSeveralOptimizers(plan.config.optimizer()) && (step.left_groups_size() > 0 || step.part())) {
+    return absl::InvalidArgumentError(absl::StrCat("step: one optimizer steps all of the model at once (got ",
+                                                   step.part() ? "a part" : "groups that it leaves",
+                                                   "); set OptimizerConfig.Group.kind"));
+  }
+  for (int i = 0; i < step.left_groups_size(); ++i) {
+    const int before = i == 0 ? -1 : step.left_groups(i - 1);
+    if (step.left_groups(i) <= before || step.left_groups(i) >= want) {
+      return absl::InvalidArgumentError(absl::StrCat("step: left_groups are optimizer groups, ascending (got ",
+                                                     step.left_groups(i), " behind ", before, ", want 0 to ", want - 1,
+                                                     ")"));
+    }
+  }
   for (int i = 0; i < step.groups_size(); ++i) {
     const absl::Status status = CheckHyperParameters(plan.config.optimizer(), i, step.groups(i));
     if (!status.ok()) return absl::Status(status.code(), absl::StrCat("step: ", status.message()));
   }
   return absl::OkStatus();
+}
+
+bool Leaves(const v1::Step& step, int optimizer_group) {
+  return std::binary_search(step.left_groups().begin(), step.left_groups().end(), optimizer_group);
+}
+
+std::vector<bool> UpdatedBy(const ShardPlan& plan, const v1::Step& step, const std::vector<bool>& present) {
+  std::vector<bool> updated = present;
+  if (!HasSeveralOptimizers(plan.config.optimizer())) return updated;
+  for (size_t param = 0; param < updated.size(); ++param) {
+    const int group = plan.params[param].optimizer_group;
+    updated[param] = updated[param] && group > 0 && !Leaves(step, group);
+  }
+  return updated;
 }
 
 std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, const std::vector<bool>& present,
@@ -196,7 +231,6 @@ std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, 
 std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs, const DecidedStep& step, int rank,
                                 Logged logged) {
   std::vector<DeviceOp> ops;
-  const v1::OptimizerKind kind = plan.config.optimizer().kind();
   if (OptimizerGroups(plan) == 0) return ops;
   for (size_t f = 0; f < plan.flat_params.size(); ++f) {
     const FlatParamPlan& flat = plan.flat_params[f];
@@ -208,9 +242,11 @@ std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs
                  step.step_counts[a] == step.step_counts[b];
         });
     for (const Range& range : ranges) {
-      const v1::HyperParameters& h = step.groups[plan.params[range.param].optimizer_group];
+      const int group = plan.params[range.param].optimizer_group;
+      const v1::HyperParameters& h = step.groups[group];
+      const v1::OptimizerKind kind = OptimizerKindOf(plan.config.optimizer(), group);
       Addresses at(flat, slabs, range.offset);
-      if (plan.config.pass_copies()) at.cast = nullptr;
+      if (plan.config.pass_copies() || step.is_part) at.cast = nullptr;
       const int64_t number = step.step_counts[range.param] + 1;
       ops.push_back(MakeUpdateOp(kind, flat, at, h, step.clip_factor, number, range.numel));
       *MutableLoggedOf(&ops.back()) = logged;
@@ -263,7 +299,7 @@ std::vector<DeviceOp> KeepOps(const ShardPlan& plan, const SlabPointers& slabs, 
             range.numel * DTypeSizeBytes(flat.dtype));
       }
       const bool adds_states = keeps_states && at.state0 != nullptr && part != KeptPart::kWithPass;
-      const int states = adds_states ? plan.optimizer_states : 0;
+      const int states = adds_states ? flat.optimizer_states : 0;
       for (int c = 0; c < plan.optimizer_copies; ++c) {
         for (int s = 0; s < states; ++s) {
           char* const state =

@@ -23,6 +23,13 @@ int OptimizerGroups(const ShardPlan& plan);
 // group, field and value.
 absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step);
 
+// By parameter: it has a gradient (`present`), and the step updates it: no optimizer group that it leaves, or that has
+// no optimizer.
+std::vector<bool> UpdatedBy(const ShardPlan& plan, const v1::Step& step, const std::vector<bool>& present);
+
+// By parameter: the step leaves it as it is, with its gradient (v1::Step.left_groups).
+bool Leaves(const v1::Step& step, int optimizer_group);
+
 // Operations that add `rank`'s work segments of present parameters to *result. Over all ranks each gradient counts
 // once, replicated and tied ones too; padding and frozen parameters do not count.
 std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, const std::vector<bool>& present,

@@ -1,6 +1,7 @@
 #include "server/optimizer/step_difference.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/optimizer/optimizer.h"
 
 namespace shardd {
@@ -14,6 +15,13 @@ std::string StepDifference(const v1::Step& got, const v1::Step& want) {
   }
   if (NormType(got) != NormType(want)) {
     return absl::StrCat("norm_type (got ", NormType(got), ", want ", NormType(want), ")");
+  }
+  if (got.part() != want.part()) {
+    return absl::StrCat("part (got ", got.part() ? "true" : "false", ", want ", want.part() ? "true" : "false", ")");
+  }
+  if (const std::string left = absl::StrJoin(got.left_groups(), ", "), other = absl::StrJoin(want.left_groups(), ", ");
+      left != other) {
+    return absl::StrCat("left_groups (got [", left, "], want [", other, "])");
   }
   if (got.groups_size() != want.groups_size()) {
     return absl::StrCat("number of optimizer groups (got ", got.groups_size(), ", want ", want.groups_size(), ")");

@@ -39,6 +39,11 @@ absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan) {
         "copies of gradients for replicas are not served with offload to the host (got replica_copies true, want "
         "false); clip by shardd_step's max_grad_norm, or use OFFLOAD_NONE");
   }
+  if (DaemonUpdates(plan) && plan.optimizer_states > 2 && !IsOffloaded(plan)) {
+    return absl::UnimplementedError(
+        "optimizers with three states for each element are not served on GPUs (got amsgrad, or centered RMSprop with "
+        "momentum); offload to the host, or let the optimizer step in the trainers (OPTIMIZER_KIND_TRAINER)");
+  }
   for (const FlatParamPlan& flat : plan.flat_params) {
     if (flat.requires_grad && !IsTrainable(flat.unsharded_dtype)) {
       return absl::UnimplementedError(

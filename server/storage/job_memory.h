@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/plan/optimizer_kinds.h"
 #include "common/plan/plan.h"
 #include "common/shm/fd_channel.h"
 #include "server/device/device_op.h"
@@ -32,6 +33,9 @@ class UndoSlab;
 inline int64_t WritebackUndoBytes(const ShardPlan& plan) {
   if (plan.cut_over_nodes) return 0;  // there are none
   const bool updates = plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
+  if (HasSeveralOptimizers(plan.config.optimizer())) {  // parts of steps, which change all copies
+    return plan.memory.shards_bytes + plan.memory.optimizer_bytes;
+  }
   return plan.shards_stride_bytes + (updates ? plan.optimizer_stride_bytes : 0);
 }
 

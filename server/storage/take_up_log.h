@@ -8,7 +8,8 @@
 //     u32 counts | u32 crc | 0...
 //   at 128, for each of the first ranks (24 bytes): u32 state (0: it has no process, 1: it has this one, 2: it has one
 //   that is not known, 3: it has finished) | i32 pid | u32 uid | 0... | u64 start time in clock ticks
-//   at 4096: an UpdateLog for each rank
+//   at 4096: an UpdateLog for each rank, of three arrays, or of four where an optimizer has three states (whose kinds a
+//   daemon that knows of three arrays alone refuses by their names)
 //   then two places for v1::CommittedRecord, and for a job over several nodes one for v1::PromisedStepRecord
 //
 // `facts` says where step counts and trainers' states are: 0: what follows from the journal's record of the committed
@@ -52,11 +53,13 @@ class TakeUpLog {
     int ranks = 0;
     bool promises = false;  // the job is over several nodes
     int parts = 1;          // of a rank's update, at most
+    int arrays = 3;         // of an UpdateLog
   };
   static constexpr int kMostParts = 256;  // as --offload_threads
   static Sizes SizesFor(const ShardPlan& plan) {
     return {plan.memory.journal_bytes / 2, plan.world_size, /*promises=*/plan.nodes() > 1,
-            plan.config.offload() == v1::OFFLOAD_HOST ? kMostParts : 1};
+            plan.config.offload() == v1::OFFLOAD_HOST ? kMostParts : 1,
+            plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER && plan.optimizer_states > 2 ? 4 : 3};
   }
   static int64_t SizeBytes(const Sizes& sizes) {
     return PlacesAt(sizes) + (sizes.promises ? 3 : 2) * sizes.place_bytes;
@@ -76,7 +79,8 @@ class TakeUpLog {
   int format() const { return format_; }
   int64_t size_bytes() const { return slab_->size_bytes(); }
   UpdateLog& update(int rank, int part = 0) const {
-    return slab_->At<UpdateLog>(kUpdatesAt)[rank * sizes_.parts + part];
+    const int64_t number = int64_t{rank} * sizes_.parts + part;
+    return *slab_->At<UpdateLog>(kUpdatesAt + number * UpdateLog::SizeBytes(sizes_.arrays));
   }
   int parts() const { return sizes_.parts; }
 
@@ -134,7 +138,7 @@ class TakeUpLog {
   static constexpr int64_t kUpdatesAt = 4096;
   static constexpr uint32_t kPromisePlace = 3;
   static int64_t PlacesAt(const Sizes& sizes) {
-    return kUpdatesAt + static_cast<int64_t>(sizes.ranks) * sizes.parts * static_cast<int64_t>(sizeof(UpdateLog));
+    return kUpdatesAt + static_cast<int64_t>(sizes.ranks) * sizes.parts * UpdateLog::SizeBytes(sizes.arrays);
   }
   TakeUpLog(std::unique_ptr<Slab> slab, const Sizes& sizes, int format);
   char* PlaceOf(uint32_t place) const {

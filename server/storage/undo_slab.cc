@@ -53,15 +53,24 @@ UndoSlab::Place UndoSlab::PlaceOf(int64_t chunk) const {
   return place;
 }
 
-absl::Status UndoSlab::Save(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes, uint64_t version) {
+absl::Status UndoSlab::FindChunks(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes, int64_t* first,
+                                  int64_t* end) const {
   const bool of_shards = slab == slabs_.shards;
-  const int64_t first = of_shards ? 0 : shards_chunks_;
-  const int64_t end = offset_bytes + size_bytes;
-  if ((!of_shards && slab != slabs_.optimizer) || ChunksOf(end) > (of_shards ? shards_chunks_ : chunks_ - first)) {
+  const int64_t base = of_shards ? 0 : shards_chunks_;
+  const int64_t end_bytes = offset_bytes + size_bytes;
+  if ((!of_shards && slab != slabs_.optimizer) || ChunksOf(end_bytes) > (of_shards ? shards_chunks_ : chunks_ - base)) {
     return absl::InternalError(absl::StrCat("save old bytes: not of the shards or the optimizer state (got bytes ",
-                                            offset_bytes, " to ", end, " of ", slab->size_bytes(), ")"));
+                                            offset_bytes, " to ", end_bytes, " of ", slab->size_bytes(), ")"));
   }
-  for (int64_t chunk = first + offset_bytes / kChunkBytes; chunk < first + ChunksOf(end); ++chunk) {
+  *first = base + offset_bytes / kChunkBytes;
+  *end = base + ChunksOf(end_bytes);
+  return absl::OkStatus();
+}
+
+absl::Status UndoSlab::Save(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes, uint64_t version) {
+  int64_t first = 0, end = 0;
+  SHARDD_RETURN_IF_ERROR(FindChunks(slab, offset_bytes, size_bytes, &first, &end));
+  for (int64_t chunk = first; chunk < end; ++chunk) {
     if (tag(chunk) == version + 1) continue;
     const Place place = PlaceOf(chunk);
     const bool is_new = tag(chunk).exchange(0) == 0;
@@ -70,6 +79,36 @@ absl::Status UndoSlab::Save(const JobSlab* slab, int64_t offset_bytes, int64_t s
     bytes_ += is_new ? place.size_bytes : 0;
   }
   return absl::OkStatus();
+}
+
+absl::Status UndoSlab::BeginSave(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes, uint64_t version,
+                                 std::vector<CopyOp>* copies) {
+  int64_t first = 0, end = 0;
+  SHARDD_RETURN_IF_ERROR(FindChunks(slab, offset_bytes, size_bytes, &first, &end));
+  being_saved_.resize(static_cast<size_t>(chunks_));
+  CopyOp last = {nullptr, nullptr, 0};
+  for (int64_t chunk = first; chunk < end; ++chunk) {
+    if (tag(chunk) == version + 1 || being_saved_[static_cast<size_t>(chunk)]) continue;
+    const Place place = PlaceOf(chunk);
+    bytes_ += tag(chunk).exchange(0) == 0 ? place.size_bytes : 0;
+    being_saved_[static_cast<size_t>(chunk)] = true;
+    saving_.push_back(chunk);
+    const char* const from = place.slab->At(place.offset_bytes);
+    if (last.size_bytes > 0 && static_cast<const char*>(last.src) + last.size_bytes == from) {
+      last.size_bytes += place.size_bytes;
+      continue;
+    }
+    if (last.size_bytes > 0) copies->push_back(last);
+    last = {from, place.old_bytes, place.size_bytes};
+  }
+  if (last.size_bytes > 0) copies->push_back(last);
+  return absl::OkStatus();
+}
+
+void UndoSlab::EndSave(uint64_t version) {
+  for (const int64_t chunk : saving_) tag(chunk) = version + 1;
+  saving_.clear();
+  being_saved_.clear();
 }
 
 bool UndoSlab::Has(uint64_t version) const {

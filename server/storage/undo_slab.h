@@ -4,12 +4,14 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
 #include "common/shm/slab.h"
 #include "common/shm/unique_fd.h"
+#include "server/device/device_op.h"
 
 namespace shardd {
 
@@ -42,6 +44,12 @@ class UndoSlab {
   int fd() const { return slab_->fd(); }
   // Keeps each chunk once in a version, as it is before the first write.
   absl::Status Save(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes, uint64_t version);
+  // The same by copies that others make at a time: adds to `copies` those of the chunks that are not kept yet, each
+  // once until EndSave, which makes them count. REQUIRES: both slabs are on the host; nothing else of this is called
+  // between.
+  absl::Status BeginSave(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes, uint64_t version,
+                         std::vector<CopyOp>* copies);
+  void EndSave(uint64_t version);
   // There are old bytes of this version.
   bool Has(uint64_t version) const;
   // Both do a piece of a few milliseconds and set *more if they are to be called again. PutBack writes the old bytes of
@@ -62,6 +70,9 @@ class UndoSlab {
     int64_t size_bytes = 0;
   };
   Place PlaceOf(int64_t chunk) const;
+  // The chunks [*first, *end) that have these bytes. INTERNAL: they are not of the two slabs.
+  absl::Status FindChunks(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes, int64_t* first,
+                          int64_t* end) const;
   void Drop(int64_t chunk);
 
   const std::unique_ptr<Slab> slab_;
@@ -69,8 +80,10 @@ class UndoSlab {
   const int64_t shards_chunks_;
   const int64_t chunks_;
   std::atomic<int64_t> bytes_ = 0;
-  int64_t next_ = 0;       // of PutBack and Forget: the chunk to look at
-  absl::Status put_back_;  // the first error
+  int64_t next_ = 0;               // of PutBack and Forget: the chunk to look at
+  absl::Status put_back_;          // the first error
+  std::vector<int64_t> saving_;    // chunks of BeginSave
+  std::vector<bool> being_saved_;  // by chunk; empty: none
 };
 
 }  // namespace shardd

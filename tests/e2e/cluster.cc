@@ -293,6 +293,12 @@ std::string SpecJson(const Args& args) {
         absl::StrCat(R"("kind":"OPTIMIZER_KIND_TRAINER","trainerStates":)", args.Text("trained") == "adam" ? 2 : 1);
   }
   if (args.Double("momentum") > 0) optimizer += R"(,"momentum":true)";
+  if (args.Int("parts") != 0) {
+    absl::StrAppend(&optimizer, R"(,"groups":[{"fqns":["mid.w1","embed.weight","bias"],"kind":"OPTIMIZER_KIND_ADAMW)",
+                    args.Int("two_states") != 0 ? "" : "_AMSGRAD", R"("},)");
+    optimizer += R"({"fqns":["mid.b1","gain"],"kind":"OPTIMIZER_KIND_SGD","momentum":true},)"
+                 R"({"fqns":["mid.w2","head.u"],"kind":"OPTIMIZER_KIND_ADAM"}])";
+  }
   if (args.Int("two_groups") != 0) optimizer += R"(,"groups":[{"fqns":["mid.b1","gain"]}])";
   fields.push_back({"optimizer", "{" + optimizer + "}"});
   std::string config;

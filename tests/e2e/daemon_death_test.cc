@@ -48,11 +48,57 @@ class DaemonDeathUnder : public DaemonDeath, public ::testing::WithParamInterfac
 
 TEST_P(DaemonDeathUnder, KillsLoseNothingOfOtherOptimizers) {
   const int kills = (Kills() + 4) / 5;
-  const char* const momentum = GetParam() == std::string("rmsprop") ? "0.9" : "0";
+  const bool has_momentum = GetParam() == std::string("rmsprop") || GetParam() == std::string("centered_rmsprop");
+  const char* const momentum = has_momentum ? "0.9" : "0";
   const Args args = Training(60 * kills, GetParam()).With({{"momentum", momentum}, {"lr", "0.003"}});
   StartCustodian();
   KillWhereRanksTrain(args, kills);
 }
+
+// What a part has changed is taken back, and a step that is decided is completed behind its parts.
+class DaemonDeathBetween : public DaemonDeath, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(DaemonDeathBetween, PartsOfAStepLosesNothing) {
+  const Args args =
+      Training(40 * Kills()).With({{"parts", GetParam()}, {"momentum", "0"}, {"lr", "0.003"}, {"param_dtype", "bf16"}});
+  StartCustodian();
+  KillWhereRanksTrain(args, Kills());
+}
+
+TEST_P(DaemonDeathBetween, PartsOfAStepTakesTheFirstBack) {
+  const Args undisturbed = Training(9).With({{"parts", GetParam()}, {"momentum", "0"}, {"lr", "0.003"}});
+  StartCustodian();
+  StartKept();
+  const Args args = undisturbed.With({{"pause", "parted@4"}});
+  std::vector<Child> ranks = StartRanks(args);
+  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "parted", rank);
+  KillDaemon();
+  StartKept();
+  EXPECT_EQ(Committed(), 4);
+  for (int rank = 0; rank < 2; ++rank) LetGo(args, "parted", rank);
+  ExpectUndisturbed(undisturbed, ranks);
+  ExpectNothingLeft();
+}
+
+// A rank dies between two parts, and another process comes in its place.
+TEST_P(DaemonDeathBetween, PartsARankMayDieToo) {
+  const Args undisturbed = Training(9).With({{"parts", GetParam()}, {"momentum", "0"}, {"lr", "0.003"}});
+  StartCustodian();
+  StartKept();
+  const Args args = undisturbed.With({{"pause", "parted@4"}});
+  std::vector<Child> ranks = StartRanks(args);
+  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "parted", rank);
+  ranks[1].Kill(SIGKILL);
+  ranks[1].Wait();
+  ranks.pop_back();
+  ranks.push_back(StartRank(1, undisturbed));
+  LetGo(args, "parted", 0);
+  ExpectUndisturbed(undisturbed, ranks);
+  ExpectNothingLeft();
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DaemonDeathBetween, ::testing::Values("1", "2"),
+                         [](const auto& info) { return info.param[0] == '1' ? "each" : "every_other"; });
 
 TEST_F(DaemonDeath, KillsUnderFourRanksLoseNothing) {
   const Args args = Training(60 * Kills())
@@ -244,7 +290,7 @@ TEST_F(DaemonDeath, StoppingDaemonOrCustodianForAWhileEndsNothing) {
 INSTANTIATE_TEST_SUITE_P(Optimizers, DaemonDeathWith, ::testing::Values("adamw", "sgd"),
                          [](const auto& info) { return std::string(info.param); });
 INSTANTIATE_TEST_SUITE_P(Optimizers, DaemonDeathUnder,
-                         ::testing::Values("adagrad", "rmsprop", "centered_rmsprop", "lion"),
+                         ::testing::Values("adagrad", "rmsprop", "centered_rmsprop", "lion", "adamw_amsgrad"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -69,6 +69,13 @@ TEST_F(Deadly, AtEachWriteOfRmspropLosesNothing) {
   Walk(Training(1000, "rmsprop").With({{"momentum", "0.9"}, {"lr", "0.01"}}));
 }
 
+// With three states.
+TEST_F(Deadly, AtEachWriteOfAmsgradLosesNothing) { Walk(Training(1000, "adamw_amsgrad").With({{"lr", "0.01"}})); }
+
+TEST_F(Deadly, AtEachWriteOfAStepInPartsLosesNothing) {
+  Walk(Training(1000).With({{"parts", "1"}, {"lr", "0.01"}, {"param_dtype", "bf16"}}));
+}
+
 TEST_F(Deadly, AtEachWriteOfTheTrainersOptimizerLosesNothing) {
   Walk({{"steps", "300"},
         {"recover", "1"},

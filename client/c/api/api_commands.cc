@@ -1,9 +1,14 @@
 // The C ABI: what changes the job.
 
+#include <string.h>
+
+#include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "client/c/api/api_internal.h"
 #include "client/c/attachment/shards.h"
+#include "common/plan/optimizer_kinds.h"
 
 namespace shardd::api {
 namespace {
@@ -19,9 +24,10 @@ absl::Status Step(shardd_job* job, const shardd_step_options& options) {
   if (options.state_bytes > 0 && options.state == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("step: state is NULL (got ", options.state_bytes, " bytes)"));
   }
-  const v1::OptimizerKind kind = job->impl->attachment().plan().plan().config.optimizer().kind();
+  const v1::OptimizerConfig& optimizer = job->impl->attachment().plan().plan().config.optimizer();
   v1::Step step;
   for (int32_t i = 0; i < group_count; ++i) {
+    const v1::OptimizerKind kind = OptimizerKindOf(optimizer, std::min(i, optimizer.groups_size()));
     v1::HyperParameters* out = step.add_groups();
     out->set_lr(groups[i].lr);
     out->set_weight_decay(groups[i].weight_decay);
@@ -42,7 +48,26 @@ absl::Status Step(shardd_job* job, const shardd_step_options& options) {
   step.set_max_grad_norm(options.max_grad_norm);
   step.set_loss_scale(options.loss_scale);
   step.set_norm_type(options.norm_type);
+  if (options.left_group_count < 0 || (options.left_group_count > 0 && options.left_groups == nullptr)) {
+    return absl::InvalidArgumentError(absl::StrCat("step: left_groups do not fit their number (got ",
+                                                   options.left_group_count, " of ",
+                                                   options.left_groups == nullptr ? "NULL" : "them", ")"));
+  }
+  step.mutable_left_groups()->Add(options.left_groups, options.left_groups + options.left_group_count);
+  step.set_part(options.part != 0);
   return job->impl->steps().Send(std::move(step), {static_cast<const char*>(options.state), options.state_bytes});
+}
+
+// Of a program that was built before there were parts of steps, too.
+absl::Status StepWith(shardd_job* job, const shardd_step_options* given) {
+  SHARDD_RETURN_IF_ERROR(CheckNotNull("step_with", "options", given));
+  constexpr size_t kBeforeParts = offsetof(shardd_step_options, left_groups);
+  if (given->struct_size != kBeforeParts) {
+    SHARDD_RETURN_IF_ERROR(CheckStruct("step_with", given));
+  }
+  shardd_step_options options = {};
+  memcpy(&options, given, std::min(given->struct_size, sizeof(options)));
+  return Step(job, options);
 }
 
 absl::Status EnterFullParams(shardd_job* job, const shardd_full_params_options* given) {
@@ -238,7 +263,7 @@ shardd_status* shardd_step(shardd_job* job, const shardd_hyperparameters* groups
   return ToC(api::Step(job, options));
 }
 shardd_status* shardd_step_with(shardd_job* job, const shardd_step_options* options) {
-  SHARDD_CHECKED(api::CheckStruct("step_with", options), api::Step(job, *options));
+  return ToC(api::StepWith(job, options));
 }
 shardd_status* shardd_wait_step(shardd_job* job, shardd_step_result* result) { return ToC(api::WaitStep(job, result)); }
 shardd_status* shardd_await_step(shardd_job* job) {

@@ -29,7 +29,14 @@ constexpr int kTriesThere = 3;
 constexpr absl::Duration kOwnSessionGrace = absl::Seconds(5);
 
 // A daemon of an older release refuses a kind of optimizer by its number, and cannot say what would help.
-absl::Status WithRemedy(const absl::Status& refused, v1::OptimizerKind kind) {
+absl::Status WithRemedy(const absl::Status& refused, const v1::OptimizerConfig& optimizer) {
+  const v1::OptimizerKind kind = optimizer.kind();
+  if (HasSeveralOptimizers(optimizer) && absl::StrContains(refused.message(), "plan differently")) {
+    return absl::Status(refused.code(),
+                        absl::StrCat(refused.message(), "; a daemon older than this library knows one optimizer of a ",
+                                     "model alone: upgrade the daemon, or let the optimizers step in the trainers ",
+                                     "(OPTIMIZER_KIND_TRAINER; in PyTorch install(optimizers=False))"));
+  }
   if (!absl::IsInvalidArgument(refused) || !absl::StrContains(refused.message(), "optimizer.kind: unknown value")) {
     return refused;
   }
@@ -115,7 +122,7 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
   const absl::StatusOr<v1::OpenJobResponse> answer =
       OpenJob(channel, OpenRequest(), options_.job_secret, deadline, interrupt_);
   if (!answer.ok()) {
-    return WithRemedy(answer.status(), plan_.plan().config.optimizer().kind());
+    return WithRemedy(answer.status(), plan_.plan().config.optimizer());
   }
   const v1::OpenJobResponse& opened = *answer;
   if (if_there_ >= 0 && (opened.created() || opened.job_id() != job_id_)) {  // it has gone in between

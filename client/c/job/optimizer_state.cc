@@ -8,7 +8,7 @@ void* OptimizerState::Data(int index, int state) {
   const ShardPlan& plan = attachment_.plan().plan();
   const ParamPlan& param = attachment_.plan().param(index);
   const FlatParamPlan& flat = attachment_.plan().flat_of(param);
-  if (flat.optimizer_offset_bytes < 0 || state < 0 || state >= plan.optimizer_states) {
+  if (flat.optimizer_offset_bytes < 0 || state < 0 || state >= flat.optimizer_states) {
     return nullptr;
   }
   const bool mapped = attachment_.memory().optimizer_slab().data() != nullptr;

@@ -54,8 +54,7 @@ absl::Status ReadOnlyMemory::Watch() {
       add(memory.shards_slab(), flat.shards_offset_bytes, param.dtype, shard);
     }
     add(memory.parameters_slab(), flat.params_offset_bytes, flat.unsharded_dtype, unsharded);
-    for (int i = 0; i < plan.plan().optimizer_states && flat.optimizer_offset_bytes >= 0 && !plan.trainers_optimize();
-         ++i) {
+    for (int i = 0; i < flat.optimizer_states && flat.optimizer_offset_bytes >= 0 && !plan.trainers_optimize(); ++i) {
       add(memory.optimizer_slab(), flat.optimizer_offset_bytes + i * flat.StateStrideBytes(), v1::DTYPE_FLOAT32, state);
     }
   }

@@ -12,6 +12,7 @@
 namespace shardd {
 void Steps::Reset() {
   last_step_ = -1;
+  parts_ = 0;
   last_version_ = 0;
 }
 
@@ -60,16 +61,58 @@ absl::Status Steps::Check(const v1::Step& step, absl::string_view state) const {
   return absl::OkStatus();
 }
 
+absl::Status Steps::CheckParts(const v1::Step& step) const {
+  const ShardPlan& plan = attachment_.plan().plan();
+  const std::string object = absl::StrCat("step job \"", attachment_.plan().job(), "\": ");
+  if (!HasSeveralOptimizers(plan.config.optimizer())) {
+    return absl::InvalidArgumentError(absl::StrCat(object, "one optimizer steps all of the model at once (got a part, ",
+                                                   "or groups that it leaves; rank=", attachment_.rank(),
+                                                   "); give optimizer.groups kinds of their own"));
+  }
+  const char* const where = attachment_.memory().on_device() || plan.config.offload() == v1::OFFLOAD_HOST ? "on GPUs"
+                            : plan.config.pass_copies() ? "where passes read copies (passCopies)"
+                            : plan.nodes() > 1          ? "over several nodes"
+                                                        : nullptr;
+  return where == nullptr || !step.part()
+             ? absl::OkStatus()
+             : absl::FailedPreconditionError(
+                   absl::StrCat(object, "several optimizers of one model step in parts, which are not served ", where,
+                                " (rank=", attachment_.rank(),
+                                "); use one optimizer with several param groups, or let them step in the trainers"));
+}
+
+// What is handed in beside a part would be taken back without it, or the other way round.
+absl::Status Steps::CheckNotEdited(bool part) {
+  if ((!part && parts_ == 0) || !attachment_.plan().trainers_write() || attachment_.plan().pass_copies()) {
+    return absl::OkStatus();
+  }
+  // An error within a pass: who stores while the rank reads is told by HandInEdits.
+  const absl::StatusOr<bool> edited = passes_.HasEdits();
+  SHARDD_RETURN_IF_ERROR(attachment_.Live());
+  return edited.value_or(false)
+             ? absl::FailedPreconditionError(
+                   absl::StrCat("step job \"", attachment_.plan().job(), "\": parameters were edited between the ",
+                                parts_ == 0 ? "forward and the step of one of several optimizers"
+                                            : "steps of two optimizers of one model",
+                                " (rank=", attachment_.rank(),
+                                "); edit them behind the last step, or let the optimizers step in the trainers"))
+             : absl::OkStatus();
+}
+
 absl::Status Steps::Send(v1::Step step, absl::string_view state) {
   CallSpan span(attachment_, v1::TRACE_CALL_STEP);
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   SHARDD_RETURN_IF_ERROR(Check(step, state));
   const auto object = [this] { return absl::StrCat("step job \"", attachment_.plan().job(), "\": "); };
+  if (step.part() || step.left_groups_size() > 0) {
+    SHARDD_RETURN_IF_ERROR(CheckParts(step));
+  }
   if (attachment_.plan().trainers_optimize()) {
     return absl::FailedPreconditionError(absl::StrCat(object(),
                                                       "its optimizer runs in the trainers (rank=", attachment_.rank(),
                                                       "); write the shards, shardd_enter_pass commits it"));
   }
+  const bool part = step.part();
   step.set_trainer_state(state.data(), state.size());
   const std::string payload = step.SerializeAsString();
   if (static_cast<int64_t>(payload.size()) > kStepPayloadBytes) {
@@ -78,6 +121,7 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
                                                    "; rank=", attachment_.rank(), "); use fewer optimizer groups"));
   }
   SHARDD_RETURN_IF_ERROR(attachment_.WaitCommitted("step", nullptr));
+  SHARDD_RETURN_IF_ERROR(CheckNotEdited(part));
   SHARDD_RETURN_IF_ERROR(passes_.HandInEdits("step"));  // before the daemon updates it
   const WaitFor reason{"step", nullptr, "the daemon's copy of what was sent before"};
   SHARDD_RETURN_IF_ERROR(staging_.WaitTaken(reason));
@@ -97,6 +141,12 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
   gradients_.BeginStep();
   StepLedger& ledger = attachment_.ledger();
   attachment_.Retire();
+  if (part) {  // of no version
+    last_step_ = ledger.committed_step();
+    ++parts_;
+    return span.Of(absl::OkStatus());
+  }
+  parts_ = 0;
   last_step_ = ledger.StepSent(std::string(state));
   last_version_ = ledger.expected_version();
   return span.Of(absl::OkStatus());
@@ -117,27 +167,33 @@ absl::StatusOr<StepResult> Steps::Wait() {
     SHARDD_RETURN_IF_ERROR(came);
     return CheckSent("wait_step");
   }
-  if (came.ok()) {
+  if (came.ok() && parts_ == 0) {
     came = attachment_.Wait(attachment_.page().version, last_version_, {"wait_step", nullptr, "the commit"});
   }
   // The epoch may have ended behind the commit, before this rank has looked.
+  if (!came.ok() && parts_ > 0) {
+    return came;
+  }
   if (!came.ok() && !(absl::IsAborted(came) && attachment_.ledger().committed_step() >= last_step_)) {
     return came;
   }
-  if (came.ok()) {
+  if (came.ok() && parts_ == 0) {
     SHARDD_RETURN_IF_ERROR(passes_.StepEnded());
     attachment_.Retire();
   }
   // The version is there; the event with the norm follows on the stream.
   SHARDD_ASSIGN_OR_RETURN(const absl::optional<v1::SessionEvent::Committed> committed,
                           attachment_.session().life().stream().WaitCommitted(
-                              last_step_, absl::Now() + attachment_.timeout(), attachment_.interrupt()));
+                              last_step_, parts_, absl::Now() + attachment_.timeout(), attachment_.interrupt()));
   if (!committed.has_value()) {
     SHARDD_RETURN_IF_ERROR(came);
     SHARDD_RETURN_IF_ERROR(attachment_.Live());
     return absl::DeadlineExceededError(absl::StrCat(
         "wait_step job \"", attachment_.plan().job(), "\": the step is committed but its result did not come within ",
         absl::FormatDuration(attachment_.timeout()), " (step ", last_step_, "; rank=", attachment_.rank(), ")"));
+  }
+  if (parts_ > 0) {
+    SHARDD_RETURN_IF_ERROR(passes_.StepEnded());
   }
   StepResult result;
   result.committed_step = committed->step();
@@ -152,6 +208,9 @@ absl::Status Steps::Await() {
   CallSpan span(attachment_, v1::TRACE_CALL_WAIT_STEP, /*group=*/-1, /*steps_ago=*/1);
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   SHARDD_RETURN_IF_ERROR(CheckSent("await_step"));
+  if (parts_ > 0) {
+    return Wait().status();
+  }
   const WaitFor reason{"await_step", nullptr, "the commit of the last step"};
   // A stream goes on where the daemon dies, and what the program stores behind this would be in the shards when the
   // next daemon completes the step.

@@ -43,6 +43,9 @@ class Steps {
 
  private:
   absl::Status Check(const v1::Step& step, absl::string_view state) const;
+  // Of a step that leaves groups, or goes on. The daemon checks the same, which would cost every rank the step.
+  absl::Status CheckParts(const v1::Step& step) const;
+  absl::Status CheckNotEdited(bool part);
   // FAILED_PRECONDITION: none was sent in this session.
   absl::Status CheckSent(const char* call) const;
 
@@ -53,6 +56,7 @@ class Steps {
   HandIns& hand_ins_;
   Passes& passes_;
   int64_t last_step_ = -1;  // -1: none in this session
+  int64_t parts_ = 0;       // of the running step, that were sent
   uint64_t last_version_ = 0;
 };
 

@@ -84,7 +84,7 @@ absl::Status Values::WriteOptimizerState(int index, int state, const float* data
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   const RankPlan& plan = attachment_.plan();
   const ParamPlan& param = plan.param(index);
-  const int states = !plan.trainers_optimize() && param.requires_grad ? plan.plan().optimizer_states : 0;
+  const int states = !plan.trainers_optimize() && param.requires_grad ? plan.flat_of(param).optimizer_states : 0;
   if (state < 0 || state >= states) {
     return absl::InvalidArgumentError(absl::StrCat("write_optimizer_state \"", param.fqn,
                                                    "\": the daemon keeps no such state (got ", state,

@@ -208,15 +208,18 @@ std::string ClientStream::waiting_for() {
   return waiting_for_;
 }
 
-absl::StatusOr<absl::optional<v1::SessionEvent::Committed>> ClientStream::WaitCommitted(int64_t step,
+absl::StatusOr<absl::optional<v1::SessionEvent::Committed>> ClientStream::WaitCommitted(int64_t step, int64_t parts,
                                                                                         absl::Time deadline,
                                                                                         const Interrupt& interrupt) {
-  const auto done = [this, step]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return ended_ || aborted_.has_value() || (committed_.has_value() && committed_->step() >= step);
+  const auto came = [this, step, parts]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return committed_.has_value() &&
+           (committed_->step() > step || (committed_->step() == step && committed_->parts() >= parts));
   };
+  const auto done = [this, &came]()
+                        ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ended_ || aborted_.has_value() || came(); };
   SHARDD_RETURN_IF_ERROR(Await(done, deadline, interrupt, "wait_step"));
   absl::MutexLock lock(&mutex_);
-  if (committed_.has_value() && committed_->step() >= step) {
+  if (came()) {
     return committed_;
   }
   return absl::nullopt;

@@ -59,7 +59,8 @@ class ClientStream {
   std::string waiting_for();
 
   // The event of step `step` or a later one, if it has come by `deadline`; nullopt also when the stream ends.
-  absl::StatusOr<absl::optional<v1::SessionEvent::Committed>> WaitCommitted(int64_t step, absl::Time deadline,
+  absl::StatusOr<absl::optional<v1::SessionEvent::Committed>> WaitCommitted(int64_t step, int64_t parts,
+                                                                            absl::Time deadline,
                                                                             const Interrupt& interrupt);
 
   // The same for the event of the `number`th EnterFullParams, with gradients or writeback.

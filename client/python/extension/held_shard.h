@@ -95,6 +95,8 @@ class HeldShard {
   void ForgetInJob() { carried_from_job_ = at::Tensor(); }
   // The job's gradient is complete: `.grad` shows it; hooks run, and the parameter's optimizers in backward.
   void ShowGradient(int64_t steps);
+  // What is shown as of the step before `steps` is of that one.
+  void StayCurrent(int64_t steps) { gradient_step_ += gradient_step_ == steps - 1 ? 1 : 0; }
   // The program's own code has reduced it: `.grad` is `given`, or that is added to what `.grad` is; hooks run as above.
   // REQUIRES: of plain tensors, of the shard's shape and the dtype that `.grad` has.
   void GiveGradient(const at::Tensor& given);

@@ -120,14 +120,15 @@ void UnitGradients::CheckShown() const {
   }
 }
 
-void UnitGradients::Settle(bool stepping) {
+void UnitGradients::Settle(For what) {
+  const bool stepping = what != For::kOther;
   for (const auto& param : params_) {
     if (stepping && param->shard().updated && param->has_own_gradient()) {
       RaiseNotSynchronised(param->fqn);
     }
   }
   for (const auto& shard : shards_) {
-    if (!shard->trainable || shard->shows_no_gradient()) {
+    if (!shard->trainable || shard->shows_no_gradient() || (what == For::kStepOfSeveral && !shard->updated)) {
       continue;
     }
     if (shard->is_left_to_job()) {
@@ -166,7 +167,7 @@ void UnitGradients::HideOwn() {
 
 void UnitGradients::EndStep(float* counts, bool in_trainers) {
   for (const auto& param : params_) {
-    if (counts != nullptr && param->in_job) {
+    if (counts != nullptr && param->in_job && param->shard().updated) {
       counts[param->daemon_param] += 1;
     }
     param->left_in_job = in_trainers && param->in_job;
@@ -174,6 +175,25 @@ void UnitGradients::EndStep(float* counts, bool in_trainers) {
   }
   for (size_t i = 0; !in_trainers && i < shards_.size(); ++i) {
     shards_[i]->ForgetInJob();
+  }
+}
+
+void UnitGradients::EndPart(float* counts, int64_t steps) {
+  for (const auto& param : params_) {
+    if (!param->shard().updated) {
+      continue;
+    }
+    if (counts != nullptr && param->in_job) {
+      counts[param->daemon_param] += 1;
+    }
+    param->in_job = param->left_in_job = false;
+  }
+  for (const auto& shard : shards_) {
+    if (shard->updated) {
+      shard->ForgetInJob();
+    } else {
+      shard->StayCurrent(steps);
+    }
   }
 }
 

@@ -59,8 +59,10 @@ class UnitGradients {
   void Show();
   // FAILED_PRECONDITION where one is not: it is not synchronised.
   void CheckShown() const;
-  // What `.grad` says is what the job has. `stepping`: only of what the daemon's optimizer has, as its step takes it.
-  void Settle(bool stepping);
+  // What `.grad` says is what the job has. For a step only of what the daemon's optimizer has, as its step takes it; of
+  // one of several optimizers nothing is said of what the others have.
+  enum class For { kStep, kStepOfSeveral, kOther };
+  void Settle(For what);
   // This rank's own gradients (held_shard_own.cc) are `.grad` between backwards.
   void ShowOwn();
   void HideOwn();
@@ -69,6 +71,8 @@ class UnitGradients {
   // `counts` (null: none): by the daemon's parameters, one more for each that was updated.
   // `in_trainers`: made by an optimizer of torch's, after which the job has the gradients still.
   void EndStep(float* counts, bool in_trainers);
+  // The same of one of several optimizers: what the others have stays as it is, also shown, in a step of this number.
+  void EndPart(float* counts, int64_t steps);
 
   // Points all to the job's memory: parameters' shards, gradients and optimizer state.
   void LoadMemory();

@@ -112,7 +112,7 @@ struct Slice {
   void operator()(const RuleOp& op) const {
     RuleUpdateWith(op.params.rule, MakeRuleScalars(op.params), At(op.p, op.param_dtype, first), op.param_dtype,
                    op.g + first, op.a + first, At(op.b, first), At(op.cast_dst, op.cast_dtype, first), op.cast_dtype,
-                   count, op.logged.log, op.logged.first + first);
+                   count, op.logged.log, op.logged.first + first, At(op.c, first));
   }
   void operator()(const SumOp&) const {}   // CheckCpuOp refuses it
   void operator()(const MoveOp&) const {}  // likewise

@@ -136,6 +136,10 @@ struct CudaEngine::Calls {
                   static_cast<int>(UpdateRule::kRmspropMomentum) == cuda::kRmspropMomentumRule &&
                   static_cast<int>(UpdateRule::kRmspropCentered) == cuda::kRmspropCenteredRule &&
                   static_cast<int>(UpdateRule::kLion) == cuda::kLionRule && kUpdateRules == 5);
+    if (static_cast<int>(op.params.rule) >= kUpdateRules) {
+      return absl::UnimplementedError(absl::StrCat("update by ", UpdateRuleName(op.params.rule),
+                                                   ": GPUs have no kernel of a rule with three states"));
+    }
     return WithLog(op, [&] {
       return Launch(
           engine.kernels_.rule, cuda::kRuleKernel,

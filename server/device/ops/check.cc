@@ -76,8 +76,11 @@ struct Check {
   }
   absl::Status operator()(const RuleOp& op) const {
     const char* const name = UpdateRuleName(op.params.rule);
-    if ((op.b != nullptr) != (UpdateRuleStates(op.params.rule) == 2)) {
+    if ((op.b != nullptr) != (UpdateRuleStates(op.params.rule) >= 2)) {
       return Malformed(name, "the rule and its second state do not go together");
+    }
+    if ((op.c != nullptr) != (UpdateRuleStates(op.params.rule) == 3)) {
+      return Malformed(name, "the rule and its third state do not go together");
     }
     const bool null_pointer = op.p == nullptr || op.g == nullptr || op.a == nullptr;
     if (!null_pointer && op.params.step < 1) {

@@ -22,19 +22,22 @@ constexpr bool IsUpdate() {
 UpdatedArrays UpdatedArraysOf(const AdamWOp& op, int64_t first, int64_t numel) {
   return {{{At(op.p, op.param_dtype, first), numel * DTypeSizeBytes(op.param_dtype)},
            {op.m + first, numel * kStateBytes},
-           {op.v + first, numel * kStateBytes}}};
+           {op.v + first, numel * kStateBytes},
+           {}}};
 }
 
 UpdatedArrays UpdatedArraysOf(const SgdOp& op, int64_t first, int64_t numel) {
   return {{{At(op.p, op.param_dtype, first), numel * DTypeSizeBytes(op.param_dtype)},
            {At(op.buf, first), numel * kStateBytes},
+           {},
            {}}};
 }
 
 UpdatedArrays UpdatedArraysOf(const RuleOp& op, int64_t first, int64_t numel) {
   return {{{At(op.p, op.param_dtype, first), numel * DTypeSizeBytes(op.param_dtype)},
            {op.a + first, numel * kStateBytes},
-           {At(op.b, first), numel * kStateBytes}}};
+           {At(op.b, first), numel * kStateBytes},
+           {At(op.c, first), numel * kStateBytes}}};
 }
 
 Logged* MutableLoggedOf(DeviceOp* op) {
@@ -52,6 +55,26 @@ Logged* MutableLoggedOf(DeviceOp* op) {
 const Logged* LoggedOf(const DeviceOp& op) {
   const Logged* const logged = MutableLoggedOf(const_cast<DeviceOp*>(&op));
   return logged == nullptr || logged->log == nullptr ? nullptr : logged;
+}
+
+std::vector<UpdateLog::Array> WrittenBy(const DeviceOp& op) {
+  return std::visit(
+      [](const auto& any) -> std::vector<UpdateLog::Array> {
+        using Op = std::decay_t<decltype(any)>;
+        if constexpr (IsUpdate<Op>()) {
+          const UpdatedArrays updated = UpdatedArraysOf(any, 0, any.numel);
+          std::vector<UpdateLog::Array> written;
+          for (const UpdateLog::Array& array : updated.arrays) {
+            if (array.data != nullptr) written.push_back(array);
+          }
+          return written;
+        } else if constexpr (std::is_same_v<Op, CopyOp>) {
+          return {{any.dst, any.size_bytes}};
+        } else {
+          return {};
+        }
+      },
+      op);
 }
 
 RestOfUpdate RestOf(const std::vector<DeviceOp>& ops, int64_t step) {

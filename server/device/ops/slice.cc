@@ -18,7 +18,7 @@ struct BytesOfOne {
   int64_t operator()(const AdamWOp& op) const { return 2 * DTypeSizeBytes(op.param_dtype) + 5 * kFloatBytes; }
   int64_t operator()(const SgdOp& op) const { return 2 * DTypeSizeBytes(op.param_dtype) + 3 * kFloatBytes; }
   int64_t operator()(const RuleOp& op) const {
-    return 2 * DTypeSizeBytes(op.param_dtype) + (op.b == nullptr ? 3 : 5) * kFloatBytes;
+    return 2 * DTypeSizeBytes(op.param_dtype) + (1 + 2 * UpdateRuleStates(op.params.rule)) * kFloatBytes;
   }
   int64_t operator()(const SumOp&) const { return kFloatBytes; }
   int64_t operator()(const MoveOp&) const { return 1; }
@@ -74,6 +74,7 @@ struct Slice {
     op.g += first;
     op.a += first;
     op.b = At(op.b, first);
+    op.c = At(op.c, first);
     op.cast_dst = At(op.cast_dst, op.cast_dtype, first);
     op.numel = count;
     op.logged.first += first;

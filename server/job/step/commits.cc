@@ -17,6 +17,7 @@
 #include "server/job/writes/parameter_parts.h"
 #include "server/job/writes/snapshot_keeper.h"
 #include "server/job/writes/trainer_writes.h"
+#include "server/job/writes/value_writes.h"
 #include "server/multinode/param_mask.h"
 #include "server/optimizer/optimizer.h"
 #include "server/session/session.h"
@@ -57,7 +58,8 @@ absl::Status Commits::CheckMayStep(int rank, const v1::Step& step) const {
                  absl::StrCat("trainer state is too large (got ", step.trainer_state().size(), ", want at most ",
                               kMaxTrainerStateBytes, " bytes)"));
   }
-  const absl::Status valid = CheckHyperParameters(*see_.plan, step);
+  absl::Status valid = CheckHyperParameters(*see_.plan, step);
+  if (valid.ok() && step.part()) valid = CheckMayStepInParts();
   return valid.ok() ? valid : error(valid.code(), valid.message());
 }
 
@@ -70,7 +72,8 @@ absl::Status Commits::Step(Session* session, RankCommand command) {
   SHARDD_RETURN_IF_ERROR(use_.gradients->pairing().CheckClosed(rank, "Step"));
   steps_.Ask(rank, std::move(command.step), command.done);
   use_.writes->Step(rank);
-  return CloseStep(rank);
+  // The first part has closed what was requested.
+  return decision_.parts() > 0 ? use_.gradients->CloseStep(rank) : CloseStep(rank);
 }
 
 absl::Status Commits::StepInTrainer(int rank, std::string state) {
@@ -107,7 +110,9 @@ absl::Status Commits::BeginDecision() {
     return use_.given_back->When(std::move(decision));
   }
   SHARDD_RETURN_IF_ERROR(steps_.CheckEqual());
-  SHARDD_RETURN_IF_ERROR(use_.unsharding->CompareOrders());
+  if (decision_.parts() == 0) {
+    SHARDD_RETURN_IF_ERROR(use_.unsharding->CompareOrders());
+  }
   decision_.BeginMeasuring();
   return Measure();
 }
@@ -139,9 +144,9 @@ absl::Status Commits::Measure() {
   };
   const auto done = zeroed ? use_.work->JoinGradientWork(count, measured) : use_.work->Join(count, measured);
   DeviceOps ops = std::move(zeros);  // decided when they are there: gradient shards do not change afterwards
+  const std::vector<bool> counted = UpdatedBy(*see_.plan, step, use_.gradients->presence().by_param());
   for (int rank = 0; rank < world_size() && wants_norm; ++rank) {
-    for (DeviceOp& op :
-         NormOps(*see_.plan, see_.memory->pointers(), use_.gradients->presence().by_param(), rank, norms->data())) {
+    for (DeviceOp& op : NormOps(*see_.plan, see_.memory->pointers(), counted, rank, norms->data())) {
       ops[rank].push_back(std::move(op));
     }
   }
@@ -176,7 +181,13 @@ void Commits::Heard(const v1::PeerMessage::Decided& decided) {
 // On several nodes, node 0 has measured, and all update with what it has found.
 void Commits::Decide() {
   const int64_t step = use_.committed->step() + 1;
-  decision_.Fix(steps_.step(0), use_.gradients->presence().by_param(), use_.committed->step_counts());
+  decision_.Fix(steps_.step(0), UpdatedBy(*see_.plan, steps_.step(0), use_.gradients->presence().by_param()),
+                use_.committed->step_counts());
+  if (decision_.is_part()) {
+    decision_.BeginUpdate();
+    use_.values->WhenUndoIsIdle([this](const absl::Status&) { SaveThenUpdate(); });
+    return;
+  }
   v1::DecidedStepRecord record;
   decision_.Describe(&record);
   record.set_epoch(use_.committed->epoch());
@@ -208,11 +219,14 @@ void Commits::Update() {
     decision_.Applied();
   });
   // Trainers have written since the last version, also what has no gradient.
-  const bool written = use_.writes->hand_ins().any_since_version();
+  const bool part = decision_.is_part();
+  const bool written = !part && (use_.writes->hand_ins().any_since_version() || decision_.parts() > 0);
   DeviceOps ops(world_size());
   for (int rank = 0; rank < world_size(); ++rank) {
+    // What a part changes is put back, and not completed, if the daemon dies.
+    UpdateLog* const log = part ? nullptr : use_.committed->BeginUpdate(rank);
     ops[rank] = UpdateOps(*see_.plan, see_.memory->pointers(), decision_.step(), rank,
-                          see_.memory->LoggedBy(use_.committed->BeginUpdate(rank), rank));
+                          part ? Logged() : see_.memory->LoggedBy(log, rank));
     if (written) {
       for (DeviceOp& op : CommitOps(*see_.plan, see_.memory->pointers(), rank)) {
         ops[rank].push_back(std::move(op));
@@ -223,13 +237,17 @@ void Commits::Update() {
   const bool in_order = see_.plan->shard_copies > 1 || written;
   ops = see_.devices->Divide(std::move(ops), in_order);
   const int for_each_rank = see_.devices->for_each_rank();
-  for (int rank = 0; rank < world_size() && !in_order; ++rank) {
+  for (int rank = 0; rank < world_size() && !in_order && !part; ++rank) {
     use_.committed->LogByPart(rank, &ops[static_cast<size_t>(rank * for_each_rank)], for_each_rank);
   }
   see_.devices->Submit(label, std::move(ops), done);
 }
 
 void Commits::Show() {
+  if (decision_.is_part()) {
+    CommitPart();
+    return;
+  }
   decision_.Show();
   // Its moments are not kept, so that a snapshot is of each step.
   use_.snapshots->TakeThen(/*due=*/DaemonUpdates(*see_.plan), /*stepped=*/true, [this] {
@@ -249,6 +267,9 @@ void Commits::CommitStep() {
     }
   }
   use_.gradients->presence().Clear();
+  // Old bytes of the version before mean nothing from here on, and stay where the next step's parts keep theirs.
+  if (decision_.parts() > 0) (void)use_.values->undo().BeginCommit();
+  decision_.EndParts();
   use_.committed->CommitStep(updated, steps_.TakeTrainerStates());
 }
 

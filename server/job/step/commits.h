@@ -32,10 +32,15 @@ class SnapshotKeeper;
 class Summons;
 class TrainerWrites;
 class Unsharding;
+class ValueWrites;
 
 // Makes the versions of a job's shards. A step goes
 //
 //   asked for by all ranks -> their devices have done with it -> measured -> decided -> journaled -> applied -> shown
+//
+// or, of several optimizers, in parts, each of which ranks see before the step is committed with the last one:
+//
+//   asked for by all ranks -> their devices have done with it -> measured -> old bytes are kept -> applied -> shown
 //
 // and whatever else becomes a version goes through Make. From the journal on, and in all of Make, a version completes
 // forward: no epoch ends before it is committed, and an error of a device ends the job.
@@ -59,6 +64,7 @@ class Commits final : public JobPart {
     Unsharding* unsharding = nullptr;
     GivenBack* given_back = nullptr;
     SnapshotKeeper* snapshots = nullptr;
+    ValueWrites* values = nullptr;  // whose undo has what parts of a step have changed
     JobWork* work = nullptr;
     JobTrace* trace = nullptr;
     v1::Counters* counters = nullptr;
@@ -82,6 +88,9 @@ class Commits final : public JobPart {
 
   const AskedSteps& steps() const { return steps_; }
   const StepDecision& decision() const { return decision_; }
+
+  // FAILED_PRECONDITION: a rank that has sent a part of its step sends something else than the step's other parts.
+  absl::Status CheckBetweenParts(int rank, Opcode opcode) const;
 
   // The step -----------------------------------------------------------------------------------------
   absl::Status Step(Session* session, RankCommand command);
@@ -132,12 +141,16 @@ class Commits final : public JobPart {
  private:
   int world_size() const { return see_.plan->world_size; }
   absl::Status CheckMayStep(int rank, const v1::Step& step) const;
+  absl::Status CheckMayStepInParts() const;
   absl::Status CloseStep(int rank);
   absl::Status Measure();
   // Of several nodes, this one's part.
   void MeasuredHere(const Norm& norm);
   void Decide();
+  // A part of a step: keeps the bytes that it changes, then updates.
+  void SaveThenUpdate();
   void Update();
+  void CommitPart();
 
   const Facts see_;
   const Services use_;

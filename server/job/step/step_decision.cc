@@ -42,9 +42,11 @@ void StepDecision::Fix(const v1::Step& step, const std::vector<bool>& present,
   step_.clip_factor = clip_factor_ * Unscale(step);
   step_.present = skipped_ ? std::vector<bool>(present.size(), false) : present;
   step_.step_counts = step_counts;
+  step_.is_part = step.part();
 }
 
 void StepDecision::EndEpoch() {
+  parts_ = 0;
   if (!committing()) {
     state_ = State::kOpen;
   }
@@ -67,6 +69,7 @@ void StepDecision::Describe(v1::PeerMessage::Decided* out) const {
 }
 
 void StepDecision::Describe(v1::SessionEvent::Committed* out) const {
+  out->set_parts(parts_);
   out->set_grad_norm(grad_norm_);
   out->set_clip_factor(skipped_ ? 0 : clip_factor_);
   out->set_skipped(skipped_);

@@ -6,6 +6,9 @@
 //   open -> awaits devices -> open -> measuring -> updating -> applied -> showing -> open    a step
 //   open -> committing -> open                                                              any other version
 //
+// A part of a step (v1::Step.part) goes from `applied` to `open`: it is no version, and what it has changed is undone
+// with the epoch.
+//
 // From `updating` on nothing is dropped but by CommitUnshown, and only while `applied`.
 
 #include <cstdint>
@@ -35,6 +38,9 @@ class StepDecision {
   // Of the newest step: it updates nothing, and when it began to be measured and was applied (MonotonicNow).
   bool skipped() const { return skipped_; }
   double grad_norm() const { return grad_norm_; }
+  // Parts of the running step that are made, and taken back if the epoch ends before the step is committed.
+  int64_t parts() const { return parts_; }
+  bool is_part() const { return step_.is_part; }  // REQUIRES: Fix
   double clip_factor() const { return clip_factor_; }
   absl::Time measuring_since() const { return measuring_since_; }
   absl::Time applied_since() const { return applied_since_; }
@@ -56,6 +62,13 @@ class StepDecision {
 
   // A version that no step decides.
   void BeginCommit() { state_ = State::kCommitting; }
+  // The part of a step that was applied is there, and the step goes on.
+  void PartMade() {
+    ++parts_;
+    End();
+  }
+  // The step is committed.
+  void EndParts() { parts_ = 0; }
   // The version is there, or its making failed and the job ends.
   void End() { state_ = State::kOpen; }
   // A step that has changed nothing yet is dropped.
@@ -78,6 +91,7 @@ class StepDecision {
   double grad_norm_ = 0;
   double clip_factor_ = 1;  // without the loss scale
   bool skipped_ = false;
+  int64_t parts_ = 0;
   absl::Time measuring_since_ = absl::InfinitePast();
   absl::Time applied_since_ = absl::InfinitePast();
 };

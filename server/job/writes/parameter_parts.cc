@@ -27,7 +27,7 @@ SlabPart WholePart(const ShardPlan& plan, const JobMemory& memory, int param, in
     return {memory.shards(), flat.shards_offset_bytes + of.offset * element_bytes, element_bytes, of.numel};
   }
   const bool updates = plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
-  if (!updates || !of.requires_grad || flat.optimizer_offset_bytes < 0 || part < 0 || part > plan.optimizer_states) {
+  if (!updates || !of.requires_grad || flat.optimizer_offset_bytes < 0 || part < 0 || part > flat.optimizer_states) {
     return {};
   }
   const int64_t element_bytes = DTypeSizeBytes(v1::DTYPE_FLOAT32);

@@ -42,6 +42,7 @@ class ValueCopies {
   void Run(std::shared_ptr<void> job, Copy copy, Then then);
   // Runs `closure` on the copier, behind all copies of the job that were asked for. It keeps alive what it needs.
   void Behind(absl::AnyInvocable<void()> closure);
+  bool idle() const { return under_way_ == 0; }  // nothing of Run is to come
   // A copy of this job's has made no progress for longer than any limit of a copy's own: a driver does not return.
   // False for copies that wait for those of other jobs.
   bool IsStuck(absl::Time now) const;

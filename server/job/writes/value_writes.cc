@@ -190,6 +190,14 @@ void ValueWrites::Run(ValueCopies::Copy copy, ValueCopies::Then then) {
   copies_.Run(use_.work->Keep(), std::move(copy), use_.work->AndAdvance(std::move(then)));
 }
 
+void ValueWrites::WhenUndoIsIdle(ValueCopies::Then then) {
+  if (copies_.idle()) {
+    then(absl::OkStatus());
+  } else {
+    Run([](bool*) { return absl::OkStatus(); }, std::move(then));
+  }
+}
+
 void ValueWrites::Release(Session* session) {
   session->held = false;
   session->words().NoteProgress();

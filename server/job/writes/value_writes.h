@@ -65,6 +65,7 @@ class ValueWrites final : public JobPart {
 
   const ValueCommit& commit() const { return commit_; }
   const WriteUndo& undo() const { return undo_; }
+  WriteUndo& undo() { return undo_; }
   // Values are written that no version has.
   bool any_initial() const { return initial_.any(); }
   // Parts of initial values of an epoch that was given up: to be cleared.
@@ -88,6 +89,9 @@ class ValueWrites final : public JobPart {
 
   // Runs `closure` on the copier, behind all copies that were asked for.
   void Behind(absl::AnyInvocable<void()> closure) { copies_.Behind(std::move(closure)); }
+  // Runs `then` on the loop when the copier is done with the undo: at once, unless it is forgetting what a commit
+  // before has made void.
+  void WhenUndoIsIdle(ValueCopies::Then then);
   bool IsStuck(absl::Time now) const { return copies_.IsStuck(now); }
   // Also where the rank leaves full parameters.
   void Forget(int rank) override { commit_.Forget(rank); }

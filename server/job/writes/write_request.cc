@@ -15,7 +15,7 @@ int StatesOf(const ShardPlan& plan, const ParamPlan& param) {
   const bool updates = plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
   const bool has_them =
       updates && param.requires_grad && plan.flat_params[param.flat_param].optimizer_offset_bytes >= 0;
-  return has_them ? plan.optimizer_states : 0;
+  return has_them ? plan.flat_params[param.flat_param].optimizer_states : 0;
 }
 
 }  // namespace
@@ -29,8 +29,8 @@ absl::StatusOr<WriteRequest> ParseWrite(const ShardPlan& plan, const RankCommand
         absl::StrCat("either a gradient or optimizer state (got both; state ", state, ")"));
   }
   if (state < -1 || state > StatesOf(plan, param) || (state == -1 && !param.requires_grad)) {
-    return absl::InvalidArgumentError(absl::StrCat("no such optimizer state (got ", state, ", want -1 to ",
-                                                   param.requires_grad ? plan.optimizer_states : 0, ")"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("no such optimizer state (got ", state, ", want -1 to ", StatesOf(plan, param), ")"));
   }
   WriteRequest request;
   request.param = command.group;

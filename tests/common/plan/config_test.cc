@@ -141,6 +141,44 @@ TEST(OptimizerGroups, ParametersGetTheirGroupByAliasOrWrappedNameToo) {
   EXPECT_EQ(plan.params[plan.FindParam("frozen")].optimizer_group, -1);
 }
 
+TEST(OptimizerGroups, KindsOfTheirOwnAreInAllGroupsOrInNone) {
+  const auto with = [](v1::OptimizerKind first, v1::OptimizerKind second, bool momentum = false) {
+    SpecBuilder b = Model();
+    auto& optimizer = *b.config().mutable_optimizer();
+    optimizer.set_kind(v1::OPTIMIZER_KIND_ADAMW);
+    auto& one = *optimizer.add_groups();
+    one.add_fqns("a");
+    one.set_kind(first);
+    auto& other = *optimizer.add_groups();
+    other.add_fqns("b");
+    other.set_kind(second);
+    other.set_momentum(momentum);
+    return b;
+  };
+  using enum v1::OptimizerKind;
+  const ShardPlan plan = with(OPTIMIZER_KIND_SGD, OPTIMIZER_KIND_ADAM_AMSGRAD).Plan();
+  EXPECT_EQ(plan.optimizer_states, 3);
+  EXPECT_TRUE(Invalid(with(OPTIMIZER_KIND_SGD, OPTIMIZER_KIND_UNSPECIFIED).spec(), {"groups[1].kind", "or none"}));
+  EXPECT_TRUE(Invalid(with(OPTIMIZER_KIND_UNSPECIFIED, OPTIMIZER_KIND_SGD).spec(), {"groups[1].kind", "or none"}));
+  EXPECT_TRUE(Invalid(with(OPTIMIZER_KIND_SGD, OPTIMIZER_KIND_TRAINER).spec(), {"groups[1].kind", "TRAINER"}));
+  EXPECT_TRUE(Invalid(with(OPTIMIZER_KIND_SGD, static_cast<v1::OptimizerKind>(42)).spec(), {"groups[1].kind", "42"}));
+  EXPECT_TRUE(Invalid(with(OPTIMIZER_KIND_SGD, OPTIMIZER_KIND_LION, true).spec(), {"groups[1].momentum", "LION"}));
+  // What none of them has is stepped by none, and has no state.
+  EXPECT_TRUE(with(OPTIMIZER_KIND_SGD, OPTIMIZER_KIND_SGD, true).Plan().memory.optimizer_bytes > 0);
+  EXPECT_EQ(with(OPTIMIZER_KIND_SGD, OPTIMIZER_KIND_SGD).Plan().memory.optimizer_bytes, 0);
+  // They are part of what all ranks, and client and daemon, agree on.
+  const v1::JobSpec sgd = with(OPTIMIZER_KIND_SGD, OPTIMIZER_KIND_SGD).spec();
+  const v1::JobSpec lion = with(OPTIMIZER_KIND_SGD, OPTIMIZER_KIND_LION).spec();
+  EXPECT_NE(PlanShards(sgd)->digest, PlanShards(lion)->digest);
+  v1::JobSpec as_of_an_older_build = sgd;  // which does not know the fields
+  for (auto& group : *as_of_an_older_build.mutable_config()->mutable_optimizer()->mutable_groups()) group.clear_kind();
+  EXPECT_NE(PlanShards(sgd)->digest, PlanShards(as_of_an_older_build)->digest);
+  EXPECT_NE(FirstDifference(sgd, lion).find("config optimizer.groups[1].kind differs (got OPTIMIZER_KIND_SGD, want "
+                                            "OPTIMIZER_KIND_LION)"),
+            std::string::npos)
+      << FirstDifference(sgd, lion);
+}
+
 TEST(OptimizerGroups, UnknownFrozenAndDoublyListedParametersAreRefused) {
   const auto with = [](const std::vector<std::vector<std::string>>& groups) {
     SpecBuilder b = Model();

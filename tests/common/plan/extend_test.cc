@@ -91,6 +91,41 @@ TEST(ExtendTest, RefrozenParametersStayTrainedAndTheAskersGroupsCount) {
   EXPECT_EQ(extension->plan.params[extension->plan.FindParam("head")].optimizer_group, 1);
 }
 
+// The bytes of its state would mean something else.
+TEST(ExtendTest, AParameterKeepsItsOptimizer) {
+  const auto with = [](v1::OptimizerKind of_head, bool with_bias) {
+    SpecBuilder b = Model();
+    for (v1::Parameter& param : *b.module(1).mutable_parameters()) param.set_requires_grad(true);
+    auto& optimizer = *b.config().mutable_optimizer();
+    optimizer.set_kind(v1::OPTIMIZER_KIND_ADAMW);
+    auto& body = *optimizer.add_groups();
+    body.add_fqns("a.w");
+    body.set_kind(v1::OPTIMIZER_KIND_ADAMW);
+    if (with_bias) {
+      auto& more = *optimizer.add_groups();
+      more.add_fqns("a.bias");
+      more.set_kind(v1::OPTIMIZER_KIND_ADAMW);
+    }
+    auto& head = *optimizer.add_groups();
+    head.add_fqns("head");
+    head.set_kind(of_head);
+    return b;
+  };
+  SpecBuilder job = with(v1::OPTIMIZER_KIND_LION, false);
+  SpecBuilder wider = with(v1::OPTIMIZER_KIND_LION, true);
+  SpecBuilder other = with(v1::OPTIMIZER_KIND_ADAMW, false);
+  const absl::StatusOr<Extension> extension = Extend(wider.spec(), job.spec(), job.Plan());
+  ASSERT_TRUE(extension.ok()) << extension.status();
+  EXPECT_EQ(extension->plan.params[extension->plan.FindParam("head")].optimizer_group, 3);
+  const absl::Status refused = Extend(other.spec(), job.spec(), job.Plan()).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("OPTIMIZER_KIND_LION"));
+  // A program that starts again describes the job as it was at first; another one is no narrower description of it.
+  const ShardPlan wide = wider.Plan();
+  EXPECT_EQ(PlanShards(*Widened(job.spec(), wider.spec(), wide, /*own_groups=*/false))->digest, wide.digest);
+  EXPECT_NE(PlanShards(*Widened(other.spec(), wider.spec(), wide, /*own_groups=*/false))->digest, wide.digest);
+}
+
 TEST(ExtendTest, WhateverElseDiffersIsRefusedByName) {
   SpecBuilder job = Model();
   const auto refused = [&](const SpecBuilder& asked, const std::string& fragment) {

@@ -14,9 +14,11 @@ constexpr int kN = 5;
 constexpr DType kFp32 = v1::DTYPE_FLOAT32;
 constexpr DType kNoCast = v1::DTYPE_UNSPECIFIED;
 
-constexpr UpdateRule kRules[] = {UpdateRule::kAdagrad, UpdateRule::kRmsprop, UpdateRule::kRmspropMomentum,
-                                 UpdateRule::kRmspropCentered, UpdateRule::kLion};
-static_assert(std::size(kRules) == kUpdateRules);
+constexpr UpdateRule kRules[] = {
+    UpdateRule::kAdagrad,         UpdateRule::kRmsprop, UpdateRule::kRmspropMomentum,
+    UpdateRule::kRmspropCentered, UpdateRule::kLion,    UpdateRule::kRmspropCenteredMomentum,
+    UpdateRule::kAmsgrad};
+static_assert(std::size(kRules) == kAllUpdateRules);
 
 // As in update_test.cc, which says how its tables were made.
 std::vector<float> Values(int64_t n, int seed) {
@@ -45,11 +47,11 @@ RuleParams Rmsprop(UpdateRule rule, double lr, double alpha, double eps, double 
 }
 
 struct State {
-  explicit State(int64_t n) : p(Randoms(n, 1)), g(Randoms(n, 2)), a(Randoms(n, 3)), b(n) {
+  explicit State(int64_t n) : p(Randoms(n, 1)), g(Randoms(n, 2)), a(Randoms(n, 3)), b(n), c(Randoms(n, 4)) {
     for (int64_t i = 0; i < n; ++i)
       a[i] = 1 + a[i] * a[i], b[i] = a[i] / 4;  // a is at least b * b, as centered needs it
   }
-  std::vector<float> p, g, a, b;
+  std::vector<float> p, g, a, b, c;
 };
 
 RuleParams Usual(UpdateRule rule) {
@@ -61,9 +63,10 @@ RuleParams Usual(UpdateRule rule) {
 }
 
 void Update(const RuleParams& params, void* p, DType dtype, const float* g, float* a, float* b, int64_t n,
-            UpdateLog* log = nullptr) {
-  RuleUpdateWith(params.rule, MakeRuleScalars(params), p, dtype, g, a, UpdateRuleStates(params.rule) == 2 ? b : nullptr,
-                 nullptr, kNoCast, n, log);
+            UpdateLog* log = nullptr, float* c = nullptr) {
+  const int states = UpdateRuleStates(params.rule);
+  RuleUpdateWith(params.rule, MakeRuleScalars(params), p, dtype, g, a, states >= 2 ? b : nullptr, nullptr, kNoCast, n,
+                 log, 0, states == 3 ? c : nullptr);
 }
 
 class UpdateRulesTest : public IsaTest {};
@@ -112,6 +115,40 @@ TEST_P(UpdateRulesTest, LionAgreesWithTheFormulaInDouble) {
   EXPECT_FLOAT_EQ(p, static_cast<float>(1 - c.lr * c.weight_decay));
 }
 
+RuleParams Amsgrad(double lr, double beta1, double beta2, double eps, double weight_decay, bool coupled) {
+  RuleParams params;
+  params.rule = UpdateRule::kAmsgrad;
+  params.lr = lr, params.beta1 = beta1, params.beta2 = beta2, params.eps = eps, params.weight_decay = weight_decay;
+  params.coupled_decay = coupled;
+  return params;
+}
+
+// The last gradient is an eighth, so that the largest mean square is not the last one.
+TEST_P(UpdateRulesTest, RulesOfThreeStatesGivePyTorchsParameters) {
+  const Row rows[] = {
+      {Amsgrad(0.1, 0.5, 0.6, 1e-3, 0.25, false),
+       {-0.733190835f, -0.787431598f, -0.949038327f, 1.29029715f, 1.10327721f}},
+      {Amsgrad(1e-2, 0.9, 0.95, 1e-8, 0.1, true), {-0.58486706f, -0.81075865f, -1.04703617f, 1.26384914f, 1.02178836f}},
+      {Rmsprop(UpdateRule::kRmspropCenteredMomentum, 1e-2, 0.9, 1e-2, 0.1, 0.9),
+       {-0.676083744f, -0.79280138f, -1.00326872f, 1.30082917f, 1.08627343f}},
+  };
+  for (const Row& row : rows) {
+    std::vector<float> p = Values(kN, 1), a(kN), b(kN), c(kN);
+    RuleParams params = row.params;
+    for (int step = 1; step <= 3; ++step) {
+      params.step = step;
+      params.grad_scale = step == 3 ? 0.125 : 1;
+      Update(params, p.data(), kFp32, Values(kN, 1 + step).data(), a.data(), b.data(), kN, nullptr, c.data());
+    }
+    for (int i = 0; i < kN; ++i) {
+      EXPECT_NEAR(p[i], row.want[i], 8e-7f * std::fabs(row.want[i])) << UpdateRuleName(params.rule) << " " << params.lr;
+      if (params.rule == UpdateRule::kAmsgrad) {
+        EXPECT_GE(c[i], b[i]);
+      }
+    }
+  }
+}
+
 // Shard boundaries, machine types and the log must be invisible.
 TEST_P(UpdateRulesTest, RulesGiveTheSameBitsInPiecesAndEverywhere) {
   const int64_t n = 1027;
@@ -119,18 +156,20 @@ TEST_P(UpdateRulesTest, RulesGiveTheSameBitsInPiecesAndEverywhere) {
     SCOPED_TRACE(UpdateRuleName(rule));
     tensor::SetIsaForTest(GetParam());
     State whole(n), pieces(n), logged(n);
-    Update(Usual(rule), whole.p.data(), kFp32, whole.g.data(), whole.a.data(), whole.b.data(), n);
+    Update(Usual(rule), whole.p.data(), kFp32, whole.g.data(), whole.a.data(), whole.b.data(), n, nullptr,
+           whole.c.data());
     UpdateLog log = {};
     log.Begin(1);
-    Update(Usual(rule), logged.p.data(), kFp32, logged.g.data(), logged.a.data(), logged.b.data(), n, &log);
+    Update(Usual(rule), logged.p.data(), kFp32, logged.g.data(), logged.a.data(), logged.b.data(), n, &log,
+           logged.c.data());
     EXPECT_EQ(log.done(1), n);
     tensor::SetIsaForTest(tensor::Isa::kBase);
     for (int64_t i = 0; i < n; i += 37) {
       Update(Usual(rule), pieces.p.data() + i, kFp32, pieces.g.data() + i, pieces.a.data() + i, pieces.b.data() + i,
-             std::min<int64_t>(37, n - i));
+             std::min<int64_t>(37, n - i), nullptr, pieces.c.data() + i);
     }
     for (const State* other : {&pieces, &logged}) {
-      EXPECT_TRUE(whole.p == other->p && whole.a == other->a && whole.b == other->b);
+      EXPECT_TRUE(whole.p == other->p && whole.a == other->a && whole.b == other->b && whole.c == other->c);
     }
   }
 }
@@ -142,10 +181,11 @@ TEST_P(UpdateRulesTest, LowPrecisionIsComputedInFp32AndRoundedOnce) {
       State wide(n), narrow(n);
       std::vector<uint16_t> p = As16Bit(narrow.p, dtype);
       wide.p = AsFloat(p, dtype);
-      Update(Usual(rule), wide.p.data(), kFp32, wide.g.data(), wide.a.data(), wide.b.data(), n);
-      Update(Usual(rule), p.data(), dtype, narrow.g.data(), narrow.a.data(), narrow.b.data(), n);
+      Update(Usual(rule), wide.p.data(), kFp32, wide.g.data(), wide.a.data(), wide.b.data(), n, nullptr, wide.c.data());
+      Update(Usual(rule), p.data(), dtype, narrow.g.data(), narrow.a.data(), narrow.b.data(), n, nullptr,
+             narrow.c.data());
       EXPECT_TRUE(p == As16Bit(wide.p, dtype)) << UpdateRuleName(rule) << " " << DTypeName(dtype);
-      EXPECT_TRUE(wide.a == narrow.a && wide.b == narrow.b);
+      EXPECT_TRUE(wide.a == narrow.a && wide.b == narrow.b && wide.c == narrow.c);
     }
   }
 }

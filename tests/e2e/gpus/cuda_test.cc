@@ -284,6 +284,17 @@ TEST_F(OnGpus, AnotherNumberOfPoolsThanGpusIsRefused) {
   EXPECT_TRUE(absl::StrContains(Report(args, 0).message, "(got 1, want 0 or 2)")) << Report(args, 0).message;
 }
 
+TEST_F(OnGpus, ThreeStatesAndPartsOfAStepAreRefusedByName) {
+  SHARDD_NEEDS_GPUS(1);
+  StartOnGpus(1);
+  const Args on_gpu = {{"device_memory", "1"}, {"unshard_mode", "POOLED"}};
+  TrainerReport refused = Refusal(on_gpu.With({{"optimizer", "adamw_amsgrad"}}));
+  EXPECT_EQ(refused.code, static_cast<int>(Code::kUnimplemented));
+  EXPECT_TRUE(absl::StrContains(refused.message, "three states for each element")) << refused.message;
+  const Args parts = on_gpu.With({{"parts", "1"}, {"optimizer", "sgd"}, {"two_states", "1"}, {"name", "parts"}});
+  EXPECT_TRUE(OneIsRefused(RunRanks(parts), "step in parts, which are not served on GPUs"));
+}
+
 TEST_F(OnGpus, NcclReducesGradientsWhereAskedAndStatusShowsItsCost) {
   SHARDD_NEEDS_GPUS(2);
   const std::vector<std::string> environment = testing::FakeCudaEnvironment(2);

@@ -198,8 +198,8 @@ Status Trainer::TrainStep(int64_t step) {
     RETURN_IF_ERROR(status);
   }
   std::vector<shardd_hyperparameters> groups;
-  const bool two = args_.Int("two_groups") != 0;
-  for (int g = 0; g < (two ? 2 : 1); ++g) {
+  const int count = args_.Int("parts") != 0 ? 4 : args_.Int("two_groups") != 0 ? 2 : 1;
+  for (int g = 0; g < count; ++g) {
     const Hyper h = HyperOf(args_, g);
     groups.push_back({h.lr, h.weight_decay, h.beta1, h.beta2, h.eps, h.momentum, h.dampening, h.nesterov ? 1 : 0});
   }
@@ -218,6 +218,7 @@ Status Trainer::TrainStep(int64_t step) {
   options.state_bytes = state.size();
   if (const std::string order = Odd("odd_norm_type", step); !order.empty())
     options.norm_type = std::atof(order.c_str());
+  if (args_.Int("parts") != 0) RETURN_IF_ERROR(StepInParts(step, &options));
   RETURN_IF_ERROR(job_->StepWith(options));
   moments_.Reach("step_sent", step);
   if (max_norm > 0 || args_.Int("wait_step") != 0) {
@@ -227,6 +228,25 @@ Status Trainer::TrainStep(int64_t step) {
     report_.norms[step] = result.grad_norm;
     report_.clips[step] = result.clip_factor;
   }
+  return Status();
+}
+
+Status Trainer::StepInParts(int64_t step, shardd_step_options* options) {
+  static constexpr int32_t kAll[] = {0, 1, 2, 3};
+  static constexpr int32_t kLeft[][3] = {{0, 2, 3}, {0, 1, 3}, {0, 1, 2}};
+  for (int part = 0; part < 2; ++part) {
+    options->left_groups = kLeft[part];
+    options->left_group_count = 3;
+    options->part = 1;
+    moments_.Reach("part", step);
+    RETURN_IF_ERROR(job_->StepWith(*options));
+    RETURN_IF_ERROR(job_->WaitStep());
+    moments_.Reach("parted", step);
+  }
+  options->part = 0;
+  const bool closes = args_.Int("parts") == 2 && step % 2 == 1;
+  options->left_groups = closes ? kAll : kLeft[2];
+  options->left_group_count = closes ? 4 : 3;
   return Status();
 }
 

@@ -6,9 +6,9 @@
 //   orphan=1             leaves a forked child behind that holds every descriptor of it
 //   order=head,mid,...   runs and submits the groups in this order
 //   skip=GROUP@STEP      leaves out the group's gradients
-//   odd_initial=PARAMETER  its initial value ends otherwise
-//   odd_order, odd_lr (of the last optimizer group), odd_max_norm, odd_norm_type, odd_writeback (at the end)
-//   =VALUE@STEP
+//   parts=1              several optimizers, each of which steps in a part of its own; 2: the last one in every other
+//   step odd_initial=PARAMETER  its initial value ends otherwise odd_order, odd_lr (of the last optimizer group),
+//   odd_max_norm, odd_norm_type, odd_writeback (at the end) =VALUE@STEP
 //                        what this rank does otherwise than the others, in that step, once
 //   fail=MOMENT@STEP     its user code fails at that moment of a forward or backward (moments.h), once: it gives the
 //                        backward up and does it again
@@ -42,6 +42,8 @@ class Trainer {
   Status Initialize();
   Status Train();
   Status TrainStep(int64_t step);
+  // Of a step of several optimizers all parts but what commits it, for which `options` are then.
+  Status StepInParts(int64_t step, shardd_step_options* options);
   Status ForwardBackward(int64_t step, int micro, bool last);
   // Reaches the moment; kUnknown where user code fails there.
   Status Come(const std::string& moment, int64_t step);

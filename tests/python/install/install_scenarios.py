@@ -129,10 +129,12 @@ def optimizers() -> dict[str, Any]:
             "adagrad": updated(lambda m: torch.optim.Adagrad(m.parameters(), initial_accumulator_value=0.1)),
             "rmsprop": updated(lambda m: torch.optim.RMSprop(m.parameters(), momentum=0.9)),
             "centered": updated(lambda m: torch.optim.RMSprop(m.parameters(), centered=True)),
+            "three states": updated(lambda m: torch.optim.RMSprop(m.parameters(), centered=True, momentum=0.9)),
         },
         "trainers": {
-            "refused": updated(lambda m: AdamW(m.parameters(), amsgrad=True)),
-            "three states": updated(lambda m: torch.optim.RMSprop(m.parameters(), centered=True, momentum=0.9)),
+            "refused": updated(
+                lambda m: AdamW([{"params": [m.weight]}, {"params": [m.bias], "amsgrad": True}], lr=0.1)
+            ),
             "beside": updated(lambda m: SGD([*m.parameters(), *nn.Linear(2, 2).parameters()], lr=0.1)),
             "derived": updated(lambda m: Own(m.parameters())),
         },

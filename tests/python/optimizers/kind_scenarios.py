@@ -17,6 +17,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "rmsprop": ("RMSprop", {"lr": 1e-3, "alpha": 0.9, "weight_decay": 0.1}),
     "rmsprop-momentum": ("RMSprop", {"lr": 1e-3, "momentum": 0.9, "maximize": True}),
     "rmsprop-centered": ("RMSprop", {"lr": 1e-3, "centered": True}),
+    "rmsprop-centered-momentum": ("RMSprop", {"lr": 1e-3, "centered": True, "momentum": 0.9, "weight_decay": 0.1}),
+    "amsgrad": ("Adam", {"lr": 1e-2, "amsgrad": True, "weight_decay": 0.1, "maximize": True}),
+    "adamw-amsgrad": ("AdamW", {"lr": 1e-2, "amsgrad": True, "betas": (0.5, 0.6)}),
     "lion": ("Lion", {"lr": 1e-3, "betas": (0.9, 0.98), "weight_decay": 0.1}),
 }
 

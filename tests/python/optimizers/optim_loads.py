@@ -194,7 +194,7 @@ def refused_flags() -> dict[str, str]:
         except NotImplementedError as error:
             errors[name] = str(error)
 
-    attempt("constructor", lambda: optim.Adam(params, amsgrad=True))
+    attempt("constructor", lambda: optim.Adam(params, differentiable=True))
     attempt("constructor's group", lambda: optim.AdamW([{"params": params, "differentiable": True}]))
     attempt("kind", lambda: optim.Adam([{"params": params, "decoupled_weight_decay": True}]))
     beside = torch.nn.Linear(3, 2)

@@ -41,7 +41,7 @@ def test_a_load_that_fails_has_changed_nothing() -> None:
             'ValueError: load optimizer state "exp_avg_sq" of "' in errors["shape"] and "(3, 5, 7)" in errors["shape"]
         )
         assert '"step"' in errors["step"] and "nan" in errors["step"]
-        assert "NotImplementedError: AdamW: amsgrad=True" in errors["amsgrad"]
+        assert "NotImplementedError: AdamW: amsgrad of a param group differs" in errors["amsgrad"]
         assert "decoupled_weight_decay" in errors["kind"]
         assert out["changed"] == []
         close(out["went on"], out["reference"])
@@ -62,7 +62,7 @@ def test_what_a_pre_hook_returns_is_loaded_and_saved() -> None:
 
 def test_flags_are_refused_wherever_they_come_from() -> None:
     for errors in run_ranks(optim_loads.refused_flags, 2):
-        assert "amsgrad=True" in errors["constructor"]
+        assert "differentiable=True" in errors["constructor"]
         assert (
             "differentiable=True" in errors["constructor's group"] and "differentiable=True" in errors["changed group"]
         )

@@ -28,6 +28,9 @@ PROGRAMS: dict[str, dict[str, tuple[Program, bool]]] = {}  # by group and name
 KINDS: dict[str, Callable[..., Any]] = {
     "Adam": lambda p, **more: torch.optim.Adam(p, **{"lr": 1e-2, "weight_decay": 0.1, **more}),
     "AdamW": lambda p, **more: torch.optim.AdamW(p, **{"lr": 1e-2, **more}),
+    "RMSprop": lambda p, **more: torch.optim.RMSprop(
+        p, **{"lr": 1e-3, "centered": True, "momentum": 0.9, "eps": 1e-2, **more}
+    ),
     "SGD": lambda p, **more: torch.optim.SGD(p, **{"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3, **more}),
 }
 
@@ -135,6 +138,21 @@ def adam_with_decoupled_weight_decay() -> dict[str, Any]:
 @program("looks")
 def adamw_maximizes() -> dict[str, Any]:
     return _looks("AdamW", maximize=True, lr=1e-3)
+
+
+@program("looks")
+def amsgrad() -> dict[str, Any]:
+    return _looks("Adam", amsgrad=True)
+
+
+@program("looks")
+def adamw_with_amsgrad() -> dict[str, Any]:
+    return _looks("AdamW", amsgrad=True)
+
+
+@program("looks")
+def rmsprop_centered_with_momentum() -> dict[str, Any]:
+    return _looks("RMSprop")
 
 
 @program("looks")
@@ -568,8 +586,11 @@ def built_before_the_wrapper() -> dict[str, Any]:
 
 
 @program("falls back", daemon=False)
-def amsgrad() -> dict[str, Any]:
-    return _looks("Adam", amsgrad=True)
+def amsgrad_of_one_group() -> dict[str, Any]:
+    model = model_of()
+    params = list(model.parameters())
+    optimizer = KINDS["Adam"]([{"params": params[:2]}, {"params": params[2:], "amsgrad": True}])
+    return end(model, optimizer, losses=train(model, optimizer, 4))
 
 
 @program("changes hands")
@@ -592,7 +613,7 @@ def amsgrad_for_a_step() -> dict[str, Any]:
     return end(model, optimizer, losses=losses, error=error)
 
 
-@program("falls back", daemon=False)
+@program("changes hands")
 def amsgrad_and_new_state() -> dict[str, Any]:
     """From one step to the next."""
     model = model_of()
@@ -626,10 +647,13 @@ def a_step_of_its_own() -> dict[str, Any]:
 
 
 @program("falls back", daemon=False)
-def two_optimizers() -> dict[str, Any]:
+def two_optimizers_of_which_one_is_derived() -> dict[str, Any]:
+    class Own(torch.optim.SGD):
+        pass
+
     model = model_of()
     decay = KINDS["AdamW"]([p for p in model.parameters() if p.ndim > 1])
-    rest = KINDS["SGD"]([p for p in model.parameters() if p.ndim <= 1])
+    rest = Own([p for p in model.parameters() if p.ndim <= 1], lr=0.1, momentum=0.9)
     losses = []
     for step in range(4):
         losses.append(backward(model, step))
@@ -637,20 +661,6 @@ def two_optimizers() -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
     return end(model, decay, losses=losses, rest=full_state(rest))
-
-
-@program("falls back", daemon=False)
-def a_second_optimizer_comes_later() -> dict[str, Any]:
-    model = model_of()
-    first = KINDS["AdamW"]([p for p in model.parameters() if p.ndim > 1])
-    losses = train(model, first, 2)
-    second = KINDS["SGD"]([p for p in model.parameters() if p.ndim <= 1])
-    for step in range(2, 5):
-        losses.append(backward(model, step))
-        for optimizer in (first, second):
-            optimizer.step()
-            optimizer.zero_grad()
-    return end(model, first, losses=losses, second=full_state(second))
 
 
 @program("falls back", daemon=False)

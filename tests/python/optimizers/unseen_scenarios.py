@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from optimizers import several_programs  # noqa: F401
 from optimizers.unseen_programs import PROGRAMS
 
 

@@ -76,7 +76,12 @@ def train(steps: int, kind: str, kills: Kills) -> dict[str, Any]:
     killer = _Killer(kills)
     model = build(Case())
     shard(model, Case(), fully_shard)
-    if kind == "daemon":
+    others: list[torch.optim.Optimizer] = []
+    if kind == "several":
+        params = list(model.parameters())
+        optimizer = AdamW(params[:5], lr=1e-2, amsgrad=True)
+        others = [SGD(params[5:9], lr=0.1, momentum=0.9), AdamW(params[9:], lr=1e-3)]
+    elif kind == "daemon":
         optimizer = make_optimizer(model, Case(optimizer="groups"), AdamW, SGD)
     elif kind == "stock-sgd":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -121,10 +126,13 @@ def train(steps: int, kind: str, kills: Kills) -> dict[str, Any]:
         killer.at("before", step)
         killer.inside("step", step)
         optimizer.step()
+        for other in others:
+            killer.at("between", step)
+            other.step()
         report(event="step", step=step + 1, attempt=attempt())
         killer.at("after", step)
         scheduler.step()
-        optimizer.zero_grad()
+        model.zero_grad()
     counts = counters(model)
     return {
         "losses": losses,

@@ -63,6 +63,12 @@ def test_a_worker_killed_at_any_moment_costs_nothing() -> None:
     _nothing_lost(run, kills, "daemon")
 
 
+def test_a_worker_killed_between_two_optimizers_costs_nothing() -> None:
+    kills = ((1, 1, "between"), (0, 2, "backward"), (1, 3, "before"), (0, 4, "between"), (1, 5, "after"))
+    run = relaunched(resume_scenarios.train, 2, _STEPS, "several", kills, restarts=len(kills))
+    _nothing_lost(run, kills, "several")
+
+
 def test_torchrun_restarts_killed_workers_into_their_job() -> None:
     kills = ((1, 2, "backward"), (0, 4, "step"))
     run = torchrun(resume_scenarios.train, 2, _STEPS, "daemon", kills, restarts=len(kills))

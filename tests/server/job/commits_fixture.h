@@ -120,8 +120,8 @@ class CommitsFixture : public ::testing::Test {
   PollTimer timer_{&loop_};
   GivenBack given_back_{&sessions_, &timer_, &memory_worker_};
   Commits commits_{{plan_.get(), memory_.get(), &sessions_, &summons_, &extensions_, &devices_},
-                   {&committed_, &gradients_, &writes_, &unsharding_, &given_back_, &snapshots_, &work_, &trace_,
-                    &counters_, &job_}};
+                   {&committed_, &gradients_, &writes_, &unsharding_, &given_back_, &snapshots_, nullptr, &work_,
+                    &trace_, &counters_, &job_}};
   Gradients gradients_{
       plan_,
       {{&committed_, &sessions_, &commits_.steps(), &writes_, memory_.get(), &by_rank_},

@@ -67,6 +67,39 @@ class UndoSlabTest : public ::testing::Test {
   std::unique_ptr<UndoSlab> undo_;
 };
 
+// By copies that devices make, of which other parts of the step want some, too.
+TEST_F(UndoSlabTest, CopiesOfOthersCountWhenAllAreMade) {
+  const auto save = [this](const JobSlab& slab, int64_t offset_bytes, int64_t size_bytes) {
+    std::vector<CopyOp> copies;
+    EXPECT_TRUE(undo_->BeginSave(&slab, offset_bytes, size_bytes, kVersion, &copies).ok());
+    for (const CopyOp& copy : copies) {
+      std::copy_n(static_cast<const char*>(copy.src), copy.size_bytes, static_cast<char*>(copy.dst));
+    }
+    return copies.size();
+  };
+  EXPECT_EQ(save(shards_, kChunkBytes - 8, 2 * kChunkBytes), 1u) << "neighbours are one copy";
+  EXPECT_EQ(save(shards_, kChunkBytes, 16), 0u) << "it is being kept";
+  EXPECT_EQ(save(shards_, kShardsBytes - 1, 1), 1u);
+  EXPECT_EQ(save(optimizer_, 0, kOptimizerBytes), 1u);
+  EXPECT_FALSE(undo_->Has(kVersion));
+  undo_->EndSave(kVersion);
+  EXPECT_TRUE(undo_->Has(kVersion));
+  EXPECT_EQ(undo_->bytes(), 3 * kChunkBytes + 4096 + kOptimizerBytes);
+  Fill(shards_, kChunkBytes - 8, 2 * kChunkBytes, 'a');
+  Fill(optimizer_, 0, kOptimizerBytes, 'b');
+  EXPECT_EQ(save(shards_, kChunkBytes - 8, 2 * kChunkBytes), 0u) << "it is kept as it was before the first part";
+  Write(shards_, 5 * kChunkBytes, 8, 'c');
+  PutBack(*Next());
+  EXPECT_TRUE(AllAre(shards_, 'o'));
+  EXPECT_TRUE(AllAre(optimizer_, 'o'));
+  // Of the next version it is kept anew, where it was.
+  std::vector<CopyOp> copies;
+  ASSERT_TRUE(undo_->BeginSave(&optimizer_, 0, 1, kVersion + 1, &copies).ok());
+  EXPECT_EQ(copies.size(), 1u);
+  EXPECT_EQ(undo_->bytes(), 4 * kChunkBytes + 4096 + kOptimizerBytes);
+  EXPECT_FALSE(undo_->BeginSave(&shards_, kShardsBytes, kChunkBytes, kVersion + 1, &copies).ok());
+}
+
 TEST_F(UndoSlabTest, PutsBackTheBytesBeforeTheFirstWrite) {
   Write(shards_, kChunkBytes - 8, 16, 'a');
   Write(shards_, kChunkBytes - 8, 16, 'b');

@@ -17,8 +17,9 @@
 namespace shardd::python {
 namespace {
 
+// As shardd_step_options have `left_groups` and `part`.
 py::dict StepDict(Engine& engine, const py::list& groups, double max_grad_norm, double loss_scale,
-                  const std::string& state) {
+                  const std::string& state, const std::vector<int32_t>& left_groups, bool part) {
   std::vector<shardd_hyperparameters> list;
   for (const py::handle item : groups) {
     const auto group = item.cast<py::dict>();
@@ -41,6 +42,9 @@ py::dict StepDict(Engine& engine, const py::list& groups, double max_grad_norm, 
   options.group_count = static_cast<int32_t>(list.size());
   options.max_grad_norm = max_grad_norm;
   options.loss_scale = loss_scale;
+  options.left_groups = left_groups.data();
+  options.left_group_count = static_cast<int32_t>(left_groups.size());
+  options.part = part ? 1 : 0;
   const AttachedJob::StepResult result = engine.Step(options, state);
   py::dict out;
   out["committed_step"] = result.committed_step;
@@ -93,6 +97,8 @@ void BindEngine(py::module_& m) {
       .def("load_memory", &Engine::LoadMemory)
       .def("set_gives_gradients_back", [](Engine& engine, bool given) { engine.used_gradients().SetGivenBack(given); })
       .def("step", Keeping(&StepDict))
+      .def("close_step", Keeping(&CloseStep))
+      .def_property_readonly("step_is_open", &StepIsOpen)
       .def("set_updated", &SetUpdated)
       .def("reattach", Keeping(&Engine::Reattach))
       .def("extend", Keeping(&Engine::Extend))
@@ -131,7 +137,10 @@ void BindEngine(py::module_& m) {
       .def("release", &Engine::Release)
       .def("detach", &Engine::Detach)
       .def("finish_apart", &Engine::FinishApart)
-      .def("wait_for_commit", Keeping(+[](Engine& engine) { engine.attached().WaitForCommit(); }))
+      .def("wait_for_commit", Keeping(+[](Engine& engine) {
+             CloseStep(engine);
+             engine.attached().WaitForCommit();
+           }))
       .def("describe", Keeping(+[](Engine& engine) { return engine.attached().Describe(); }))
       .def("trainer_state", [](Engine& engine) { return py::bytes(engine.attached().trainer_state()); })
       .def("client_counters",

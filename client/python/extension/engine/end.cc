@@ -20,6 +20,7 @@ void Engine::LoseMemory() {
 }
 
 void Engine::Release() {
+  open_step_.reset();  // the program keeps what its parts have made
   try {
     Check(passes_.Leave());  // of a forward that had no backward
   } catch (...) {

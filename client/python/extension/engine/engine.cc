@@ -1,6 +1,7 @@
 #include "client/python/extension/engine/engine.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "client/python/extension/errors.h"
@@ -56,22 +57,57 @@ void Engine::ReshardAll() {
 
 AttachedJob::StepResult Engine::Step(shardd_step_options options, const std::string& state) {
   ReshardAll();
+  const bool of_several = options.left_group_count > 0 || options.part != 0;
   for (Unit* unit : units_) {
-    unit->gradients().Settle(/*stepping=*/true);
+    unit->gradients().Settle(of_several ? UnitGradients::For::kStepOfSeveral : UnitGradients::For::kStep);
   }
   options.state = state.data();
   options.state_bytes = state.size();
   const AttachedJob::StepResult result = attached_->Step(options);
+  float* const counts =
+      update_counts_.defined() && !result.skipped ? update_counts_.mutable_data_ptr<float>() : nullptr;
   ++steps_;
+  if (options.part != 0) {
+    open_step_.reset(new OpenStep{{options.groups, options.groups + options.group_count}, state});
+    forward_since_step_ = true;  // what is not committed is lost with the epoch
+    for (Unit* unit : units_) {
+      unit->gradients().EndPart(counts, steps_);
+    }
+    return result;
+  }
+  open_step_.reset();
   forward_since_step_ = false;
   used_gradients_.MarkUsed();
   passes_.Stepped();
-  float* const counts =
-      update_counts_.defined() && !result.skipped ? update_counts_.mutable_data_ptr<float>() : nullptr;
   for (Unit* unit : units_) {
     unit->gradients().EndStep(counts, /*in_trainers=*/false);
   }
   return result;
+}
+
+bool StepIsOpen(const Engine& engine) { return engine.open_step_ != nullptr; }
+
+void CloseStep(Engine& engine) {
+  if (!StepIsOpen(engine)) {
+    return;
+  }
+  const std::unique_ptr<Engine::OpenStep> open = std::move(engine.open_step_);
+  std::vector<int32_t> left(open->groups.size());
+  std::iota(left.begin(), left.end(), 0);
+  shardd_step_options options{};
+  options.groups = open->groups.data();
+  options.group_count = static_cast<int32_t>(open->groups.size());
+  options.left_groups = left.data();
+  options.left_group_count = options.group_count;
+  options.state = open->state.data();
+  options.state_bytes = open->state.size();
+  (void)engine.attached_->Step(options);
+  ++engine.steps_;
+  engine.forward_since_step_ = false;
+  engine.used_gradients_.MarkUsed();
+  for (Unit* unit : engine.units_) {
+    unit->gradients().EndStep(nullptr, /*in_trainers=*/false);
+  }
 }
 
 void Engine::StepCommitted() {
@@ -84,6 +120,7 @@ void Engine::StepCommitted() {
 void Engine::Reattach() {
   iteration_.Abandon();
   forward_since_step_ = false;
+  open_step_.reset();
   passes_.Forget();
   full_params_ = false;
   MapAgain(/*keeps_gradients=*/false);
@@ -136,6 +173,7 @@ bool Engine::WantsExtension() const {
 }
 
 bool Engine::Extend(const std::string& spec_json) {
+  CloseStep(*this);
   ReshardAll();
   for (const Unit* unit : units_) {
     unit->gradients().CheckShown();

@@ -139,6 +139,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool IsRoot(const Unit* unit) const { return !units_.empty() && units_.front() == unit; }
 
  private:
+  friend void CloseStep(Engine& engine);
+  friend bool StepIsOpen(const Engine& engine);
   // A new session, at whatever daemon is there, and its memory.
   void MapAgain(bool keeps_gradients);
   // Raises DATA_LOSS where the next daemon does not go on at the step that `before` tells of.
@@ -163,9 +165,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool released_ = false;
   bool extension_asked_ = false;
   bool forward_since_step_ = false;  // one whose graph the program may hold
+  // Parts of a step are made, and not committed: what commits it without another update.
+  struct OpenStep {
+    std::vector<shardd_hyperparameters> groups;
+    std::string state;
+  };
+  std::unique_ptr<OpenStep> open_step_;
   int64_t steps_ = 0;
   at::Tensor update_counts_;
 };
+
+// Commits a step of which parts are made (shardd_step_options.part), and that goes on no more. Waits for all ranks.
+void CloseStep(Engine& engine);
+bool StepIsOpen(const Engine& engine);
 
 // Waits, with pass copies, until state of an optimizer may be stored into (shardd_await_store).
 void AwaitStore(Engine& engine);

@@ -17,6 +17,7 @@ void Engine::EnterFullParams(const Job::FullParams& options) {
   used_gradients_.MarkWanted();  // some may be written
   CheckOutsideFullParams("enter full parameters");
   CheckBetweenPasses("enter full parameters");
+  CloseStep(*this);
   ReshardAll();
   if (passes_.used()) {
     CommitWriting();  // some rank may have one open

@@ -20,6 +20,7 @@ bool Engine::RootPreForward(Unit* unit) {
   if (iteration_.in_forward()) {
     return false;
   }
+  CloseStep(*this);
   FollowDaemon();
   forward_since_step_ = forward_since_step_ || c10::GradMode::is_enabled();
   Check(passes_.LeaveBefore(/*whole=*/IsRoot(unit)));

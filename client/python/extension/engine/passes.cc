@@ -11,6 +11,9 @@
 namespace shardd::python {
 
 void Engine::EnterPassByHand(bool backward) {
+  if (!backward) {
+    CloseStep(*this);
+  }
   if (!backward && passes_.used() && !passes_.inside()) {
     TakeChanges();
   }
@@ -38,6 +41,7 @@ void Engine::CheckBetweenPasses(const char* what) {
 }
 
 void Engine::BeginWriting() {
+  CloseStep(*this);
   LeaveToWrite();
   TakeChanges();
   Check(passes_.BeginWriting());
@@ -62,6 +66,7 @@ void Engine::LeaveToWrite() {
 
 void Engine::CommitWriting() {
   CheckBetweenPasses("commit what was written");
+  CloseStep(*this);
   Check(passes_.Leave());
   TakeChanges();
   Check(passes_.Commit());

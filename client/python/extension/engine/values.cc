@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <unordered_set>
 
 #include "client/python/extension/errors.h"
 #include "client/python/extension/memory.h"
@@ -111,9 +112,10 @@ void AdoptState(Engine& engine, int param, int state, const at::Tensor& local, b
 }
 
 void SetUpdated(Engine& engine, const std::vector<int>& params) {
+  const std::unordered_set<int> updated(params.begin(), params.end());
   for (const Unit* unit : engine.units()) {
     for (const auto& shard : unit->gradients().shards()) {
-      shard->updated = std::find(params.begin(), params.end(), shard->daemon_param) != params.end();
+      shard->updated = updated.count(shard->daemon_param) > 0;
     }
   }
 }
@@ -121,7 +123,7 @@ void SetUpdated(Engine& engine, const std::vector<int>& params) {
 void SettleGradients(Engine& engine) {
   for (Unit* unit : engine.units()) {
     unit->gradients().HideOwn();
-    unit->gradients().Settle(/*stepping=*/false);
+    unit->gradients().Settle(UnitGradients::For::kOther);
     if (!engine.full_params()) {
       unit->gradients().ShowOwn();
     }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from shardd.torch._daemon_optimizers.daemon_optimizer import DaemonOptimizer
-from shardd.torch._daemon_optimizers.kinds import ADAGRAD, ADAM, ADAMW, CENTERED_RMSPROP, LION, RMSPROP
+from shardd.torch._daemon_optimizers.kinds import ADAGRAD, CENTERED_RMSPROP, LION, RMSPROP, adam_kind
 from shardd.torch._daemon_optimizers.kinds import SGD as SGD_KIND
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "DaemonOptimizer", "Lion", "RMSprop"]
@@ -41,7 +41,7 @@ class Adam(DaemonOptimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
                     "maximize": maximize, "foreach": foreach, "capturable": capturable, "differentiable": differentiable,
                     "fused": fused, "decoupled_weight_decay": decoupled_weight_decay}  # fmt: skip
-        super().__init__(params, defaults, ADAMW if decoupled_weight_decay else ADAM, in_place_edits)
+        super().__init__(params, defaults, adam_kind(decoupled_weight_decay, amsgrad), in_place_edits)
 
 
 class AdamW(Adam):
@@ -118,10 +118,7 @@ class Adagrad(DaemonOptimizer):
 
 
 class RMSprop(DaemonOptimizer):
-    """``torch.optim.RMSprop`` in the daemon, with momentum or centered, not both.
-
-    See DaemonOptimizer for ``in_place_edits``.
-    """
+    """``torch.optim.RMSprop`` in the daemon; see DaemonOptimizer for ``in_place_edits``."""
 
     def __init__(
         self,

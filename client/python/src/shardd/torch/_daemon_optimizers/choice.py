@@ -1,7 +1,7 @@
 """Which of torch's optimizers step in the daemon: settled where a model is registered, and again where its optimizers change.
 
-Until a model is registered its optimizer is torch's in every respect. The daemon steps one optimizer of a model, over
-parameters that are sharded and stored in fp32; with anything else all of the model's optimizers step in the trainers.
+Until a model is registered its optimizer is torch's in every respect. The daemon steps all optimizers of a model, over
+parameters that are sharded and stored in fp32, or none: with anything else all of them step in the trainers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from shardd.torch._daemon_optimizers.kinds import kind_of, refusal
 from shardd.torch._daemon_optimizers.sharded_params import name_of, sharded_ids
 from shardd.torch._job.job import TorchJob, job_of
 from shardd.torch._job.job_optimizer import JobOptimizer, built_with, choose_with, steps_in_daemon
+from shardd.torch._job.write_mode import why_not_several
 from shardd.torch._torch_optimizers.live_optimizers import optimizers_with
 from shardd.torch._units.state import ShardState, root_states, state_of
 
@@ -66,6 +67,8 @@ def why_not(optimizer: Optimizer) -> str:
     for param in _params_of(optimizer):
         if param.requires_grad and id(param) not in sharded:
             return f"parameter {name_of(param)} of shape {tuple(param.shape)} is not sharded"
+        if param.device.type != "cpu" and len(kind.state_names) + bool(kind.momentum_state) > 2:
+            return f"its state has three tensors for each parameter, which the daemon does not serve on GPUs ({name_of(param)})"
         if param.dtype != torch.float32:
             return f"parameter {name_of(param)} is {param.dtype}, and the daemon keeps state in fp32"
     return ""
@@ -97,12 +100,11 @@ def _choose(params: set[int], anew: bool) -> None:
     if not swapped or any(steps.chosen for steps in built_with(wanted)):
         return  # the program has the daemon's beside torch's, and is told by name that it needs one
     jobs = [job for root in roots if (job := job_of(root)) is not None and job.engine is not None]
-    if any(job.optimizer is None and not (anew and _is_unused(job)) for job in jobs):
+    if any(not job.optimizers and not (anew and _is_unused(job)) for job in jobs):
         return  # the trainers update it already
-    why = why_not(swapped[0])
+    why = next((why for optimizer in swapped if (why := why_not(optimizer))), "")
     if len(everyone) > 1:
-        names = " and ".join(sorted(type(o).__name__ for o in everyone))
-        why = f"the parameters of one model are updated by {names}, and the daemon serves one optimizer of a model"
+        why = why or _why_not_together(everyone, len(swapped) < len(everyone), roots)
     for optimizer in swapped:
         steps: JobOptimizer | None = steps_in_daemon(optimizer)
         if steps is not None and why:
@@ -114,13 +116,30 @@ def _choose(params: set[int], anew: bool) -> None:
             DaemonSteps(optimizer, kind, _plain[type(optimizer)], chosen=False).note_built()
 
 
+def _why_not_together(optimizers: list[Optimizer], some_are_not_served: bool, roots: list[ShardState]) -> str:
+    """Says why the daemon cannot step all of these; empty where it can."""
+    names = " and ".join(sorted(type(o).__name__ for o in optimizers))
+    if some_are_not_served:
+        return (
+            f"the parameters of one model are updated by {names}, and the daemon serves all of its optimizers or none"
+        )
+    params = [param for optimizer in optimizers for param in _params_of(optimizer)]
+    if any(getattr(p, "_post_accumulate_grad_hooks", None) or hasattr(p, "_in_backward_optimizers") for p in params):
+        return f"{names} update the parameters of one model, and a hook may step them inside of a backward"
+    if len({id(param) for param in params}) < len(params):
+        return f"a parameter is in two optimizers ({names})"
+    on_gpu = any(root._unit is not None and root._unit.device.type != "cpu" for root in roots)
+    why = why_not_several(on_gpu)
+    return f"the parameters of one model are updated by {names}, {why}" if why else ""
+
+
 def made(optimizer: Optimizer) -> None:
     """A program has built one of torch's. Models that are registered already get it with their next forward."""
     for root in _roots_with({id(p) for p in _params_of(optimizer)}):
         job = job_of(root)
         if job is None or job.engine is None or not job.alive:
             continue
-        if _is_unused(job) if job.optimizer is None else not job.chosen:
+        if _is_unused(job) if not job.optimizers else not job.chosen:
             job.engine.ask_extension()
 
 

@@ -161,7 +161,7 @@ def _check_params(optimizer: Optimizer, steps: DaemonSteps) -> None:
             )
     for root in roots:
         job = job_of(root)
-        if job is not None and job.engine is not None and job.optimizer is not None and job.optimizer() is steps:
+        if job is not None and job.engine is not None and any(o is steps for o in job.live_optimizers()):
             job.engine.ask_extension()  # with the next forward
         else:
             root._register_again()

@@ -115,7 +115,7 @@ class DaemonState(JobOptimizer):
         return True
 
     def jobs(self) -> list[TorchJob]:
-        return [job for job in jobs() if job.optimizer is not None and job.optimizer() is self]
+        return [job for job in jobs() if any(ref() is self for ref in job.optimizers)]
 
     def register(self) -> list[TorchJob]:
         for root in roots_with(self.params()):
@@ -127,11 +127,12 @@ class DaemonState(JobOptimizer):
     def adopt_job(self, job: TorchJob, resumed: bool) -> None:
         engine = job.engine
         assert engine is not None
-        counts = torch.zeros(engine.info()["param_count"])
-        job.counts = counts
+        if job.counts is None:
+            job.counts = torch.zeros(engine.info()["param_count"])
+            engine.set_update_counts(job.counts)
+        counts = job.counts
         job.read_update_counts()
-        engine.set_update_counts(counts)
-        engine.set_updated([job.places[id(p)].index for p in self.params() if id(p) in job.places])
+        engine.set_updated(self._indices(job))
         replaced = False
         state = self.optimizer.state
         for group in self.param_groups:
@@ -146,6 +147,8 @@ class DaemonState(JobOptimizer):
                     rows = torch.empty(local_of(param).shape, dtype=torch.float32, device=local_of(param).device)
                     engine.adopt_state(place.index, number, rows, False)
                     entry[name] = in_form_of(place.fsdp_param(), rows)
+                order = [name for name in self._kind.shown_order if name in entry]
+                entry = {name: entry[name] for name in order} or entry
                 self._entries.pop(param, None)
                 self._shown.pop(param, None)
                 if entry:
@@ -159,6 +162,10 @@ class DaemonState(JobOptimizer):
                 "not used",
                 job.name,
             )
+
+    def _indices(self, job: TorchJob) -> list[int]:
+        """Returns the daemon's numbers of the optimizer's parameters."""
+        return [job.places[id(p)].index for p in self.params() if id(p) in job.places]
 
     def _state_was_changed(self) -> bool:
         state = self.optimizer.state

@@ -87,11 +87,41 @@ class DaemonSteps(DaemonState):
         assert engine is not None
         if max_grad_norm > 0:
             job.refuse_tensor_parallel("step with max_grad_norm", "call shardd.torch.clip_grad_norm_ before the step")
+        if len(job.optimizers) > 1:
+            result = self._step_among(job, groups, max_grad_norm, loss_scale)
+            self.last_grad_norm = result["grad_norm"] if max_grad_norm > 0 else None
+            self.last_step_skipped = result["skipped"]
+            return
         # Groups that one of the two does not have yet have nothing to step: see _with_gradients_of_new_groups.
         fitting = groups[: job.step_groups] + groups[-1:] * (job.step_groups - len(groups))
-        result = engine.step(fitting, float(max_grad_norm), float(loss_scale), job.trainer_state([]))
+        result = engine.step(fitting, float(max_grad_norm), float(loss_scale), job.trainer_state([]), [], False)
         self.last_grad_norm = result["grad_norm"] if max_grad_norm > 0 else None
         self.last_step_skipped = result["skipped"]
+
+    def _step_among(
+        self, job: TorchJob, groups: list[dict[str, float]], max_grad_norm: float, loss_scale: float
+    ) -> dict[str, Any]:
+        """Steps one of a model's several optimizers. What it updates is seen at once, and committed when all of them have stepped.
+
+        Where the model is used before that, what has been stepped is a step of its own.
+        """
+        engine = job.engine
+        assert engine is not None
+        mine = next(i for i, ref in enumerate(job.optimizers) if ref() is self)
+        if not engine.step_is_open:
+            job.stepped.clear()
+        if mine in job.stepped:
+            engine.close_step()
+            job.stepped.clear()
+        own = [owner is not None and owner[0] == mine and owner[1] < len(groups) for owner in job.owners]
+        values = [groups[owner[1]] if is_own and owner else {} for is_own, owner in zip(own, job.owners, strict=True)]
+        left = [number for number, is_own in enumerate(own) if not is_own]
+        stepped = job.stepped | {mine}
+        goes_on = any(ref() is not None and i not in stepped for i, ref in enumerate(job.optimizers))
+        engine.set_updated(self._indices(job))
+        result = engine.step(values, float(max_grad_norm), float(loss_scale), job.trainer_state([]), left, goes_on)
+        job.stepped = stepped if goes_on else set()
+        return result
 
     def _negate_maximized(self) -> list[torch.Tensor]:
         """Negates the gradients of groups with ``maximize``, which is all that it changes, and returns them: for the step alone."""
@@ -110,7 +140,9 @@ class DaemonSteps(DaemonState):
 
     def _with_gradients_of_new_groups(self, job: TorchJob) -> TorchJob:
         """Lets a param group that was added after the backward step with the others, if it has gradients."""
-        late = [p for group in self.param_groups[job.step_groups :] for p in group["params"] if id(p) in job.places]
+        late = [
+            p for group in self.param_groups[job.known_groups(self) :] for p in group["params"] if id(p) in job.places
+        ]
         root, engine = job.root(), job.engine
         assert engine is not None
 
@@ -172,7 +204,9 @@ class DaemonSteps(DaemonState):
 
     def fall_back_now(self, why: str) -> None:
         given_up = self.jobs()
-        self.fall_back(why)
+        beside = [other for job in given_up for other in job.live_optimizers() if other is not self]
+        for optimizer in dict.fromkeys([self, *beside]):
+            optimizer.fall_back(why)
         for job in given_up:
             job.leave_to_trainers()
 

@@ -12,11 +12,14 @@ __all__ = [
     "ADAGRAD",
     "ADAM",
     "ADAMW",
+    "ADAMW_AMSGRAD",
+    "ADAM_AMSGRAD",
     "CENTERED_RMSPROP",
     "LION",
     "RMSPROP",
     "SGD",
     "Kind",
+    "adam_kind",
     "kind_of",
     "refusal",
 ]
@@ -80,6 +83,7 @@ class Kind:
     momentum_state: str  # one more where a param group has momentum; empty: the kind has none
     counts_updates: bool  # "step" is part of a parameter's state
     hyperparameters: Callable[[Mapping[str, Any]], dict[str, float]]  # of a param group, for a step
+    shown_order: tuple[str, ...] = ()  # of torch's state, where it is not the job's
     starts_with_state: bool = False  # torch's has state as soon as it is built, and does not step without
 
 
@@ -88,7 +92,16 @@ ADAMW = Kind("OPTIMIZER_KIND_ADAMW", ("exp_avg", "exp_avg_sq"), "", True, _adam)
 SGD = Kind("OPTIMIZER_KIND_SGD", (), "momentum_buffer", False, _sgd)
 ADAGRAD = Kind("OPTIMIZER_KIND_ADAGRAD", ("sum",), "", True, _adagrad, starts_with_state=True)
 RMSPROP = Kind("OPTIMIZER_KIND_RMSPROP", ("square_avg",), "momentum_buffer", True, _rmsprop)
-CENTERED_RMSPROP = Kind("OPTIMIZER_KIND_CENTERED_RMSPROP", ("square_avg", "grad_avg"), "", True, _rmsprop)
+CENTERED_RMSPROP = Kind(
+    "OPTIMIZER_KIND_CENTERED_RMSPROP",
+    ("square_avg", "grad_avg"),
+    "momentum_buffer",
+    True,
+    _rmsprop,
+    shown_order=("step", "square_avg", "momentum_buffer", "grad_avg"),
+)
+ADAM_AMSGRAD = Kind("OPTIMIZER_KIND_ADAM_AMSGRAD", ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), "", True, _adam)
+ADAMW_AMSGRAD = Kind("OPTIMIZER_KIND_ADAMW_AMSGRAD", ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), "", True, _adam)
 LION = Kind("OPTIMIZER_KIND_LION", ("exp_avg",), "", False, _lion)
 
 
@@ -100,19 +113,31 @@ def kind_of(optimizer_class: type, groups: Sequence[Mapping[str, Any]]) -> Kind:
         return ADAGRAD
     if issubclass(optimizer_class, torch.optim.RMSprop):
         return CENTERED_RMSPROP if groups[0].get("centered") else RMSPROP
-    return ADAMW if groups[0].get("decoupled_weight_decay") else ADAM
+    return adam_kind(bool(groups[0].get("decoupled_weight_decay")), bool(groups[0].get("amsgrad")))
+
+
+def adam_kind(decoupled: bool, amsgrad: bool) -> Kind:
+    """Returns which of the four ``torch.optim.Adam`` and ``AdamW`` are."""
+    if amsgrad:
+        return ADAMW_AMSGRAD if decoupled else ADAM_AMSGRAD
+    return ADAMW if decoupled else ADAM
 
 
 def refusal(kind: Kind, group: Mapping[str, Any]) -> str:
     """Says what in a param group the daemon's optimizer does not do; empty where it does all."""
-    for flag in ("amsgrad", "differentiable"):
-        if group.get(flag):
-            return f"{flag}=True is not served by the daemon's optimizer"
+    if group.get("differentiable"):
+        return "differentiable=True is not served by the daemon's optimizer"
     if kind in (RMSPROP, CENTERED_RMSPROP):
         return _refusal_of_rmsprop(kind is CENTERED_RMSPROP, group)
-    if kind not in (ADAM, ADAMW):
+    if kind not in (ADAM, ADAMW, ADAM_AMSGRAD, ADAMW_AMSGRAD):
         return ""
-    decoupled = kind is ADAMW
+    amsgrad = kind in (ADAM_AMSGRAD, ADAMW_AMSGRAD)
+    if bool(group.get("amsgrad", amsgrad)) != amsgrad:
+        return (
+            f"amsgrad of a param group differs from the optimizer's (got {not amsgrad}, want {amsgrad}); "
+            "the daemon has one for all groups"
+        )
+    decoupled = kind in (ADAMW, ADAMW_AMSGRAD)
     if bool(group.get("decoupled_weight_decay", decoupled)) != decoupled:
         return (
             f"decoupled_weight_decay of a param group differs from the optimizer's (got {not decoupled}, want {decoupled}); "
@@ -127,8 +152,6 @@ def _refusal_of_rmsprop(centered: bool, group: Mapping[str, Any]) -> str:
             f"centered of a param group differs from the optimizer's (got {not centered}, want {centered}); "
             "the daemon has one for all groups"
         )
-    if centered and group.get("momentum", 0) > 0:
-        return "centered=True with momentum has three states, and the daemon keeps two"
     if not 0 <= group.get("alpha", 0) < 1:
         return f"alpha={group['alpha']} is not below 1, as the daemon's optimizer wants it"
     return ""

@@ -50,6 +50,9 @@ class TorchJob:
         self.name: str = description.spec["name"]
         self._notes_commits = ranks.local_rank == 0 and environment.of_launcher()
         self.step_groups = 1  # of hyperparameters, in a step of the daemon's optimizer
+        # Of several: by group of hyperparameters, the number in ``optimizers`` and of its param group; None: nobody's.
+        self.owners: list[tuple[int, int] | None] = []
+        self.stepped: set[int] = set()  # of several: numbers of those that have stepped since the last commit
         self.closed = False
         self.resumed_step = 0
         self.replaced_step = 0  # committed by an earlier attempt, and replaced by what the program has loaded
@@ -67,7 +70,7 @@ class TorchJob:
         self._root = weakref.ref(root)
         engine.set_root(self._root)  # its calls keep the model while they last
         self._rank_thread = rank_thread()
-        self.optimizer: weakref.ref[JobOptimizer] | None = None  # the daemon's part of one
+        self.optimizers: list[weakref.ref[JobOptimizer]] = []  # the daemon's parts of those whose steps it makes
         self.chosen = True  # the program asked for the daemon's optimizer
         unit = root._unit
         assert unit is not None
@@ -98,7 +101,22 @@ class TorchJob:
     @property
     def trainers_write(self) -> bool:
         """Whether the program updates its shards between passes: it may write them, and no optimizer of the daemon has them."""
-        return self.optimizer is None and self.passes
+        return not self.optimizers and self.passes
+
+    @property
+    def steps_in_daemon(self) -> bool:
+        return bool(self.optimizers)
+
+    def live_optimizers(self) -> list[JobOptimizer]:
+        """Returns the daemon's parts of optimizers that the program has still."""
+        return [optimizer for ref in self.optimizers if (optimizer := ref()) is not None]
+
+    def known_groups(self, optimizer: JobOptimizer) -> int:
+        """Counts the param groups of one of its optimizers that the job was made for."""
+        if len(self.optimizers) == 1:
+            return self.step_groups
+        mine = [owner[1] for owner in self.owners if owner and self.optimizers[owner[0]]() is optimizer]
+        return max(mine, default=-1) + 1
 
     # What a job over several nodes does not do.
 
@@ -181,10 +199,9 @@ class TorchJob:
 
     def give_to_trainers(self, why: str) -> bool:
         """Lets the trainers update what the daemon has updated for an optimizer of torch's; False where it does not, or was asked to."""
-        if self.optimizer is None or self.chosen:
+        if not self.optimizers or self.chosen:
             return False
-        optimizer = self.optimizer()
-        if optimizer is not None:
+        for optimizer in self.live_optimizers():
             optimizer.fall_back(why)
         self.leave_to_trainers()
         return True
@@ -213,7 +230,7 @@ class TorchJob:
         self.engine.reattach()
         if self.trainers_write:
             self.restore_optimizers()
-        elif self.optimizer is not None and self.optimizer() is not None:
+        elif self.live_optimizers():
             try:
                 self.read_update_counts()
             except Unavailable as error:  # the daemon died behind the attach: one more abort

@@ -161,15 +161,21 @@ def unfreeze(root: ShardState) -> TorchJob:
 
 def _has_other_optimizer(job: TorchJob, optimizers: list[JobOptimizer]) -> bool:
     """Whether the job was made for another one of torch's optimizers than the one whose steps the daemon is to make now."""
-    if job.optimizer is None:
+    if not job.optimizers:
         return bool(optimizers)
-    return not job.chosen and [job.optimizer()] != optimizers
+    of_job = job.live_optimizers()
+    return not job.chosen and (len(of_job) != len(job.optimizers) or {*map(id, of_job)} != {*map(id, optimizers)})
 
 
 def _optimizers_of(root: ShardState, anew: bool = False) -> list[JobOptimizer]:
-    """Returns the daemon's optimizers that have parameters of the model."""
-    params = {id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params}
-    return job_optimizers_of(params, anew)
+    """Returns the daemon's optimizers that have parameters of the model, by the first of these, as on all ranks."""
+    params = [id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params]
+    places = {param: place for place, param in reversed([*enumerate(params)])}
+
+    def first(optimizer: JobOptimizer) -> int:
+        return min(places.get(id(p), len(params)) for group in optimizer.param_groups for p in group["params"])
+
+    return sorted(job_optimizers_of(set(params), anew), key=first)
 
 
 def _settle_grace(description: Description, ranks: JobRanks) -> bool:
@@ -245,7 +251,8 @@ class _Opening:
         loaded = exists and self._has_loaded(job)
         self._bind(job)
         if self.optimizers:
-            job.optimizer, job.chosen = weakref.ref(self.optimizers[0]), self.optimizers[0].chosen
+            job.optimizers = [weakref.ref(optimizer) for optimizer in self.optimizers]
+            job.chosen = self.optimizers[0].chosen
         self._size_optimizer(job, exists)
         if loaded:
             self._write_loaded(job, info["committed_step"])
@@ -300,19 +307,21 @@ class _Opening:
         """Sets how many param groups and states the job has; one that exists may have more than this program describes."""
         assert job.engine is not None
         config = self.description.spec["config"]["optimizer"]
-        states, groups = config.get("trainerStates", 0), len(config.get("groups", []))
+        states, groups = config.get("trainerStates", 0), config.get("groups", [])
         if exists:
-            its = json.loads(job.engine.describe())["config"]
-            states, groups = int(its["optimizer"]["trainer_states"]), len(its["optimizer"]["groups"])
-        job.step_groups = groups + 1
+            its = json.loads(job.engine.describe())["config"]["optimizer"]
+            states, groups = int(its["trainer_states"]), its["groups"]
+        job.step_groups = len(groups) + 1
+        if len(self.optimizers) > 1:
+            job.owners = [None, *spec.owners_of(groups, self.description.params, self.optimizers, job.name)]
         job.memory = OptimizerMemory(job.engine, job.places, states, job.engine.info()["param_count"])
 
     def _write_initial(self, job: TorchJob) -> None:
         assert job.engine is not None
         if self.identity.resumes:
             _tell_lost(job, self.identity.restarts, self._program_loaded())
-        if self.optimizers:
-            self.optimizers[0].write_loaded(job)
+        for optimizer in self.optimizers:
+            optimizer.write_loaded(job)
         write_values(job.engine, initial_values(job.fsdp_params(), job.ranks), self.progress)
         if self.memory is None and have_store():  # all ranks have come
             check_alike(job.name, job.meeting("attributes"))
@@ -323,8 +332,8 @@ class _Opening:
         values = initial_values(job.fsdp_params(), job.ranks)
         self.progress.doing("waiting for the other ranks to load")
         job.engine.enter_full_params(True)
-        if self.optimizers:
-            self.optimizers[0].write_loaded(job, anew=True)
+        for optimizer in self.optimizers:
+            optimizer.write_loaded(job, anew=True)
         write_values(job.engine, values, self.progress)
         job.engine.leave_full_params()
         job.replaced_step = step
@@ -347,7 +356,8 @@ class _Opening:
     def _give_optimizers(self, job: TorchJob, exists: bool) -> None:
         """Gives optimizers the job's state, or the job theirs."""
         if self.optimizers:
-            self.optimizers[0].adopt_job(job, exists and self.memory is None)
+            for its in self.optimizers:
+                its.adopt_job(job, exists and self.memory is None)
             return
         # What the job never had is still in this process, and goes into the new one as what is loaded does.
         is_given = not exists or (self.memory is not None and self.memory.loses())

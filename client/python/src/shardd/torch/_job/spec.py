@@ -12,7 +12,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from shardd.torch._job.description import Description, ParamPlace
 from shardd.torch._job.job_optimizer import JobOptimizer, stock_optimizers_of
-from shardd.torch._job.write_mode import config_of_writes, evaluates_alone
+from shardd.torch._job.write_mode import config_of_writes, evaluates_alone, why_not_several
 from shardd.torch._process import environment
 from shardd.torch._process.memory import gives_back
 from shardd.torch._ranks.nodes import cuts_over_nodes
@@ -203,6 +203,8 @@ def describe(
             daemon_updates=bool(optimizers),
         ),
     }
+    if len(optimizers) > 1 and (why := why_not_several(on_gpu, config.get("passCopies", False), bool(nodes))):
+        raise NotImplementedError(f"register model: several optimizers of shardd have its parameters, {why}")
     if _offloads(groups):
         config["offload"] = "OFFLOAD_HOST"
     if on_gpu and (sums := environment.value(environment.TRAINER_SUMS)) in ("0", "1"):
@@ -290,10 +292,7 @@ def _optimizer(
         )
         return {"kind": "OPTIMIZER_KIND_TRAINER", "trainerStates": planned_states(stock, training) if trained else 0}
     if len(optimizers) > 1:
-        raise NotImplementedError(
-            f"register model: several optimizers of shardd have its parameters (got {len(optimizers)}, want 1); use one "
-            "with several param groups"
-        )
+        return _several_optimizers(params, optimizers)
     optimizer = optimizers[0]
     owner = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
     fqns: list[list[str]] = [[] for _ in optimizer.param_groups]
@@ -304,3 +303,47 @@ def _optimizer(
     # Group 0 is whatever is in no other; what the optimizer does not have never gets a gradient in a step.
     groups = [{"fqns": names} for names in fqns[1:]]
     return {"kind": optimizer.kind, "momentum": optimizer.needs_momentum(), "groups": groups}
+
+
+def _owners(params: list[ParamPlace], optimizers: list[JobOptimizer]) -> dict[str, tuple[int, int]]:
+    """Returns, by the parameter's name, the number of its optimizer and of the param group there."""
+    owner: dict[int, tuple[int, int]] = {}
+    names = {id(place.fsdp_param.sharded_param): place.fqn for place in params}
+    for number, optimizer in enumerate(optimizers):
+        for i, group in enumerate(optimizer.param_groups):
+            for param in group["params"]:
+                if owner.setdefault(id(param), (number, i))[0] != number and id(param) in names:
+                    raise NotImplementedError(
+                        f'register model: parameter "{names[id(param)]}" is in two optimizers of shardd '
+                        f"({optimizers[owner[id(param)][0]].name} and {optimizer.name}); give it to one, or let torch's step it"
+                    )
+    found = {place.fqn: owner.get(id(place.fsdp_param.sharded_param)) for place in params}
+    return {fqn: its for fqn, its in found.items() if its is not None}
+
+
+def _several_optimizers(params: list[ParamPlace], optimizers: list[JobOptimizer]) -> dict[str, Any]:
+    """Each param group of each is a group of its own kind; group 0 is what none of them has."""
+    owners = _owners(params, optimizers)
+    groups = []
+    for number, optimizer in enumerate(optimizers):
+        for i in range(len(optimizer.param_groups)):
+            fqns = [fqn for fqn, owner in owners.items() if owner == (number, i)]
+            groups.append({"fqns": fqns, "kind": optimizer.kind, "momentum": optimizer.needs_momentum()})
+    return {"kind": optimizers[0].kind, "groups": groups}
+
+
+def owners_of(
+    groups: list[dict[str, Any]], params: list[ParamPlace], optimizers: list[JobOptimizer], job: str
+) -> list[tuple[int, int] | None]:
+    """Returns whose each group of a job with several optimizers is now; RuntimeError where one is several param groups'."""
+    owners = _owners(params, optimizers)
+    result: list[tuple[int, int] | None] = []
+    for number, group in enumerate(groups):
+        found = {owners[fqn] for fqn in group.get("fqns", []) if fqn in owners}
+        if len(found) > 1:
+            raise RuntimeError(
+                f'register model: job "{job}" steps the parameters of its optimizer group {number + 1} alike, and the program has '
+                f"them in {len(found)} param groups; build the optimizers with the param groups of the attempt before"
+            )
+        result.append(found.pop() if found else None)
+    return result

@@ -16,7 +16,7 @@ import torch
 from shardd.torch._process import environment
 from shardd.torch._process.environment import KEEP_EVERY, PASS_COPIES, number
 
-__all__ = ["config_of_writes", "edits_of", "evaluates_alone"]
+__all__ = ["config_of_writes", "edits_of", "evaluates_alone", "why_not_several"]
 
 logger = logging.getLogger("shardd.torch")
 
@@ -46,6 +46,16 @@ def _shows_pages() -> bool:
             return True
     except OSError:
         return False
+
+
+def why_not_several(on_gpu: bool, copies: bool | None = None, on_nodes: bool = False) -> str:
+    """Says why the daemon does not step several optimizers of a model; empty where it does. ``copies``: passes read some."""
+    if copies is None:
+        copies = bool(number(PASS_COPIES, 1)) or not _shows_pages()
+    where = "on GPUs" if on_gpu else "over several nodes" if on_nodes else ""
+    if not where and copies:
+        where = f"where passes read copies of parameters ({PASS_COPIES})"
+    return f"which the daemon does not step {where}; use one with several param groups" if where else ""
 
 
 def config_of_writes(never: bool, on_gpu: bool, daemon_updates: bool) -> dict[str, Any]:

@@ -34,10 +34,11 @@ class OptimizedJob(Protocol):
     memory: OptimizerMemory | None
     places: dict[int, Place]  # by id of the sharded parameter
     passes: bool
-    optimizer: weakref.ref[Any] | None  # the daemon's part of one
 
     def give_to_trainers(self, why: str) -> bool: ...
 
+    @property
+    def steps_in_daemon(self) -> bool: ...
     @property
     def trainers_write(self) -> bool: ...
     def root(self) -> ShardState | None: ...
@@ -91,7 +92,7 @@ def _jobs_of(optimizer: Optimizer) -> list[OptimizedJob]:
 
 
 def _refuse(optimizer: Optimizer, job: OptimizedJob) -> None:
-    if not job.passes and job.optimizer is None:
+    if not job.passes and not job.steps_in_daemon:
         raise RuntimeError(
             f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}", which was registered for '
             "evaluation alone (got SHARDD_IN_PLACE_EDITS=0 and no optimizer); build the optimizer before the model's first use"
