@@ -43,6 +43,8 @@ class Steps {
 
  private:
   absl::Status Check(const v1::Step& step, absl::string_view state) const;
+  // The step commits what its parts have changed, and changes nothing itself.
+  bool OnlyCommits(const v1::Step& step) const;
   // FAILED_PRECONDITION: none was sent in this session.
   absl::Status CheckSent(const char* call) const;
 
@@ -54,6 +56,7 @@ class Steps {
   Passes& passes_;
   int64_t last_step_ = -1;  // -1: none in this session
   int64_t parts_ = 0;       // of the running step, that were sent
+  int64_t parts_made_ = 0;  // of these, known to be
   uint64_t last_version_ = 0;
 };
 
