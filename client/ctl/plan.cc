@@ -73,6 +73,7 @@ v1::Memory Describe(const v1::JobSpec& spec, const ShardPlan& plan, bool on_gpus
   add("node receive", on_gpus ? 0 : memory.node_receive_bytes);
   add("snapshot", memory.kept_bytes);
   add("journal", memory.journal_bytes);
+  add("writeback undo", memory.undo_bytes);
   add("session", memory.session_bytes * plan.world_size);
   described.set_planned_bytes(on_gpus ? memory.TotalBytesOnGpus(plan.world_size) : memory.TotalBytes(plan.world_size));
   return described;

@@ -280,6 +280,9 @@ absl::Status LayOutMemory(ShardPlan& plan) {
   const int64_t decided = kPageBytes + plan.world_size * (kMaxTrainerStateBytes + 16) +
                           static_cast<int64_t>(plan.params.size()) * 11 + (int64_t{128} << 10);
   plan.memory.journal_bytes = 2 * RoundUp(decided, kPageBytes);
+  if (HasSeveralOptimizers(plan.config.optimizer()) && !plan.cut_over_nodes) {
+    plan.memory.undo_bytes = plan.memory.shards_bytes + plan.memory.optimizer_bytes;
+  }
   plan.memory.held_shards_bytes = HeldBytes(plan, HeldSlab::kShards, plan.memory.shards_bytes);
   plan.memory.held_gradients_bytes = HeldBytes(plan, HeldSlab::kGradients, plan.memory.gradients_bytes);
   plan.memory.held_optimizer_bytes = HeldBytes(plan, HeldSlab::kOptimizer, plan.memory.optimizer_bytes);
@@ -329,7 +332,8 @@ PlacedMemory PredictPlacedMemory(const ShardPlan& plan) {
 
 int64_t MemoryPlan::TotalBytes(int world_size) const {
   return held_shards_bytes + parameters_bytes + held_gradients_bytes + held_optimizer_bytes + unsharded_pool_bytes +
-         gradient_staging_bytes + node_receive_bytes + kept_bytes + journal_bytes + world_size * session_bytes;
+         gradient_staging_bytes + node_receive_bytes + kept_bytes + journal_bytes + undo_bytes +
+         world_size * session_bytes;
 }
 
 int64_t MemoryPlan::TotalBytesOnGpus(int world_size) const {

@@ -127,6 +127,7 @@ struct MemoryPlan {
   int64_t session_bytes = 0;           // of one rank: session memory (gradient slots included) and daemon page
   int64_t kept_bytes = 0;              // trainers write: the snapshot
   int64_t journal_bytes = 0;           // two decided steps, trainer states included
+  int64_t undo_bytes = 0;              // several optimizers: old bytes of what parts of a step change, which stay
   // Bytes of these slabs that have memory: all of them, unless parameters are cut over nodes. In that case the slabs
   // have their full size, but only what this node's ranks hold has memory, in whole pages (node_part.h).
   int64_t held_shards_bytes = 0;

@@ -1,5 +1,6 @@
 #include "server/job/memory_account.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -26,8 +27,13 @@ int64_t MemoryAccount::reserved_bytes() const {
 }
 
 int64_t MemoryAccount::reserved_undo_bytes() const {
-  return see_.full_params->AnyWrites() ? WritebackUndoBytes(*see_.plan)
-                                       : PromisedUndoBytes(*see_.plan, see_.memory->place());
+  const int64_t promised = see_.full_params->AnyWrites() ? WritebackUndoBytes(*see_.plan)
+                                                         : PromisedUndoBytes(*see_.plan, see_.memory->place());
+  return std::max<int64_t>(promised - allocated_undo_bytes(), 0);
+}
+
+int64_t MemoryAccount::allocated_undo_bytes() const {
+  return see_.memory->undo() == nullptr ? 0 : see_.memory->undo()->bytes();
 }
 
 void MemoryAccount::Describe(v1::Memory* out) const {
@@ -42,8 +48,8 @@ void MemoryAccount::Describe(v1::Memory* out) const {
     if (!slab->on_host()) AddDeviceBytes(*slab->on_devices(), left);
   }
   DescribeSessions(out);
-  const int64_t undo_bytes = see_.memory->undo() == nullptr ? 0 : see_.memory->undo()->bytes();
-  if (undo_bytes > 0) {
+  const int64_t undo_bytes = allocated_undo_bytes();
+  if (undo_bytes > 0 || see_.plan->memory.undo_bytes > 0) {
     v1::Purpose* undo = out->add_purposes();
     undo->set_purpose("writeback undo");
     undo->set_backing(std::string(SlabBackingName(SlabBacking::kSealedMemfd)));
@@ -61,8 +67,9 @@ void MemoryAccount::Describe(v1::Memory* out) const {
 }
 
 absl::Status MemoryAccount::CheckUndoFits() const {
-  const int64_t undo_bytes = WritebackUndoBytes(*see_.plan);
-  const bool promised = PromisedUndoBytes(*see_.plan, see_.memory->place()) == undo_bytes;
+  const int64_t whole_bytes = WritebackUndoBytes(*see_.plan);
+  const int64_t undo_bytes = std::max<int64_t>(whole_bytes - allocated_undo_bytes(), 0);
+  const bool promised = PromisedUndoBytes(*see_.plan, see_.memory->place()) == whole_bytes;
   const int64_t want_bytes = promised                      ? undo_bytes
                              : reserved_by_all_ == nullptr ? reserved_bytes()
                                                            : reserved_by_all_();

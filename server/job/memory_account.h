@@ -45,6 +45,7 @@ class MemoryAccount {
 
  private:
   int64_t reserved_undo_bytes() const;
+  int64_t allocated_undo_bytes() const;
   void DescribeSessions(v1::Memory* out) const;
 
   const Facts see_;

@@ -33,9 +33,7 @@ class UndoSlab;
 inline int64_t WritebackUndoBytes(const ShardPlan& plan) {
   if (plan.cut_over_nodes) return 0;  // there are none
   const bool updates = plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
-  if (HasSeveralOptimizers(plan.config.optimizer())) {  // parts of steps, which change all copies
-    return plan.memory.shards_bytes + plan.memory.optimizer_bytes;
-  }
+  if (plan.memory.undo_bytes > 0) return plan.memory.undo_bytes;  // parts of steps change all copies
   return plan.shards_stride_bytes + (updates ? plan.optimizer_stride_bytes : 0);
 }
 

@@ -82,6 +82,7 @@ std::string PlanToJson(const v1::JobSpec& spec, const ShardPlan& plan) {
                    {"node_receive", plan.memory.node_receive_bytes},
                    {"snapshot", plan.memory.kept_bytes},
                    {"journal", plan.memory.journal_bytes},
+                   {"undo", plan.memory.undo_bytes},
                    {"session_per_rank", plan.memory.session_bytes},
                    {"gradient_slots_per_rank", plan.memory.gradient_slots_bytes},
                    {"gather_staging_per_rank_on_gpus", plan.memory.gather_staging.stride_bytes},

@@ -18,9 +18,10 @@ void Gradients::Reset() {
   last_closed_ = backward_open_ = has_gradients_ = false;
 }
 
-void Gradients::BeginStep() {
+void Gradients::BeginStep(bool goes_on) {
   backwards_ = 0;
-  last_closed_ = has_gradients_ = false;
+  last_closed_ = false;
+  has_gradients_ = has_gradients_ && goes_on;
 }
 
 absl::Status Gradients::CheckTrains(const char* call, int index) const {

@@ -43,8 +43,8 @@ class Gradients {
   size_t slots() const { return slots_.size(); }
   // Records that a rank may have written gradients of the running step.
   void MayHaveSome() { has_gradients_ = true; }
-  // Begins the next step, after the running one was sent.
-  void BeginStep();
+  // Begins the next step, after the running one was sent. `goes_on`: a part of it was, and gradients of the rest stay.
+  void BeginStep(bool goes_on = false);
 
  private:
   struct Slot {

@@ -10,9 +10,10 @@
 #include "common/tensor/norm.h"
 
 namespace shardd {
+
 void Steps::Reset() {
   last_step_ = -1;
-  parts_ = 0;
+  parts_ = parts_made_ = 0;
   last_version_ = 0;
 }
 
@@ -99,6 +100,10 @@ absl::Status Steps::CheckNotEdited(bool part) {
              : absl::OkStatus();
 }
 
+bool Steps::OnlyCommits(const v1::Step& step) const {
+  return parts_ > 0 && !step.part() && step.left_groups_size() == step.groups_size();
+}
+
 absl::Status Steps::Send(v1::Step step, absl::string_view state) {
   CallSpan span(attachment_, v1::TRACE_CALL_STEP);
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
@@ -112,7 +117,11 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
                                                       "its optimizer runs in the trainers (rank=", attachment_.rank(),
                                                       "); write the shards, shardd_enter_pass commits it"));
   }
+  if (parts_ > parts_made_) {  // an interrupted call has not waited for it
+    SHARDD_RETURN_IF_ERROR(Wait().status());
+  }
   const bool part = step.part();
+  const bool only_commits = OnlyCommits(step);
   step.set_trainer_state(state.data(), state.size());
   const std::string payload = step.SerializeAsString();
   if (static_cast<int64_t>(payload.size()) > kStepPayloadBytes) {
@@ -121,8 +130,10 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
                                                    "; rank=", attachment_.rank(), "); use fewer optimizer groups"));
   }
   SHARDD_RETURN_IF_ERROR(attachment_.WaitCommitted("step", nullptr));
-  SHARDD_RETURN_IF_ERROR(CheckNotEdited(part));
-  SHARDD_RETURN_IF_ERROR(passes_.HandInEdits("step"));  // before the daemon updates it
+  if (!only_commits) SHARDD_RETURN_IF_ERROR(CheckNotEdited(part));
+  // Before the daemon updates it. What was stored since a part was made is not in the way of a step that updates
+  // nothing: the pages are as the shards will be, and the next pass hands them in.
+  SHARDD_RETURN_IF_ERROR(only_commits ? passes_.StepEnded() : passes_.HandInEdits("step"));
   const WaitFor reason{"step", nullptr, "the daemon's copy of what was sent before"};
   SHARDD_RETURN_IF_ERROR(staging_.WaitTaken(reason));
   SHARDD_RETURN_IF_ERROR(attachment_.WaitSpace(1, reason));
@@ -132,13 +143,13 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
   staging_.PutMessage(payload);
   record.opcode = Opcode::kStep;
   record.arg0 = static_cast<int64_t>(payload.size());
-  hand_ins_.End();  // before the daemon may update
+  if (!only_commits) hand_ins_.End();  // before the daemon may update
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
   attachment_.session().stream_waits().NeedSums(gradients_.backwards_closed());
   staging_.MessageSent();
   passes_.Reset();
-  passes_.StepSent();
-  gradients_.BeginStep();
+  if (!only_commits) passes_.StepSent();
+  gradients_.BeginStep(part);
   StepLedger& ledger = attachment_.ledger();
   attachment_.Retire();
   if (part) {  // of no version
@@ -146,7 +157,7 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
     ++parts_;
     return span.Of(absl::OkStatus());
   }
-  parts_ = 0;
+  parts_ = parts_made_ = 0;
   last_step_ = ledger.StepSent(std::string(state));
   last_version_ = ledger.expected_version();
   return span.Of(absl::OkStatus());
@@ -188,11 +199,16 @@ absl::StatusOr<StepResult> Steps::Wait() {
   if (!committed.has_value()) {
     SHARDD_RETURN_IF_ERROR(came);
     SHARDD_RETURN_IF_ERROR(attachment_.Live());
-    return absl::DeadlineExceededError(absl::StrCat(
-        "wait_step job \"", attachment_.plan().job(), "\": the step is committed but its result did not come within ",
-        absl::FormatDuration(attachment_.timeout()), " (step ", last_step_, "; rank=", attachment_.rank(), ")"));
+    return absl::DeadlineExceededError(
+        absl::StrCat("wait_step job \"", attachment_.plan().job(), "\": ",
+                     parts_ > 0 ? absl::StrCat("part ", parts_, " of step ", last_step_ + 1,
+                                               " is not made: not all ranks have sent theirs, or the daemon is slow")
+                                : absl::StrCat("step ", last_step_, " is committed but its result did not come"),
+                     " within ", absl::FormatDuration(attachment_.timeout()), " (rank=", attachment_.rank(), ")",
+                     parts_ > 0 ? "; call shardd_wait_step again to wait longer" : ""));
   }
   if (parts_ > 0) {
+    parts_made_ = parts_;
     SHARDD_RETURN_IF_ERROR(passes_.StepEnded());
   }
   StepResult result;

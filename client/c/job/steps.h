@@ -46,6 +46,8 @@ class Steps {
   // Of a step that leaves groups, or goes on. The daemon checks the same, which would cost every rank the step.
   absl::Status CheckParts(const v1::Step& step) const;
   absl::Status CheckNotEdited(bool part);
+  // The step commits what its parts have changed, and changes nothing itself.
+  bool OnlyCommits(const v1::Step& step) const;
   // FAILED_PRECONDITION: none was sent in this session.
   absl::Status CheckSent(const char* call) const;
 
@@ -57,6 +59,7 @@ class Steps {
   Passes& passes_;
   int64_t last_step_ = -1;  // -1: none in this session
   int64_t parts_ = 0;       // of the running step, that were sent
+  int64_t parts_made_ = 0;  // of these, known to be
   uint64_t last_version_ = 0;
 };
 

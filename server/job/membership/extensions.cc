@@ -17,10 +17,11 @@
 namespace shardd {
 
 absl::Status Extensions::CheckMayAsk(int rank) const {
-  const char* fact = see_.committed->version() == 0                             ? "the job has no parameters yet"
-                     : see_.full_params->asked(rank)                            ? "the rank is inside EnterFullParams"
-                     : see_.steps->stepped(rank) || see_.decision->committing() ? "a step is not committed yet"
-                     : see_.passes->entering(rank)                              ? "the rank is entering a pass"
+  const char* fact = see_.committed->version() == 0  ? "the job has no parameters yet"
+                     : see_.full_params->asked(rank) ? "the rank is inside EnterFullParams"
+                     : see_.steps->stepped(rank) || see_.decision->committing() || see_.decision->parts() > 0
+                         ? "a step is not committed yet"
+                     : see_.passes->entering(rank) ? "the rank is entering a pass"
                      : see_.hand_ins->any_since_version() || see_.hand_ins->open(rank) || see_.hand_ins->wants(rank)
                          ? "what was written is not committed yet; enter a pass first"
                          : nullptr;

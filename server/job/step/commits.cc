@@ -185,7 +185,9 @@ void Commits::Decide() {
                 use_.committed->step_counts());
   if (decision_.is_part()) {
     decision_.BeginUpdate();
-    use_.values->WhenUndoIsIdle([this](const absl::Status&) { SaveThenUpdate(); });
+    use_.values->WhenUndoIsIdle([this, epoch = use_.committed->epoch()](const absl::Status&) {
+      if (epoch == use_.committed->epoch()) SaveThenUpdate();  // else the job was closed
+    });
     return;
   }
   v1::DecidedStepRecord record;

@@ -41,19 +41,22 @@ absl::Status Commits::CheckMayStepInParts() const {
 }
 
 absl::Status Commits::CheckBetweenParts(int rank, Opcode opcode) const {
-  if (decision_.parts() == 0 || steps_.stepped(rank) || opcode == Opcode::kStep || opcode == Opcode::kReshard ||
-      opcode == Opcode::kSetGradientPresence || opcode == Opcode::kLeavePass || opcode == Opcode::kWaitGradientSlot ||
-      opcode == Opcode::kAbandonBackward) {
+  // A rank that has sent its next part and has not waited for it is between parts, too.
+  const bool between = steps_.stepped(rank) ? steps_.step(rank).part() : decision_.parts() > 0;
+  if (!between || opcode == Opcode::kStep || opcode == Opcode::kReshard || opcode == Opcode::kSetGradientPresence ||
+      opcode == Opcode::kLeavePass || opcode == Opcode::kWaitGradientSlot || opcode == Opcode::kAbandonBackward) {
     return absl::OkStatus();
   }
   return use_.committed->RankError(
       absl::StatusCode::kFailedPrecondition, rank, OpcodeName(opcode),
-      absl::StrCat(opcode == Opcode::kHandIn ? "parameters were edited between the steps of two optimizers of one model"
-                                             : "the step goes on",
-                   " (", decision_.parts(), " parts of it are made, and not committed); ",
-                   opcode == Opcode::kHandIn
-                       ? "edit them behind the last one, or let the optimizers step in the trainers"
-                       : "send Step without `part` first"));
+      absl::StrCat(
+          opcode == Opcode::kHandIn ? "parameters were edited between the steps of two optimizers of one model"
+                                    : "the step goes on",
+          " (", decision_.parts(), " parts of it are made, and it is not committed); ",
+          opcode == Opcode::kHandIn
+              ? "edit them behind the last one, or run a forward before the next one, which commits the step, or "
+                "let the optimizers step in the trainers"
+              : "send Step without `part` first"));
 }
 
 // No other bytes are changed by a part than those of the update's operations.
@@ -82,7 +85,11 @@ void Commits::SaveThenUpdate() {
     for (const CopyOp& copy : of_rank) copies[static_cast<size_t>(rank)].emplace_back(copy);
   }
   use_.values->undo().WillSave(version);
-  auto done = use_.work->Join(see_.devices->count(), [this, undo, version](const absl::Status& status) {
+  const uint64_t epoch = use_.committed->epoch();
+  auto done = use_.work->Join(see_.devices->count(), [this, undo, version, epoch](const absl::Status& status) {
+    if (epoch != use_.committed->epoch()) {
+      return;  // the job was closed
+    }
     if (!status.ok()) {
       GiveUp("keep what a part of a step changes", status);
       return;

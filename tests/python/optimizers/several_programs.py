@@ -15,16 +15,16 @@ from models import Case, build, loss_of
 from optimizers.optim_cases import full_state, parameters_of
 from optimizers.unseen_programs import KINDS, Program, backward, end, look, model_of, program
 
-__all__ = ["Program"]
+__all__ = ["Program", "end_of_two", "two"]
 
 
-def _two(model: nn.Module, first: str = "AdamW", second: str = "SGD", **more: Any) -> tuple[Any, Any]:
+def two(model: nn.Module, first: str = "AdamW", second: str = "SGD", **more: Any) -> tuple[Any, Any]:
     """Over what is a matrix, and over the rest, of which most ranks have nothing of some."""
     body = KINDS[first]([p for p in model.parameters() if p.ndim > 1], **more)
     return body, KINDS[second]([p for p in model.parameters() if p.ndim <= 1])
 
 
-def _end(model: nn.Module, body: Any, rest: Any, **facts: Any) -> dict[str, Any]:
+def end_of_two(model: nn.Module, body: Any, rest: Any, **facts: Any) -> dict[str, Any]:
     return end(model, body, rest=full_state(rest), **facts)
 
 
@@ -32,7 +32,7 @@ def _end(model: nn.Module, body: Any, rest: Any, **facts: Any) -> dict[str, Any]
 def two_optimizers() -> dict[str, Any]:
     """What is seen behind each of the steps, and before the other one."""
     model = model_of()
-    body, rest = _two(model)
+    body, rest = two(model)
     seen: list[Any] = [look(body), look(rest)]
     losses = []
     for step in range(4):
@@ -42,7 +42,7 @@ def two_optimizers() -> dict[str, Any]:
             seen.append([parameters_of(model), look(body), look(rest)])
             optimizer.zero_grad()
             seen.append([p.grad is None for p in model.parameters()])
-    return _end(model, body, rest, losses=losses, seen=seen)
+    return end_of_two(model, body, rest, losses=losses, seen=seen)
 
 
 @program("several")
@@ -68,7 +68,7 @@ def three_of_other_kinds() -> dict[str, Any]:
 def one_steps_every_third_time() -> dict[str, Any]:
     """And its gradients add up meanwhile. The other's parameters do not move where it has not stepped."""
     model = model_of()
-    body, rest = _two(model, "SGD", "AdamW")
+    body, rest = two(model, "SGD", "AdamW")
     losses, seen = [], []
     for step in range(7):
         losses.append(backward(model, step))
@@ -78,14 +78,14 @@ def one_steps_every_third_time() -> dict[str, Any]:
             rest.step()
             rest.zero_grad()
         seen.append(parameters_of(model))
-    return _end(model, body, rest, losses=losses, seen=seen)
+    return end_of_two(model, body, rest, losses=losses, seen=seen)
 
 
 @program("several")
 def gradients_are_kept_from_step_to_step() -> dict[str, Any]:
     """Nobody sets them to None, or one does it alone, or by zeros."""
     model = model_of()
-    body, rest = _two(model)
+    body, rest = two(model)
     losses, seen = [], []
     for step in range(6):
         losses.append(backward(model, step))
@@ -96,13 +96,13 @@ def gradients_are_kept_from_step_to_step() -> dict[str, Any]:
         if step == 3:
             body.zero_grad()
         seen.append(parameters_of(model))
-    return _end(model, body, rest, losses=losses, seen=seen)
+    return end_of_two(model, body, rest, losses=losses, seen=seen)
 
 
 @program("several")
 def one_steps_twice_and_a_forward_between() -> dict[str, Any]:
     model = model_of()
-    body, rest = _two(model)
+    body, rest = two(model)
     losses = []
     for step in range(4):
         losses.append(backward(model, step))
@@ -118,13 +118,13 @@ def one_steps_twice_and_a_forward_between() -> dict[str, Any]:
             body.step()
         body.zero_grad()
         rest.zero_grad()
-    return _end(model, body, rest, losses=losses)
+    return end_of_two(model, body, rest, losses=losses)
 
 
 @program("several")
 def schedulers_and_state_dicts() -> dict[str, Any]:
     model = model_of()
-    body, rest = _two(model)
+    body, rest = two(model)
     schedulers = [lr_scheduler.StepLR(body, 1, 0.5), lr_scheduler.CosineAnnealingLR(rest, 5)]
     losses = []
     for step in range(5):
@@ -143,14 +143,14 @@ def schedulers_and_state_dicts() -> dict[str, Any]:
     rest.step()
     body.step()
     lrs = [group["lr"] for optimizer in (body, rest) for group in optimizer.param_groups]
-    return _end(model, body, rest, losses=losses, lrs=lrs)
+    return end_of_two(model, body, rest, losses=losses, lrs=lrs)
 
 
 def _scaled(**more: Any) -> dict[str, Any]:
     """In a step that an infinite gradient of one's parameters skips, the other's moves them."""
     rank = dist.get_rank()
     model = model_of()
-    body, rest = _two(model, **more)
+    body, rest = two(model, **more)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
     losses, scales, seen = [], [], []
     for step in range(6):
@@ -172,7 +172,7 @@ def _scaled(**more: Any) -> dict[str, Any]:
         rest.zero_grad()
         losses.append(loss.item())
         scales.append(scaler.get_scale())
-    return _end(model, body, rest, losses=losses, scales=scales, seen=seen)
+    return end_of_two(model, body, rest, losses=losses, scales=scales, seen=seen)
 
 
 @program("several")
@@ -189,7 +189,7 @@ def grad_scaler_of_a_fused_optimizer() -> dict[str, Any]:
 def low_precision_passes() -> dict[str, Any]:
     """Passes read a cast copy, which is made when the step is committed."""
     model = model_of(Case(param_dtype="bf16", reduce_dtype="fp32"))
-    body, rest = _two(model)
+    body, rest = two(model)
     losses = []
     for step in range(5):
         losses.append(backward(model, step))
@@ -216,7 +216,7 @@ def a_second_optimizer_comes_later() -> dict[str, Any]:
             optimizer.zero_grad()
         if second is None:
             model.zero_grad()
-    return _end(model, first, second, losses=losses)
+    return end_of_two(model, first, second, losses=losses)
 
 
 @program("several")
@@ -232,14 +232,14 @@ def a_param_group_is_added() -> dict[str, Any]:
         rest.step()
         body.step()
         model.zero_grad()
-    return _end(model, body, rest, losses=losses)
+    return end_of_two(model, body, rest, losses=losses)
 
 
 @program("several falls back", daemon=False)
 def a_flag_that_is_set_later() -> dict[str, Any]:
     """Between the steps of the two."""
     model = model_of()
-    body, rest = _two(model)
+    body, rest = two(model)
     losses = []
     for step in range(5):
         losses.append(backward(model, step))
@@ -249,7 +249,7 @@ def a_flag_that_is_set_later() -> dict[str, Any]:
         rest.step()
         body.zero_grad()
         rest.zero_grad()
-    return _end(model, body, rest, losses=losses)
+    return end_of_two(model, body, rest, losses=losses)
 
 
 @program("several falls back", daemon=False)

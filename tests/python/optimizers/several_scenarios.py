@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
+import threading
+import time
 from typing import Any
 
 import torch
@@ -75,6 +80,63 @@ def _refused(**arguments: Any) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def interrupted(impl: str) -> dict[str, Any]:
+    """Ctrl-C while a rank waits for the others to step, which do so later; the program goes on with the next batch."""
+    if impl == "shardd":
+        from shardd.torch import optim
+    else:
+        from torch import optim  # type: ignore[no-redef]
+    rank = dist.get_rank()
+    model = model_of(impl)
+    first, second = _cut(model)
+    optimizers = [optim.AdamW(first, lr=1e-2), optim.SGD(second, lr=0.1, momentum=0.9)]
+    losses, raised = [], 0
+    for step in range(4):
+        loss = loss_of(model, step, 0, rank)
+        loss.backward()
+        losses.append(loss.item())
+        waits = step == 1 and rank == 0 and impl == "shardd"
+        if step == 1 and rank == 1:
+            time.sleep(2)
+        if waits:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            optimizers[0].step()
+        except KeyboardInterrupt:
+            raised += 1
+        if step != 1:
+            optimizers[1].step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+    return {"losses": losses, "raised": raised, "states": [full_state(o) for o in optimizers],
+            "parameters": parameters_of(model), "counters": counts(impl, model)}  # fmt: skip
+
+
+def interrupted_of_both() -> tuple[dict[str, Any], dict[str, Any]]:
+    return interrupted("torch"), interrupted("shardd")
+
+
+def one_dies() -> dict[str, Any]:
+    """One of the optimizers is gone on some ranks, while on the others something refers to it still, as a cycle does."""
+    from shardd.torch import optim
+
+    model = model_of("shardd")
+    first, second = _cut(model)
+    body, rest = optim.AdamW(first), optim.SGD(second, lr=0.1)
+    kept: list[Any] = []
+    for step in range(4):
+        loss_of(model, step, 0, dist.get_rank()).backward()
+        body.step()
+        if step == 0:
+            rest.step()
+            kept = [rest] if dist.get_rank() else []
+            del rest
+            gc.collect()
+        model.zero_grad()
+    loss_of(model, 4, 0, dist.get_rank())
+    return {"kept": len(kept), "counters": counts("shardd", model)}
 
 
 def refusals() -> dict[str, str]:

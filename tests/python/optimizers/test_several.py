@@ -31,6 +31,25 @@ def test_each_of_two_optimizers_has_its_own_norm_and_state(world: int, mesh: tup
         assert ours["counters"]["commits"] == 5 and ours["counters"]["aborts"] == 0
 
 
+def test_a_part_that_a_signal_interrupts_is_committed_by_the_next_forward() -> None:
+    for rank, (theirs, ours) in enumerate(run_ranks(several_scenarios.interrupted_of_both, 2)):
+        assert ours["raised"] == (1 if rank == 0 else 0)
+        _close(ours["losses"], theirs["losses"])
+        for name, value in theirs["parameters"].items():
+            _close(ours["parameters"][name], value)
+        for got, want in zip(ours["states"], theirs["states"], strict=True):
+            for index, entry in want.items():
+                for key, value in entry.items():
+                    _close(got[index][key], value)
+        assert ours["counters"]["commits"] == 4 and ours["counters"]["aborts"] == 0
+
+
+def test_ranks_need_not_lose_an_optimizer_at_the_same_time() -> None:
+    outcomes = run_ranks(several_scenarios.one_dies, 2)
+    assert [outcome["kept"] for outcome in outcomes] == [0, 1]
+    assert all(outcome["counters"]["commits"] == 4 and outcome["counters"]["aborts"] == 0 for outcome in outcomes)
+
+
 def test_what_parts_of_a_step_do_not_do_is_refused_by_name() -> None:
     outcomes = run_ranks(several_scenarios.refusals, 2)
     for outcome in outcomes:

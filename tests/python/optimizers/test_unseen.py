@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from cluster import run_ranks
-from optimizers import several_programs, unseen_scenarios
+from optimizers import several_open_programs, unseen_scenarios
 from optimizers.unseen_programs import PROGRAMS
 
-assert several_programs.__all__  # which adds to them
+assert several_open_programs.__all__  # which adds to them
 
 
 @functools.cache

@@ -39,7 +39,8 @@ namespace shardd {
 
 class CommitsFixture : public ::testing::Test {
  protected:
-  explicit CommitsFixture(bool pass_copies = false) : plan_(Plan(pass_copies)), memory_(NewMemory(*plan_)) {
+  explicit CommitsFixture(bool pass_copies = false, bool several = false)
+      : plan_(Plan(pass_copies, several)), memory_(NewMemory(*plan_)) {
     committed_.Tell(&parts_);
     committed_.CommitVersion();
     for (int rank = 0; rank < 2; ++rank) {
@@ -54,8 +55,14 @@ class CommitsFixture : public ::testing::Test {
     loop_.Stop();
   }
 
-  static std::shared_ptr<const ShardPlan> Plan(bool pass_copies) {
+  // `several`: optimizers, of which the second has nothing.
+  static std::shared_ptr<const ShardPlan> Plan(bool pass_copies, bool several) {
     SpecBuilder builder(/*world_size=*/2);
+    for (int group = 0; several && group < 2; ++group) {
+      v1::OptimizerConfig::Group& added = *builder.config().mutable_optimizer()->add_groups();
+      added.set_kind(v1::OPTIMIZER_KIND_SGD);
+      if (group == 0) added.add_fqns("w");
+    }
     builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
     builder.config().set_trainers_never_write(false);
     builder.config().set_pass_copies(pass_copies);
@@ -120,7 +127,7 @@ class CommitsFixture : public ::testing::Test {
   PollTimer timer_{&loop_};
   GivenBack given_back_{&sessions_, &timer_, &memory_worker_};
   Commits commits_{{plan_.get(), memory_.get(), &sessions_, &summons_, &extensions_, &devices_},
-                   {&committed_, &gradients_, &writes_, &unsharding_, &given_back_, &snapshots_, nullptr, &work_,
+                   {&committed_, &gradients_, &writes_, &unsharding_, &given_back_, &snapshots_, &values_, &work_,
                     &trace_, &counters_, &job_}};
   Gradients gradients_{
       plan_,

@@ -4,6 +4,7 @@
 
 #include "server/job/membership/gradient_writers.h"
 #include "server/storage/job_memory.h"
+#include "server/storage/undo_slab.h"
 #include "tests/server/job/facts_fixture.h"
 
 namespace shardd {
@@ -11,16 +12,28 @@ namespace {
 
 class MemoryAccountTest : public FactsTest {
  protected:
-  MemoryAccountTest() {
+  explicit MemoryAccountTest(bool several = false) {
+    if (several) {
+      SpecBuilder builder(/*world_size=*/2);
+      v1::OptimizerConfig& optimizer = *builder.config().mutable_optimizer();
+      optimizer.set_kind(v1::OPTIMIZER_KIND_ADAMW);
+      v1::OptimizerConfig::Group& group = *optimizer.add_groups();
+      group.set_kind(v1::OPTIMIZER_KIND_ADAMW);
+      group.add_fqns("w");
+      builder.Param(0, "w", {1 << 20});
+      plan_of_several_ = std::make_unique<ShardPlan>(builder.Plan());
+    }
+    const ShardPlan* const plan = several ? plan_of_several_.get() : plan_.get();
     spec_.set_name("job");
-    auto memory = JobMemory::Create(*plan_, "job");
+    auto memory = JobMemory::Create(*plan, "job");
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
     writers_ = std::make_unique<GradientWriters>(memory_.get());
     account_ = std::make_unique<MemoryAccount>(
-        MemoryAccount::Facts{&spec_, plan_.get(), memory_.get(), &sessions_, writers_.get(), &snapshot_, &full_params_},
+        MemoryAccount::Facts{&spec_, plan, memory_.get(), &sessions_, writers_.get(), &snapshot_, &full_params_},
         nullptr);
   }
+  std::unique_ptr<ShardPlan> plan_of_several_;
   v1::JobSpec spec_;
   std::unique_ptr<JobMemory> memory_;
   std::unique_ptr<GradientWriters> writers_;
@@ -37,6 +50,23 @@ TEST_F(MemoryAccountTest, ASnapshotThatIsTakenIsNoLongerReserved) {
   const int64_t before = account_->reserved_bytes();
   snapshot_.Taken(1, {"", ""});
   EXPECT_EQ(account_->reserved_bytes(), before - plan_->memory.kept_bytes);
+}
+
+class MemoryOfSeveralTest : public MemoryAccountTest {
+ protected:
+  MemoryOfSeveralTest() : MemoryAccountTest(/*several=*/true) {}
+};
+
+TEST_F(MemoryOfSeveralTest, OldBytesThatAreThereAreNotReservedAnyMore) {
+  const int64_t before = account_->reserved_bytes();
+  const int64_t saved = int64_t{64} << 10;
+  ASSERT_TRUE(memory_->undo()->Save(memory_->shards(), 0, saved, /*version=*/1).ok());
+  EXPECT_EQ(account_->reserved_bytes(), before - saved);
+  v1::Memory memory;
+  account_->Describe(&memory);
+  EXPECT_EQ(memory.planned_bytes(), plan_of_several_->memory.TotalBytes(2));
+  EXPECT_EQ(plan_of_several_->memory.undo_bytes,
+            plan_of_several_->memory.shards_bytes + plan_of_several_->memory.optimizer_bytes);
 }
 
 TEST_F(MemoryAccountTest, TotalsAreTheSumOfAllPurposes) {

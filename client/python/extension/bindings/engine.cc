@@ -137,10 +137,7 @@ void BindEngine(py::module_& m) {
       .def("release", &Engine::Release)
       .def("detach", &Engine::Detach)
       .def("finish_apart", &Engine::FinishApart)
-      .def("wait_for_commit", Keeping(+[](Engine& engine) {
-             CloseStep(engine);
-             engine.attached().WaitForCommit();
-           }))
+      .def("wait_for_commit", Keeping(+[](Engine& engine) { engine.attached().WaitForCommit(); }))
       .def("describe", Keeping(+[](Engine& engine) { return engine.attached().Describe(); }))
       .def("trainer_state", [](Engine& engine) { return py::bytes(engine.attached().trainer_state()); })
       .def("client_counters",

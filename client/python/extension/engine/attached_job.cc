@@ -136,9 +136,10 @@ void AttachedJob::AwaitPassCopies() {
   settled_ = settled_ && device_.is_cpu();
 }
 
-AttachedJob::StepResult AttachedJob::Step(const shardd_step_options& options) {
+AttachedJob::StepResult AttachedJob::Step(const shardd_step_options& options, const std::function<void()>& sent) {
   const NoGil no_gil;
   Check(job().StepWith(options));
+  sent();
   const bool tells = options.max_grad_norm > 0 || options.loss_scale > 0;
   if (!tells && !device_.is_cpu() && device_ == state_device_ && job().info().stream_ordered != 0) {
     Check(job().AwaitStep());

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -60,8 +61,10 @@ class AttachedJob {
     bool skipped = false;
   };
   // Asks for the optimizer step and waits for the commit; on a GPU the current stream does that, and the result is
-  // empty, unless it tells of a norm or of a loss scale.
-  StepResult Step(const shardd_step_options& options);
+  // empty, unless it tells of a norm or of a loss scale. `sent` is called behind the asking, without the GIL: the step
+  // will be made, whether this waits to its end or a signal's handler raises meanwhile.
+  StepResult Step(
+      const shardd_step_options& options, const std::function<void()>& sent = [] {});
   // The host waits for the last step's commit, too, where the stream alone has. What tells of the job does so.
   void WaitForCommit();
   std::string Describe();

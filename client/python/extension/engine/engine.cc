@@ -63,25 +63,35 @@ AttachedJob::StepResult Engine::Step(shardd_step_options options, const std::str
   }
   options.state = state.data();
   options.state_bytes = state.size();
-  const AttachedJob::StepResult result = attached_->Step(options);
-  float* const counts =
-      update_counts_.defined() && !result.skipped ? update_counts_.mutable_data_ptr<float>() : nullptr;
-  ++steps_;
-  if (options.part != 0) {
-    open_step_.reset(new OpenStep{{options.groups, options.groups + options.group_count}, state});
-    forward_since_step_ = true;  // what is not committed is lost with the epoch
-    for (Unit* unit : units_) {
-      unit->gradients().EndPart(counts, steps_);
+  bool sent = false;
+  const auto asked = [&] {
+    sent = true;
+    open_step_.reset(options.part == 0 ? nullptr
+                                       : new OpenStep{{options.groups, options.groups + options.group_count}, state});
+  };
+  const auto end = [&](bool skipped) {
+    float* const counts = update_counts_.defined() && !skipped ? update_counts_.mutable_data_ptr<float>() : nullptr;
+    const bool part = options.part != 0;
+    ++steps_;
+    passes_.Stepped();
+    forward_since_step_ = part;  // what is not committed is lost with the epoch
+    if (!part) {
+      used_gradients_.MarkUsed();
     }
-    return result;
+    for (Unit* unit : units_) {
+      part ? unit->gradients().EndPart(counts, steps_) : unit->gradients().EndStep(counts, /*in_trainers=*/false);
+    }
+  };
+  AttachedJob::StepResult result;
+  try {
+    result = attached_->Step(options, asked);
+  } catch (...) {
+    if (sent && options.part != 0) {
+      end(/*skipped=*/options.loss_scale > 0);  // a signal's handler has raised: the part is made all the same
+    }
+    throw;
   }
-  open_step_.reset();
-  forward_since_step_ = false;
-  used_gradients_.MarkUsed();
-  passes_.Stepped();
-  for (Unit* unit : units_) {
-    unit->gradients().EndStep(counts, /*in_trainers=*/false);
-  }
+  end(result.skipped);
   return result;
 }
 
@@ -91,17 +101,19 @@ void CloseStep(Engine& engine) {
   if (!StepIsOpen(engine)) {
     return;
   }
-  const std::unique_ptr<Engine::OpenStep> open = std::move(engine.open_step_);
-  std::vector<int32_t> left(open->groups.size());
+  const Engine::OpenStep& open = *engine.open_step_;
+  std::vector<int32_t> left(open.groups.size());
   std::iota(left.begin(), left.end(), 0);
   shardd_step_options options{};
-  options.groups = open->groups.data();
-  options.group_count = static_cast<int32_t>(open->groups.size());
+  options.groups = open.groups.data();
+  options.group_count = static_cast<int32_t>(open.groups.size());
   options.left_groups = left.data();
   options.left_group_count = options.group_count;
-  options.state = open->state.data();
-  options.state_bytes = open->state.size();
-  (void)engine.attached_->Step(options);
+  options.state = open.state.data();
+  options.state_bytes = open.state.size();
+  // One that was not asked for, as where a signal's handler raised, is by the next call.
+  (void)engine.attached_->Step(options, [&engine] { engine.open_step_.reset(); });
+  engine.passes_.Stepped();
   ++engine.steps_;
   engine.forward_since_step_ = false;
   engine.used_gradients_.MarkUsed();

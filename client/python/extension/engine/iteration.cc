@@ -60,6 +60,7 @@ bool Engine::AnyUnsharded() const {
 
 void Engine::QueueFinal(bool whole) {
   if (!iteration_.in_backward()) {
+    CloseStep(*this);  // of a graph that was kept, or whose forward was before the step
     Check(passes_.ResumeReading());
   }
   if (!iteration_.BeginBackward(whole, /*makes_graph=*/c10::GradMode::is_enabled())) {

@@ -11,9 +11,7 @@
 namespace shardd::python {
 
 void Engine::EnterPassByHand(bool backward) {
-  if (!backward) {
-    CloseStep(*this);
-  }
+  CloseStep(*this);
   if (!backward && passes_.used() && !passes_.inside()) {
     TakeChanges();
   }

@@ -69,6 +69,13 @@ TEST_F(ExtensionsTest, ARankAsksBetweenStepsOnly) {
   ExpectRefused(extensions_.CheckMayAsk(0), "rank 1 has finished");
 }
 
+TEST_F(ExtensionsTest, NobodyAsksBetweenPartsOfAStep) {
+  decision_.PartMade();
+  ExpectRefused(extensions_.CheckMayAsk(0), "ExtendJob: a step is not committed yet");
+  decision_.EndParts();
+  EXPECT_TRUE(extensions_.CheckMayAsk(0).ok());
+}
+
 TEST_F(ExtensionsTest, WhoeverGoesOnIsToldWhatOthersWaitFor) {
   EXPECT_TRUE(extensions_.CheckNobodyWentOn(0, "the head").ok());
   Submit(1);

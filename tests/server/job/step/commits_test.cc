@@ -17,6 +17,37 @@ class CommitsTest : public CommitsFixture {
   }
 };
 
+class PartsTest : public CommitsFixture {
+ protected:
+  PartsTest() : CommitsFixture(/*pass_copies=*/false, /*several=*/true) {}
+  static v1::Step Part() {
+    v1::Step step;
+    for (int group = 0; group < 3; ++group) step.add_groups()->set_lr(0.5);
+    step.add_left_groups(2);
+    step.set_part(true);
+    return step;
+  }
+};
+
+TEST_F(PartsTest, ARankThatDoesNotWaitForItsPartIsBetweenParts) {
+  ASSERT_TRUE(commits_.CheckBetweenParts(0, Opcode::kUnshard).ok());
+  ASSERT_TRUE(Step(0, Part()).ok());
+  EXPECT_THAT(commits_.CheckBetweenParts(0, Opcode::kUnshard).message(), HasSubstr("send Step without `part` first"));
+  EXPECT_TRUE(commits_.CheckBetweenParts(0, Opcode::kReshard).ok());
+  EXPECT_TRUE(commits_.CheckBetweenParts(1, Opcode::kUnshard).ok()) << "it has sent none";
+}
+
+TEST_F(PartsTest, APartOfAClosedJobUpdatesNothing) {
+  gradients_.presence().Set(0, true);
+  ASSERT_TRUE(Step(0, Part()).ok() && Step(1, Part()).ok());
+  ASSERT_TRUE(commits_.BeginDecision().ok());
+  EXPECT_THAT(device_.labels(), ElementsAre("keep for a part of step 1", "keep for a part of step 1"));
+  committed_.EndEpoch();
+  End();
+  EXPECT_THAT(device_.labels(), IsEmpty());
+  EXPECT_EQ(job_.why_closed(), "");
+}
+
 TEST_F(CommitsTest, AStepIsUpdatedShownAndCommitted) {
   ASSERT_TRUE(Step(0).ok());
   EXPECT_EQ(commits_.WaitingToStep(0).rank, 1);

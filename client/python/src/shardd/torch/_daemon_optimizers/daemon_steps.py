@@ -117,11 +117,17 @@ class DaemonSteps(DaemonState):
         values = [groups[owner[1]] if is_own and owner else {} for is_own, owner in zip(own, job.owners, strict=True)]
         left = [number for number, is_own in enumerate(own) if not is_own]
         stepped = job.stepped | {mine}
-        goes_on = any(ref() is not None and i not in stepped for i, ref in enumerate(job.optimizers))
+        # Also where one is gone, which ranks need not see at the same time: then the next forward commits the step.
+        goes_on = len(stepped) < len(job.optimizers)
         engine.set_updated(self._indices(job))
-        result = engine.step(values, float(max_grad_norm), float(loss_scale), job.trainer_state([]), left, goes_on)
-        job.stepped = stepped if goes_on else set()
-        return result
+        before, job.stepped = job.stepped, stepped if goes_on else set()
+        steps = engine.steps
+        try:
+            return engine.step(values, float(max_grad_norm), float(loss_scale), job.trainer_state([]), left, goes_on)
+        except BaseException:
+            if engine.steps == steps:  # else it was asked for, and is made all the same
+                job.stepped = before
+            raise
 
     def _negate_maximized(self) -> list[torch.Tensor]:
         """Negates the gradients of groups with ``maximize``, which is all that it changes, and returns them: for the step alone."""

@@ -338,6 +338,7 @@ class TorchJob:
         lost: RuntimeError | None = None
         try:
             if finished:
+                engine.close_step()
                 engine.wait_for_commit()
                 self._forget_commits()
         except RuntimeError as error:
