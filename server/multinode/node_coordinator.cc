@@ -90,7 +90,9 @@ void NodeCoordinator::ForgetStep() {
   gone_.clear();
   all_closed_ = 0;
   deciding_ = false;
+  may_write_times_ = 0;
   for (Node& node : nodes_) {
+    node.asks_to_write = 0;
     node.closed = 0;
     node.step.reset();
     node.reduced.reset();
@@ -186,6 +188,8 @@ absl::Status NodeCoordinator::Handle(int node, const v1::PeerMessage& message) {
       return OnClosed(node, message.closed());
     case v1::PeerMessage::kReduced:
       return OnReduced(node, message.reduced());
+    case v1::PeerMessage::kAsksToWrite:
+      return OnAsksToWrite(node, message.asks_to_write());
     case v1::PeerMessage::kValues:
       return OnValues(node, message.values());
     default:
@@ -345,6 +349,10 @@ std::string NodeCoordinator::Waiting() const {
   }
   if (!initialized_ && any(given) && Latest() >= 0) {
     return Lacking();
+  }
+  const auto asked = [this](const Node& n) { return n.asks_to_write > may_write_times_; };
+  if (any(asked)) {
+    return text(Missing(asked), " has not asked to write values, which all nodes do together");
   }
   if (any(given) && Missing(given) >= 0) {
     return text(Missing(given),

@@ -104,10 +104,33 @@ bool NodeCoordinator::AllServed() const {
          });
 }
 
+absl::Status NodeCoordinator::OnAsksToWrite(int node, const v1::PeerMessage::AsksToWrite& asks) {
+  Node& from = nodes_[static_cast<size_t>(node)];
+  const bool in_turn = plan_->cut_over_nodes && initialized_ && Version() > 0 && asks.version() == Version() + 1 &&
+                       from.closed != kAllBackwards && !from.values.has_value();
+  if (!in_turn || asks.times() != from.asks_to_write + 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(NodeText(node), " asks to write values: not its turn (got version ", asks.version(), ", time ",
+                     asks.times(), ", want version ", Version() + 1, ", time ", from.asks_to_write + 1, ")"));
+  }
+  from.asks_to_write = asks.times();
+  const auto fewest = std::min_element(nodes_.begin(), nodes_.end(), [](const Node& one, const Node& other) {
+    return one.asks_to_write < other.asks_to_write;
+  });
+  if (fewest->asks_to_write == may_write_times_) return absl::OkStatus();
+  may_write_times_ = fewest->asks_to_write;
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  message.mutable_may_write()->set_times(may_write_times_);
+  SendAll(message);
+  return absl::OkStatus();
+}
+
 absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& values) {
   Node& from = nodes_[static_cast<size_t>(node)];
   // Between steps alone: what a step sums, or has decided, is of the values before.
-  const bool in_turn = !initialized_ || (!plan_->cut_over_nodes && Version() > 0 && values.version() == Version() + 1 &&
+  const bool may_write = !plan_->cut_over_nodes || (may_write_times_ > 0 && from.asks_to_write == may_write_times_);
+  const bool in_turn = !initialized_ || (may_write && Version() > 0 && values.version() == Version() + 1 &&
                                          all_closed_ != kAllBackwards);
   if (!in_turn || from.values.has_value() || values.digests_size() != static_cast<int>(plan_->params.size())) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -123,7 +146,11 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
   values_agreed_ = initialized_ ? values_agreed_ + 1 : 1;
   initialized_ = true;
   agreed_generation_ = generation_;
-  for (Node& each : nodes_) each.values.reset();
+  for (Node& each : nodes_) {
+    each.values.reset();
+    each.asks_to_write = 0;
+  }
+  may_write_times_ = 0;
   v1::PeerMessage message;
   message.set_generation(generation_);
   message.mutable_values_agreed();

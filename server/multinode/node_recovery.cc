@@ -20,6 +20,11 @@ bool IsBehind(const v1::PeerMessage::Holds& one, const v1::PeerMessage::Holds& o
 
 }  // namespace
 
+void NodeCoordinator::TakeUp(v1::PeerMessage::Holds own) {
+  generation_ = std::max(generation_, own.generation());
+  nodes_[0].holds = std::move(own);
+}
+
 void NodeCoordinator::OnUp(int node) {
   Node& come = nodes_[static_cast<size_t>(node)];
   come.up = true;
@@ -140,12 +145,18 @@ std::string NodeCoordinator::Lacking() const {
 
 // Whenever what nodes have said, or who may still say it, has changed.
 void NodeCoordinator::MaybeRecover() {
-  const int latest = initialized_ ? -1 : Latest();
+  int latest = initialized_ ? -1 : Latest();
   if (latest < 0) {
     return;
   }
   const bool begins = source_ < 0 && Unheard() < 0;
   if (begins) {
+    if (auto& own = nodes_[0].holds; own.has_value() && own->promised_version() > 0 && latest != 0 &&
+                                     nodes_[static_cast<size_t>(latest)].holds->version() == own->promised_version() &&
+                                     nodes_[static_cast<size_t>(latest)].holds->step() == own->step()) {
+      own->set_version(own->promised_version());  // as another node has heard, all have agreed on what it promised
+      latest = 0;
+    }
     source_ = latest;
   }
   if (source_ == 0) {

@@ -264,7 +264,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
     memory->old_values_ = std::make_unique<JobSlab>(*std::move(slab));
   }
   MapTakenUp(taken_up);
-  if (!plan.cut_over_nodes && memory->shards_ != nullptr) {
+  if (memory->shards_ != nullptr) {
     const UndoSlab::Slabs undone = {memory->shards_.get(), memory->optimizer_.get()};
     const auto of_before = kept.find(kUndoName);
     auto slab = of_before == kept.end() ? UndoSlab::Create(plan, undone)

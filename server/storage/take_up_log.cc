@@ -35,6 +35,7 @@ static_assert(sizeof(RawTakeUpHeader) == 64);
 constexpr uint32_t kTouched = 1;
 constexpr uint32_t kPromised = 2;
 constexpr uint32_t kFinished = 4;
+constexpr uint32_t kPromisedValues = 8;
 // In the place of kSnapshotBeingTaken, so that a daemon that does not know of it refuses the log.
 constexpr uint32_t kCountsBehindPass = 3;
 
@@ -88,7 +89,9 @@ absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const 
   log->behind_pass_ = last.counts == kCountsBehindPass;
   log->counts_ = log->behind_pass_ ? Counts::kSnapshotBeingTaken : static_cast<Counts>(last.counts);
   log->touched_ = (last.flags & kTouched) != 0;
-  log->promised_ = (last.flags & kPromised) != 0;
+  log->promised_ = (last.flags & kPromised) != 0         ? Promised::kStep
+                   : (last.flags & kPromisedValues) != 0 ? Promised::kValues
+                                                         : Promised::kNothing;
   log->finished_ = (last.flags & kFinished) != 0;
   return log;
 }
@@ -149,7 +152,7 @@ absl::Status TakeUpLog::PinFor(const SlabPlace& place) {
 void TakeUpLog::SetVersion(uint64_t epoch, uint64_t version) {
   header_.epoch = epoch;
   header_.version = version;
-  promised_ = false;
+  promised_ = Promised::kNothing;
   Write();
 }
 
@@ -157,13 +160,21 @@ void TakeUpLog::CommitStep(const Header& header) {
   header_ = header;
   facts_ = 0;
   counts_ = Counts::kShards;
-  touched_ = promised_ = behind_pass_ = false;
+  touched_ = behind_pass_ = false;
+  promised_ = Promised::kNothing;
   Write();
 }
 
 absl::Status TakeUpLog::Promise(const v1::PromisedStepRecord& record) {
   SHARDD_RETURN_IF_ERROR(WriteRecord(PlaceOf(kPromisePlace), sizes_.place_bytes, record));
-  promised_ = true;
+  promised_ = Promised::kStep;
+  Write();
+  return absl::OkStatus();
+}
+
+absl::Status TakeUpLog::PromiseValues(const v1::PromisedValuesRecord& record) {
+  SHARDD_RETURN_IF_ERROR(WriteRecord(PlaceOf(kPromisePlace), sizes_.place_bytes, record));
+  promised_ = Promised::kValues;
   Write();
   return absl::OkStatus();
 }
@@ -175,7 +186,7 @@ absl::Status TakeUpLog::Commit(const v1::CommittedRecord& facts, const Header& h
   facts_ = place;
   counts_ = counts;
   touched_ = behind_pass_ = false;
-  promised_ = promised_ && std::exchange(keeps_promise_, false);
+  if (!std::exchange(keeps_promise_, false)) promised_ = Promised::kNothing;
   Write();
   return absl::OkStatus();
 }
@@ -195,7 +206,8 @@ void TakeUpLog::End() {
   header_ = {};
   facts_ = 0;
   counts_ = Counts::kShards;
-  touched_ = promised_ = finished_ = behind_pass_ = false;
+  touched_ = finished_ = behind_pass_ = false;
+  promised_ = Promised::kNothing;
   Write();
 }
 
@@ -220,7 +232,8 @@ void TakeUpLog::Write() {
   raw.step = header_.step;
   raw.version = header_.version;
   raw.facts = facts_;
-  raw.flags = (touched_ ? kTouched : 0) | (promised_ ? kPromised : 0) | (finished_ ? kFinished : 0);
+  raw.flags = (touched_ ? kTouched : 0) | (promised_ == Promised::kStep ? kPromised : 0) |
+              (promised_ == Promised::kValues ? kPromisedValues : 0) | (finished_ ? kFinished : 0);
   raw.counts = behind_pass_ ? kCountsBehindPass : static_cast<uint32_t>(counts_);
   raw.crc = TakeUpCrc(raw);
   char* const place = slab_->At<char>(static_cast<int64_t>(sequence_ % 2) * static_cast<int64_t>(sizeof(raw)));
@@ -255,6 +268,11 @@ absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
       (!ReadRecord(PlaceOf(kPromisePlace), sizes_.place_bytes, &left.promised.emplace()) ||
        left.promised->step() != best.step + 1)) {
     return absl::DataLossError("take-up log: what is promised is not valid");
+  }
+  if (sizes_.promises && (best.flags & kPromisedValues) != 0 &&
+      (!ReadRecord(PlaceOf(kPromisePlace), sizes_.place_bytes, &left.promised_values.emplace()) ||
+       left.promised_values->version() != best.version + 1)) {
+    return absl::DataLossError("take-up log: what values are promised is not valid");
   }
   return left;
 }

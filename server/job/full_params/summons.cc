@@ -116,7 +116,6 @@ absl::Status Summons::LetIn() {
   return use_.given_back->When(std::move(settling));
 }
 
-// All ranks are where they were before they asked.
 absl::Status Summons::Refuse(const absl::Status& why) {
   use_.events->Add(-1, "full_params", absl::StrCat("refused: ", why.message()));
   for (int rank = 0; rank < world_size(); ++rank) {

@@ -50,7 +50,12 @@ void ModelDigests::SayValues(std::vector<SlabPart> stale, std::function<void()> 
            return;
          }
          digests.set_version(see_.committed->version() + 1);
-         status.ok() ? use_.member->Values(std::move(digests)) : use_.job->Fail(status);
+         if (!status.ok()) {
+           use_.job->Fail(status);
+           return;
+         }
+         if (use_.promise != nullptr) use_.promise();
+         use_.member->Values(std::move(digests));
        });
 }
 

@@ -35,6 +35,17 @@ ValueWrites::ValueWrites(Facts facts, Services services, TurnQueue* copier, Work
       copies_(use_.work->loop(), copier, owner),
       written_gradients_(facts.plan->params.size(), false) {}
 
+void ValueWrites::TakeUp(const v1::PromisedValuesRecord& promised) {
+  const std::vector<int64_t>& before = use_.counts->step_counts();
+  for (size_t param = 0; param < before.size(); ++param) {
+    if (before[param] != promised.step_counts(static_cast<int>(param))) {
+      undo_.SaveCount(static_cast<int>(param), before[param]);
+    }
+  }
+  use_.counts->SetStepCounts({promised.step_counts().begin(), promised.step_counts().end()});
+  if (use_.memory->undo() != nullptr) undo_.WillSave(use_.counts->version());
+}
+
 bool ValueWrites::WritesBack(int rank) const {
   const FullParams& full_params = see_.summons->full_params();
   return full_params.inside(rank) && full_params.writes(rank);
@@ -204,6 +215,7 @@ void ValueWrites::Undo() {
   const std::optional<uint64_t> of_version = undo_.BeginUndo(&counts);
   use_.counts->SetStepCounts(std::move(counts));
   if (!of_version.has_value()) {
+    if (use_.taken_back != nullptr) use_.taken_back();
     return;
   }
   // Nobody is to read what is half put back: ranks that are here are held, others cannot attach (AddSession).
@@ -229,6 +241,7 @@ void ValueWrites::Undo() {
           use_.job->Close(absl::StrCat("take back what was not committed: ", status.message()));
           return;
         }
+        if (use_.taken_back != nullptr) use_.taken_back();
         for (const auto& session : *see_.sessions) {
           if (session != nullptr && session->held) {
             Release(session.get());

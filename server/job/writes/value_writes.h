@@ -2,6 +2,7 @@
 #define SHARDD_SERVER_JOB_WRITES_VALUE_WRITES_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "server/job/writes/value_commit.h"
 #include "server/job/writes/value_copies.h"
 #include "server/job/writes/write_undo.h"
+#include "shardd/v1/journal.pb.h"
 
 namespace shardd {
 
@@ -59,9 +61,14 @@ class ValueWrites final : public JobPart {
     JobEvents* events = nullptr;
     JobWork* work = nullptr;
     JobControl* job = nullptr;
+    std::function<void()> taken_back = nullptr;  // Undo is done; null: nobody hears
   };
   // All of both outlive this. `copier`, `owner`: as of ValueCopies.
   ValueWrites(Facts facts, Services services, TurnQueue* copier, WorkOwner owner);
+
+  // The daemon before has promised values of the next version, which lie in the slabs: Commit or Undo follows. Before
+  // anything else.
+  void TakeUp(const v1::PromisedValuesRecord& promised);
 
   const ValueCommit& commit() const { return commit_; }
   const WriteUndo& undo() const { return undo_; }

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -38,6 +39,7 @@ class Wire {
     End(Wire* wire, int node) : wire_(wire), node_(node) {}
     int node() const override { return node_; }
     int nodes() const override { return static_cast<int>(wire_->ends_.size()); }
+    bool takes_writes_where_cut(int node) const override { return node != wire_->of_older_daemon_; }
     void Send(int node, v1::PeerMessage message) override {
       wire_->loop_.Post([wire = wire_, from = node_, node, message = std::move(message)]() mutable {
         const bool dropped = wire->drops_ != nullptr && wire->drops_(node, message);
@@ -99,6 +101,9 @@ class Wire {
   void Refuse(int node, int by, const absl::Status& why) {
     loop_.RunAndWait([&] { ends_[static_cast<size_t>(node)]->OnDown(by, why); });
   }
+  // Its daemon is of a release that takes no values after the initial ones where parameters are cut over nodes. Before
+  // any session.
+  void IsOfOlderDaemon(int node) { of_older_daemon_ = node; }
   // As if `from` said it.
   void Say(int from, int to, const v1::PeerMessage& message) {
     loop_.RunAndWait([&] { ends_[static_cast<size_t>(to)]->OnMessage(from, message, nullptr); });
@@ -115,6 +120,7 @@ class Wire {
   std::map<std::pair<int, int>, bool> up_;
   std::vector<PeerLinks::Events*> ends_;
   std::function<bool(int to, const v1::PeerMessage&)> drops_;
+  std::atomic<int> of_older_daemon_ = -1;
   CoreLoop loop_;
 };
 
