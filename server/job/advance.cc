@@ -119,8 +119,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Who is let in to write has heard from the others."},
       {"let into full parameters", kAllFullParams, kCommitting,
        [](const JobCore& job) {
-         const bool may_write = job.nodes_.MayWriteBack() && job.unsharding_.pending_fills() == 0;
-         return job.summons_.MayGrant() && (!job.summons_.full_params().AnyWrites() || may_write) &&
+         return job.summons_.MayGrant() && (!job.summons_.full_params().AnyWrites() || job.nodes_.MayWriteBack()) &&
                 !job.summons_.SumsHold(job.gradients_.reductions().under_way() &&
                                        job.devices_.collective()->may_hold_requests());
        },
