@@ -142,6 +142,22 @@ TEST_F(TakeUpLogTest, APromiseLastsUntilItsStepOrGenerationEnds) {
   EXPECT_EQ(Next().status().code(), absl::StatusCode::kDataLoss) << "it is of another step";
 }
 
+TEST_F(TakeUpLogTest, PromisedValuesAreOfTheNextVersionAlone) {
+  v1::PromisedValuesRecord promise;
+  promise.set_generation(7);
+  promise.set_version(Next()->header.version + 1);
+  promise.add_step_counts(3);
+  ASSERT_TRUE(log_->PromiseValues(promise).ok());
+  ASSERT_TRUE(Next().ok());
+  EXPECT_FALSE(Next()->promised.has_value());
+  EXPECT_EQ(Next()->promised_values->step_counts(0), 3);
+  log_->SetVersion(/*epoch=*/5, Next()->header.version);
+  EXPECT_FALSE(Next()->promised_values.has_value()) << "its epoch has ended";
+  promise.set_version(Next()->header.version + 2);
+  ASSERT_TRUE(log_->PromiseValues(promise).ok());
+  EXPECT_TRUE(absl::IsDataLoss(Next().status())) << "of no version that could follow";
+}
+
 TEST_F(TakeUpLogTest, WhoeverTakesUpMayKeepThePromiseThroughOneCommit) {
   v1::PromisedStepRecord promise;
   promise.set_step(2);
