@@ -323,8 +323,10 @@ def refused() -> dict[str, str]:
 # A rank dies.
 
 
-def survive(steps: int, folder: str, victim: int, at_step: int, moment: str) -> dict[str, Any]:
-    """One rank dies in its first life; the others, on both nodes, go on in their processes, whose meshes have lost it."""
+def survive(steps: int, folder: str, victim: int, at_step: int, moment: str, loads: bool = False) -> dict[str, Any]:
+    """One rank dies in its first life; the others, on both nodes, go on in their processes, whose meshes have lost it.
+
+    ``loads``: before the step all load what says nothing of the steps before."""
     import shardd.torch
     from shardd.torch import counters, ride
 
@@ -356,6 +358,11 @@ def survive(steps: int, folder: str, victim: int, at_step: int, moment: str) -> 
                 resumed.append(int(step))
                 losses = step.state or []
             report(event="begins", step=step, pid=os.getpid())
+            if loads and int(step) == at_step:
+                state = {name: torch.full_like(value, 0.125) for name, value in model.state_dict().items()}
+                dies("load", step)
+                model.load_state_dict(state)
+                dies("loaded", step)
             loss = loss_of(model, step, 0, rank)
             dies("forward", step)
             loss.backward()

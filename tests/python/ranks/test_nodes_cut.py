@@ -196,23 +196,29 @@ def test_what_no_node_can_do_alone_is_refused_by_name(two: Nodes) -> None:
 # A rank dies.
 
 
-@pytest.mark.parametrize(("victim", "moment"), [(3, "forward"), (0, "backward"), (2, "step")])
-def test_a_rank_that_dies_costs_no_step(two: Nodes, victim: int, moment: str) -> None:
-    expected = train_alone(Case(steps=_STEPS), 4)
+def _survive(two: Nodes, victim: int, moment: str, *more: bool) -> list[dict[str, Any]]:
+    """What each rank has made of ``survive``; nobody dies where ``victim`` is none of them."""
     name = f"nodes-cut-{victim}-{moment}-{os.getpid()}"
 
     def life(restarts: int) -> dict[str, str]:
         return {"SHARDD_JOB": name, "TORCHELASTIC_RESTART_COUNT": str(restarts)}
 
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (_STEPS, folder, victim, 5, moment)
+        arguments = (_STEPS, folder, victim, 5, moment, *more)
         with NodesCluster(two, 2, folder, {"SHARDD_TEST_NO_GROUP": "1"}) as cluster:
             for rank in range(4):
                 cluster.start(nodes_cut_scenarios.survive, rank, arguments, life(0))
-            assert cluster.wait(120, [victim]) == {victim: -signal.SIGKILL}, cluster.logs()
-            cluster.start(nodes_cut_scenarios.survive, victim, arguments, life(1))
+            if victim in range(4):
+                assert cluster.wait(120, [victim]) == {victim: -signal.SIGKILL}, cluster.logs()
+                cluster.start(nodes_cut_scenarios.survive, victim, arguments, life(1))
             assert set(cluster.wait(120).values()) == {0}, cluster.logs()
-            results = [cluster.result(rank) for rank in range(4)]
+            return [cluster.result(rank) for rank in range(4)]
+
+
+@pytest.mark.parametrize(("victim", "moment"), [(3, "forward"), (0, "backward"), (2, "step")])
+def test_a_rank_that_dies_costs_no_step(two: Nodes, victim: int, moment: str) -> None:
+    expected = train_alone(Case(steps=_STEPS), 4)
+    results = _survive(two, victim, moment)
     begins = 6 if moment == "step" else 5
     for rank, result in enumerate(results):
         assert result["resumed"] == [begins], (rank, result["resumed"])
@@ -221,3 +227,12 @@ def test_a_rank_that_dies_costs_no_step(two: Nodes, victim: int, moment: str) ->
         for param, value in expected["parameters"].items():
             rows = value.chunk(4)
             _close(result["locals"][param], rows[rank] if rank < len(rows) else value[:0])
+
+
+@pytest.mark.parametrize(("victim", "moment"), [(3, "load"), (0, "loaded")])
+def test_a_load_in_which_a_rank_dies_is_as_undisturbed(two: Nodes, victim: int, moment: str) -> None:
+    results = _survive(two, victim, moment, True)
+    for result, want in zip(results, _survive(two, -1, moment, True)):
+        assert (result["losses"], result["resumed"]) == (want["losses"], [5])
+        for name, value in want["locals"].items():
+            assert torch.equal(result["locals"][name], value), name
