@@ -107,9 +107,9 @@ absl::Span<const Transition> JobCore::Transitions() {
                 job.unsharding_.pending_fills() == 0 && job.nodes_.MayAskToWrite();
        },
        [](JobCore& job) -> absl::Status {
-         absl::Status may = job.nodes_.CheckOthersTakeWrites();
-         may.Update(job.memory_account_.CheckUndoFits());
-         if (!may.ok()) return job.summons_.Refuse(may);
+         // Alike on all nodes but that one, which refuses its own ranks.
+         if (absl::Status may = job.nodes_.CheckOthersTakeWrites(); !may.ok()) return job.summons_.Refuse(may);
+         SHARDD_RETURN_IF_ERROR(job.summons_.CheckUndoFits());
          job.nodes_.AskToWrite();
          return absl::OkStatus();
        },

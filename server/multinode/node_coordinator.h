@@ -101,8 +101,8 @@ class NodeCoordinator {
     std::optional<v1::Step> step;
     std::optional<v1::PeerMessage::Reduced> reduced;
     std::optional<v1::PeerMessage::Values> values;
-    int asks_to_write = 0;  // how often
-    bool leaves = false;    // its link is about to go: its daemon wanted the attempt to end behind the decided step
+    v1::PeerMessage::AsksToWrite asks_to_write;  // the last
+    bool leaves = false;  // its link is about to go: its daemon wanted the attempt to end behind the decided step
   };
   using Key = std::tuple<int, int, int>;                    // backward, group, occurrence
   using Gives = std::vector<std::optional<v1::NodeGives>>;  // by node
@@ -127,6 +127,7 @@ class NodeCoordinator {
   absl::Status TryGo(const Key& key);
   absl::Status MaybeAllClosed();
   absl::Status CompareSteps() const;
+  absl::Status CompareAsks() const;
   absl::Status CompareValues() const;
   uint64_t Version() const;  // 0: not known
   void ForgetStep();

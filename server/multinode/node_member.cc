@@ -117,10 +117,11 @@ void NodeMember::Values(v1::PeerMessage::Values values) {
   Say(std::move(message));
 }
 
-void NodeMember::AsksToWrite(int times) {
+void NodeMember::AsksToWrite(v1::PeerMessage::AsksToWrite asks) {
+  if (asks.times() == 1) may_write_times_ = 0;  // what was heard is of the version before
   v1::PeerMessage message;
-  message.mutable_asks_to_write()->set_version(facts_->NodeVersion() + 1);
-  message.mutable_asks_to_write()->set_times(times);
+  asks.set_version(facts_->NodeVersion() + 1);
+  *message.mutable_asks_to_write() = std::move(asks);
   Say(std::move(message));
 }
 

@@ -59,7 +59,7 @@ class NodeMember final : public NodeEvents::Listener {
   void Closed(v1::PeerMessage::Closed closed);
   void Reduced(v1::PeerMessage::Reduced reduced);        // promised, once it is on its way
   void Values(v1::PeerMessage::Values values);           // likewise
-  void AsksToWrite(int times);                           // its ranks have, so often in this version (MayWrite)
+  void AsksToWrite(v1::PeerMessage::AsksToWrite asks);   // its ranks have (MayWrite); the version is told here
   void Decide(const v1::PeerMessage::Decided& decided);  // node 0
   // It wants to give the attempt up and is promised.
   void WantsToEnd(const absl::Status& cause);

@@ -107,7 +107,8 @@ int NodeCoordinator::Latest() const {
   int latest = -1;
   for (size_t node = 0; node < nodes_.size(); ++node) {
     const auto& holds = nodes_[node].holds;
-    if (holds.has_value() && holds->initialized() && !nodes_[node].finished &&
+    const bool may_be = plan_->cut_over_nodes || !nodes_[node].finished;  // a replica may be freed, a part is not
+    if (holds.has_value() && holds->initialized() && may_be &&
         (latest < 0 || IsBehind(*nodes_[static_cast<size_t>(latest)].holds, *holds))) {
       latest = static_cast<int>(node);
     }
@@ -116,7 +117,10 @@ int NodeCoordinator::Latest() const {
 }
 
 int NodeCoordinator::Unheard() const {
-  const auto unheard = [](const Node& node) { return !node.holds.has_value() && !node.finished; };
+  // Where parameters are cut over nodes, one that has finished serves the others, and knows what was agreed on.
+  const auto unheard = [this](const Node& node) {
+    return !node.holds.has_value() && (plan_->cut_over_nodes || !node.finished);
+  };
   const auto found = std::find_if(nodes_.begin() + 1, nodes_.end(), unheard);
   return found == nodes_.end() ? -1 : static_cast<int>(found - nodes_.begin());
 }

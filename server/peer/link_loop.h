@@ -63,7 +63,7 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   }
   bool takes_writes_where_cut(int node) const ABSL_LOCKS_EXCLUDED(mutex_) {
     const LinkPtr link = UpLink(node);
-    return link != nullptr && link->takes_writes_where_cut;
+    return link == nullptr || link->takes_writes_where_cut;
   }
   PeerTraffic traffic(int node) const { return {peers_[node]->sent_bytes, peers_[node]->received_bytes}; }
   // As in PeerLinks.

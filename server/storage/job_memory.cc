@@ -29,6 +29,14 @@ constexpr int64_t kLateGradientsBytes = int64_t{1} << 27;
 
 }  // namespace
 
+int64_t WritebackUndoBytes(const ShardPlan& plan) {
+  if (plan.cut_over_nodes) {  // of what this node holds
+    return HeldChunksBytes(plan, HeldSlab::kShards) + HeldChunksBytes(plan, HeldSlab::kOptimizer);
+  }
+  const bool updates = plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
+  return plan.shards_stride_bytes + (updates ? plan.optimizer_stride_bytes : 0);
+}
+
 int64_t HostSessionBytes(const ShardPlan& plan, const SlabPlace& place) {
   return plan.memory.session_bytes - (place.memory == nullptr ? 0 : plan.memory.gradient_slots_bytes);
 }

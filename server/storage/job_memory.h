@@ -29,13 +29,7 @@ class UndoSlab;
 
 // A writeback of full parameters keeps the old bytes of what it writes until it is committed: at most all shards, and
 // all state of the daemon's optimizer. It is allocated as it is needed.
-inline int64_t WritebackUndoBytes(const ShardPlan& plan) {
-  if (plan.cut_over_nodes) {  // of what this node holds
-    return plan.memory.held_shards_bytes + plan.memory.held_optimizer_bytes;
-  }
-  const bool updates = plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
-  return plan.shards_stride_bytes + (updates ? plan.optimizer_stride_bytes : 0);
-}
+int64_t WritebackUndoBytes(const ShardPlan& plan);
 
 // Of these, what a job is promised when it is opened: all of them on the host. A job on GPUs may be larger than the
 // host's memory, one that is cut over nodes than all of a node's, and both may never write back: they ask for them when

@@ -38,6 +38,8 @@ constexpr uint32_t kFinished = 4;
 constexpr uint32_t kPromisedValues = 8;
 // In the place of kSnapshotBeingTaken, so that a daemon that does not know of it refuses the log.
 constexpr uint32_t kCountsBehindPass = 3;
+// Beside any of these, likewise.
+constexpr uint32_t kCountsWriting = 4;
 
 uint32_t TakeUpCrc(const RawTakeUpHeader& raw) { return RecordCrc(&raw, offsetof(RawTakeUpHeader, crc)); }
 
@@ -86,8 +88,10 @@ absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const 
   log->header_ = {last.epoch, last.step, last.version};
   log->sequence_ = last.sequence;
   log->facts_ = last.facts;
-  log->behind_pass_ = last.counts == kCountsBehindPass;
-  log->counts_ = log->behind_pass_ ? Counts::kSnapshotBeingTaken : static_cast<Counts>(last.counts);
+  log->writing_ = (last.counts & kCountsWriting) != 0;
+  const uint32_t counts = last.counts & ~kCountsWriting;
+  log->behind_pass_ = counts == kCountsBehindPass;
+  log->counts_ = log->behind_pass_ ? Counts::kSnapshotBeingTaken : static_cast<Counts>(counts);
   log->touched_ = (last.flags & kTouched) != 0;
   log->promised_ = (last.flags & kPromised) != 0         ? Promised::kStep
                    : (last.flags & kPromisedValues) != 0 ? Promised::kValues
@@ -202,11 +206,15 @@ void TakeUpLog::SnapshotIsBehind() {
   Write();
 }
 
+void TakeUpLog::SetWriting(bool writing) {
+  if (std::exchange(writing_, writing) != writing) Write();
+}
+
 void TakeUpLog::End() {
   header_ = {};
   facts_ = 0;
   counts_ = Counts::kShards;
-  touched_ = finished_ = behind_pass_ = false;
+  touched_ = finished_ = behind_pass_ = writing_ = false;
   promised_ = Promised::kNothing;
   Write();
 }
@@ -234,7 +242,7 @@ void TakeUpLog::Write() {
   raw.facts = facts_;
   raw.flags = (touched_ ? kTouched : 0) | (promised_ == Promised::kStep ? kPromised : 0) |
               (promised_ == Promised::kValues ? kPromisedValues : 0) | (finished_ ? kFinished : 0);
-  raw.counts = behind_pass_ ? kCountsBehindPass : static_cast<uint32_t>(counts_);
+  raw.counts = (behind_pass_ ? kCountsBehindPass : static_cast<uint32_t>(counts_)) | (writing_ ? kCountsWriting : 0);
   raw.crc = TakeUpCrc(raw);
   char* const place = slab_->At<char>(static_cast<int64_t>(sequence_ % 2) * static_cast<int64_t>(sizeof(raw)));
   constexpr size_t kHalf = sizeof(raw) / 2;
@@ -250,7 +258,7 @@ void TakeUpLog::Write() {
 absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
   const RawTakeUpHeader best = LastHeader(*slab_);
   constexpr int64_t kMostSteps = int64_t{1} << 62;
-  if (best.sequence == 0 || best.facts > 2 || best.counts > kCountsBehindPass || best.step < 0 ||
+  if (best.sequence == 0 || best.facts > 2 || best.counts > (kCountsBehindPass | kCountsWriting) || best.step < 0 ||
       best.step > kMostSteps) {
     return absl::DataLossError("take-up log: no header is valid");
   }
@@ -258,8 +266,9 @@ absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
   left.header = {best.epoch, best.step, best.version};
   left.touched = (best.flags & kTouched) != 0;
   left.finished = (best.flags & kFinished) != 0;
-  left.behind_pass = best.counts == kCountsBehindPass;
-  left.counts = left.behind_pass ? Counts::kSnapshotBeingTaken : static_cast<Counts>(best.counts);
+  const uint32_t counts = best.counts & ~kCountsWriting;
+  left.behind_pass = counts == kCountsBehindPass;
+  left.counts = left.behind_pass ? Counts::kSnapshotBeingTaken : static_cast<Counts>(counts);
   left.facts_in_journal = best.facts == 0;
   if (!left.facts_in_journal && !ReadRecord(PlaceOf(best.facts), sizes_.place_bytes, &left.facts)) {
     return absl::DataLossError("take-up log: what is committed is not valid");

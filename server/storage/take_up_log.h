@@ -15,9 +15,11 @@
 // `facts` says where step counts and trainers' states are: 0: what follows from the journal's record of the committed
 // step; 1 and 2: in that place. `counts` says which memory the step and the facts are of (Counts); 3 is
 // kSnapshotBeingTaken of which only what is copied behind the pass is not there yet, and which an older daemon refuses:
-// it would copy all, and trainers store into shards meanwhile. `flags`: 1: touched; 2: the step behind the committed
-// one is promised, and its record is there; 4: the ranks have finished; 8: values are promised to be the next version,
-// and their record is there (an older daemon takes them back, and the job ends by name if they were agreed on).
+// it would copy all, and trainers store into shards meanwhile. 4 more than these: values lie in the shards that are
+// neither a version nor taken back, where parameters are cut over nodes, so that an older daemon refuses the log: it
+// takes nothing back there, and would serve them as the version before. `flags`: 1: touched; 2: the step behind the
+// committed one is promised, and its record is there; 4: the ranks have finished; 8: values are promised to be the next
+// version, and their record is there.
 //
 // This is format 1; kTakeUpFormats says what this build reads. Magic and format have the same place in all formats, and
 // a log keeps its format for as long as its job lives.
@@ -103,6 +105,9 @@ class TakeUpLog {
   // REQUIRES: made with `promises`. RESOURCE_EXHAUSTED: it is too large.
   absl::Status Promise(const v1::PromisedStepRecord& record);
   absl::Status PromiseValues(const v1::PromisedValuesRecord& record);
+  // Values are about to be written that are no version yet, or are one now, or taken back. Until then only a daemon
+  // that takes them back reads this.
+  void SetWriting(bool writing);
   // REQUIRES: kSnapshotBeingTaken counts, or the snapshot does.
   void SnapshotTaken();
   // The rest of it is copied behind the pass. REQUIRES: kSnapshotBeingTaken counts.
@@ -159,6 +164,7 @@ class TakeUpLog {
   Promised promised_ = Promised::kNothing;
   bool finished_ = false;
   bool behind_pass_ = false;
+  bool writing_ = false;
   bool keeps_promise_ = false;
 };
 

@@ -34,6 +34,13 @@ absl::Status FullParams::CheckMayEnter(const FullParamsOptions& options) const {
                      v1::Strategy_Name(plan.config.strategy()), " over ", plan.nodes(), " nodes; rank=", rank,
                      "); read shards, or use STRATEGY_HYBRID_SHARD"));
   }
+  if (plan.cut_over_nodes && !attachment_.takes_writes_where_cut()) {  // it would end the attempt on all nodes
+    return absl::UnimplementedError(
+        absl::StrCat(EnterObject(),
+                     "this node's daemon is of an older release, which takes no values after the initial "
+                     "ones where parameters are cut over nodes (rank=",
+                     rank, "); upgrade it, or load before the job is opened"));
+  }
   if (attachment_.ledger().expected_version() == 0) {
     return absl::FailedPreconditionError(absl::StrCat(EnterObject(),
                                                       "the parameters have no values yet (version 0; rank=", rank,

@@ -78,7 +78,11 @@ class Summons final : public JobPart {
   absl::Status CheckEqualBackwards() const;
   // Gradients are asked for. `sums_may_wait`: sums are under way that no stream of this daemon's is in order with.
   bool SumsHold(bool sums_may_wait) const { return full_params_.agreed()->with_grads && sums_may_wait; }
+  // Over several nodes an error where there is no memory for the old bytes: the others would wait for what this node's
+  // ranks do not write.
   absl::Status LetIn();
+  // RESOURCE_EXHAUSTED: there is none. REQUIRES: ranks write.
+  absl::Status CheckUndoFits() const;
   // Tells all ranks that none is let in, and why: they are where they were before they asked.
   absl::Status Refuse(const absl::Status& why);
   Wait WaitingFor(int rank) const;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/collective/nodes/node_collective.h"
 #include "server/collective/nodes/node_gather.h"
+#include "server/job/full_params/full_params.h"
 #include "server/job/job_events.h"
 #include "server/job/nodes/model_digests.h"
 #include "server/job/nodes/state_transfers.h"
@@ -69,6 +70,7 @@ void JobNodes::Start() {
     if (left_.has_value()) {
       writing_ = left_->promised_values;
       member_->TakeUp(*std::move(left_));
+      if (gathers_ != nullptr) use_.committed->SetWriting(writing_);  // else all is taken back
       if (!writing_) SetReadable(use_.committed->version());
     }
     member_->Start({sums_.get(), steps_.get(), states_.get(), this});
@@ -97,7 +99,8 @@ void JobNodes::Describe(v1::Job* out) const {
 
 void JobNodes::SayValues() {
   use_.values->BeginSaying();
-  digests_->SayValues(use_.values->StaleParts(), [values = use_.values] { values->EndReading(); });
+  digests_->SayValues(use_.values->StaleParts(), use_.values->written_parts(),
+                      [values = use_.values] { values->EndReading(); });
 }
 
 // Where parameters are cut over nodes, nobody could send the next daemon the part that it lacks of what was agreed on.
@@ -225,8 +228,9 @@ void JobNodes::NodeIsUp() {
 }
 
 void JobNodes::VersionCommitted() {
-  asks_to_write_ = writing_ = false;
+  asks_to_write_ = false;
   asked_to_write_ = 0;
+  if (std::exchange(writing_, false)) use_.committed->SetWriting(false);
   SetReadable(use_.committed->version());
 }
 
@@ -257,16 +261,26 @@ absl::Status JobNodes::CheckOthersTakeWrites() const {
 
 void JobNodes::AskToWrite() {
   asks_to_write_ = true;
-  member_->AsksToWrite(++asked_to_write_);
+  const FullParamsRequest& agreed = *see_.full_params->agreed();
+  v1::PeerMessage::AsksToWrite asks;
+  asks.set_times(++asked_to_write_);
+  asks.set_group(agreed.group);
+  asks.set_recurse(agreed.recurse);
+  asks.set_rank0_only(agreed.rank0_only);
+  member_->AsksToWrite(std::move(asks));
 }
 
 void JobNodes::BeginWriting() {
-  if (gathers_ != nullptr && !std::exchange(writing_, true)) SetReadable(0);
+  if (gathers_ == nullptr || std::exchange(writing_, true)) return;
+  SetReadable(0);
+  use_.committed->SetWriting(true);
 }
 
 void JobNodes::EndWriting() {
   asks_to_write_ = false;
-  if (std::exchange(writing_, false)) SetReadable(use_.committed->version());
+  if (!std::exchange(writing_, false)) return;
+  use_.committed->SetWriting(false);
+  SetReadable(use_.committed->version());
 }
 
 bool JobNodes::NodeInitialized() const { return use_.committed->version() > 0 || see_.decision->committing(); }

@@ -50,16 +50,18 @@ class ModelDigests {
   const std::vector<uint64_t>& At(uint64_t version) const;
 
   // Clears `stale`, and says the digests of values that ranks have written to node 0, if the epoch lasts so long: a
-  // promise.
+  // promise. `written`: as ValueWrites::written_parts, of which node 0 hears where parameters are cut over nodes.
   // `ended` runs once they are read.
-  void SayValues(std::vector<SlabPart> stale, std::function<void()> ended);
+  void SayValues(std::vector<SlabPart> stale, std::vector<uint32_t> written, std::function<void()> ended);
 
  private:
   using Digests = v1::PeerMessage::Values;
   // Clears and reads on the worker; `done` runs on the loop, and then what may happen next.
-  void Take(std::vector<SlabPart> stale, std::function<void(const absl::Status&, Digests)> done);
+  void Take(std::vector<SlabPart> stale, std::vector<uint32_t> written,
+            std::function<void(const absl::Status&, Digests)> done);
   // On the worker, while nobody writes the slabs.
-  absl::Status Read(const std::vector<int64_t>& step_counts, Digests* digests) const;
+  absl::Status Read(const std::vector<int64_t>& step_counts, const std::vector<uint32_t>& written,
+                    Digests* digests) const;
 
   const Facts see_;
   const Services use_;

@@ -116,6 +116,10 @@ void Committed::PromiseValues(uint64_t generation) {
   }
 }
 
+void Committed::SetWriting(bool writing) {
+  if (logs_) log_->SetWriting(writing);
+}
+
 void Committed::Finish() {
   if (logs_) log_->Finish();
 }

@@ -107,6 +107,9 @@ class Committed {
   void Promise(v1::PromisedStepRecord record);
   // The same for values that are to be the next version, with the counts that were loaded with them.
   void PromiseValues(uint64_t generation);
+  // Where parameters are cut over nodes: values of ranks that are no version lie in the shards from here on, or do not
+  // any more (TakeUpLog::SetWriting).
+  void SetWriting(bool writing);
   // ... this node's ranks have finished, and it goes on for the others.
   void Finish();
   // One more step, and with it one more version. `updated`: by parameter; empty: none that is counted here.

@@ -74,6 +74,9 @@ class ValueWrites final : public JobPart {
   const WriteUndo& undo() const { return undo_; }
   // Values are written that no version has.
   bool any_initial() const { return initial_.any(); }
+  // By parameter, a bit for each of its parts (WriteRequest::part) that ranks have written since the last version, also
+  // where that was nothing of what this node holds.
+  const std::vector<uint32_t>& written_parts() const { return written_parts_; }
   // Parts of initial values of an epoch that was given up: to be cleared.
   std::vector<SlabPart> StaleParts() const;
 
@@ -135,6 +138,7 @@ class ValueWrites final : public JobPart {
   WriteUndo undo_;
   ValueCopies copies_;
   std::vector<bool> written_gradients_;  // by parameter
+  std::vector<uint32_t> written_parts_;
 };
 
 }  // namespace shardd

@@ -403,6 +403,38 @@ TEST_F(NodeCoordinatorOfCut, ValuesAreWrittenWhenNobodyReadsTheVersionBefore) {
   EXPECT_EQ(Kinds(1), "may write 1 ");
 }
 
+TEST_F(NodeCoordinatorOfCut, NodesWriteTheSameTogether) {
+  for (const auto change : {+[](v1::PeerMessage::AsksToWrite* asks) { asks->set_group(1); },
+                            +[](v1::PeerMessage::AsksToWrite* asks) { asks->set_recurse(true); },
+                            +[](v1::PeerMessage::AsksToWrite* asks) { asks->set_rank0_only(true); }}) {
+    Anew();
+    Initialize();
+    v1::PeerMessage other = AsksToWrite(2);
+    change(other.mutable_asks_to_write());
+    Say(0, AsksToWrite(2));
+    Say(1, other);
+    EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("EnterFullParams: node 1"), HasSubstr("than node 0 (got ")));
+  }
+}
+
+TEST_F(NodeCoordinatorOfCut, WhoStillWritesIsWaitedFor) {
+  Initialize();
+  Say(0, AsksToWrite(2));
+  const absl::Time now = MonotonicNow();
+  coordinator_->CheckSilence(now + absl::Minutes(3), absl::Minutes(2));
+  EXPECT_THAT(EndedBecause(), HasSubstr("has not asked to write values"));
+  for (int node = 0; node < 2; ++node) Say(node, AsksToWrite(2));
+  Say(0, Values(10, 2));
+  sent_.clear();
+  EXPECT_THAT(coordinator_->Waiting(), HasSubstr("node 1"));
+  for (int minutes = 3; minutes < 20; minutes += 3) {
+    coordinator_->CheckSilence(now + absl::Minutes(minutes), absl::Minutes(2));
+  }
+  EXPECT_THAT(sent_, IsEmpty());
+  Say(1, Values(11, 2));
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("the ranks of node 1"), HasSubstr("wrote other parts")));
+}
+
 TEST_F(NodeCoordinatorOfCut, ValuesThatNobodyWasAskedForEndTheGeneration) {
   Say(1, AsksToWrite(1));
   EXPECT_THAT(EndedBecause(), HasSubstr("not its turn"));

@@ -52,7 +52,10 @@ void RandomJob::LoadNext() {
   if (said_values_) return;
   if (world_->plan().cut_over_nodes) {
     if (!std::exchange(asks_to_write_, true)) {
-      member->AsksToWrite(++asked_to_write_);
+      v1::PeerMessage::AsksToWrite asks;
+      asks.set_times(++asked_to_write_);
+      asks.set_group(-1);
+      member->AsksToWrite(std::move(asks));
       return;
     }
     if (member->may_write_times() < asked_to_write_) return;

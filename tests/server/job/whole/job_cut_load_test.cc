@@ -13,11 +13,12 @@ using ::testing::HasSubstr;
 
 class JobCutLoad : public JobNodesTest {
  protected:
-  JobCutLoad() : JobNodesTest(2, v1::STRATEGY_FULL_SHARD) {}
+  explicit JobCutLoad(bool outlives = false) : JobNodesTest(2, v1::STRATEGY_FULL_SHARD, outlives) {}
 
-  void Enter(int node) {
+  void Enter(int node, int group = -1) {
     v1::Command command;
     command.mutable_enter_full_params()->set_writeback(true);
+    command.mutable_enter_full_params()->set_scope(group + 1);
     Send(node, command);
     ++entries_[static_cast<size_t>(node)];
   }
@@ -60,6 +61,11 @@ class JobCutLoad : public JobNodesTest {
     for (int node = 0; node < 2; ++node) CommitParameters(node);
   }
   void Unshard(int node) {
+    // What is sent to a session that is held while values are taken back is for its stream to keep, which is not here.
+    ASSERT_TRUE(Until([&] {
+      const Session* session = job(node).sessions()[0].get();
+      return session == nullptr || !session->held;
+    }));
     v1::Command command;
     command.mutable_unshard()->set_phase(v1::PHASE_FORWARD);
     Send(node, command);
@@ -144,6 +150,86 @@ TEST_F(JobCutLoad, WritesThatNobodyCommitsAreTakenBackAndMayBeRepeated) {
   ASSERT_TRUE(AllAt(2)) << Why(0) << Why(1);
   for (int node = 0; node < 2; ++node) Leave(node);
   for (int node = 0; node < 2; ++node) ExpectReads(node, 50, 1);
+}
+
+TEST_F(JobCutLoad, ThatNodesMightWriteOnceSaysNothingOfLaterVersions) {
+  Begin();
+  ASSERT_NO_FATAL_FAILURE(EnterAll());
+  for (int node = 0; node < 2; ++node) Leave(node);
+  TrainsTo(1);
+  Enter(0);
+  absl::SleepFor(absl::Milliseconds(30));
+  EXPECT_FALSE(Inside(0)) << "node 1 reads";
+  ExpectReads(1, -1, 0);
+  Enter(1);
+  EXPECT_TRUE(AllInside());
+}
+
+TEST_F(JobCutLoad, NodesThatWriteDifferentPartsAreToldOfIt) {
+  Begin();
+  TrainsTo(1);
+  ASSERT_NO_FATAL_FAILURE(EnterAll());
+  Write(0, 100);
+  for (int node = 0; node < 2; ++node) CommitParameters(node);
+  ASSERT_TRUE(Gone(0) && Gone(1));
+  EXPECT_THAT(Why(0), AllOf(HasSubstr("of \"w\", the ranks of node 1"), HasSubstr("wrote other parts")));
+  AttachAll();
+  for (int node = 0; node < 2; ++node) ExpectReads(node, -1, 0);
+  TrainsTo(2);
+}
+
+TEST_F(JobCutLoad, NodesThatEnterForDifferentGroupsAreToldOfIt) {
+  Begin();
+  TrainsTo(1);
+  Enter(0);
+  Enter(1, 0);
+  ASSERT_TRUE(Gone(0) && Gone(1));
+  EXPECT_THAT(Why(0), AllOf(HasSubstr("node 1 (host1:7000) asks to write others than node 0"), HasSubstr("group -1")));
+  AttachAll();
+  TrainsTo(2);
+}
+
+TEST_F(JobCutLoad, ANodeWithoutRoomForOldBytesIsNamedOnAll) {
+  Begin();
+  TrainsTo(1);
+  promised_bytes_[1] = int64_t{1} << 60;
+  for (int node = 0; node < 2; ++node) Enter(node);
+  ASSERT_TRUE(Gone(0) && Gone(1));
+  EXPECT_EQ(StreamOf(0).Aborted().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(Why(0), AllOf(HasSubstr("node 1 (host1:7000): "), HasSubstr("for the undo of the writeback")));
+  AttachAll();
+  TrainsTo(2);
+}
+
+class JobCutLoadKept : public JobCutLoad {
+ protected:
+  JobCutLoadKept() : JobCutLoad(/*outlives=*/true) {}
+  // Counts of the header that a daemon finds which takes nothing back: of more than 3 it knows nothing.
+  bool OlderDaemonReads(int node) {
+    std::array<std::pair<uint64_t, uint32_t>, 2> headers;  // sequence, counts
+    for (int i = 0; i < 2; ++i) {
+      const int fd = nodes_[static_cast<size_t>(node)].log_fd.get();
+      EXPECT_EQ(pread(fd, &headers[static_cast<size_t>(i)].first, 8, 64 * i + 8), 8);
+      EXPECT_EQ(pread(fd, &headers[static_cast<size_t>(i)].second, 4, 64 * i + 48), 4);
+    }
+    return std::max(headers[0], headers[1]).second <= 3;
+  }
+};
+
+TEST_F(JobCutLoadKept, NoOlderDaemonServesWhatIsHalfLoaded) {
+  Begin();
+  TrainsTo(1);
+  EXPECT_TRUE(OlderDaemonReads(0));
+  ASSERT_NO_FATAL_FAILURE(EnterAll());
+  for (int node = 0; node < 2; ++node) Write(node, 100);
+  for (int node = 0; node < 2; ++node) EXPECT_FALSE(OlderDaemonReads(node));
+  Lose(1);
+  ASSERT_TRUE(Gone(0) && Gone(1));
+  AttachAll();
+  for (int node = 0; node < 2; ++node) EXPECT_TRUE(OlderDaemonReads(node)) << "all is taken back";
+  LoadAll(50);
+  ASSERT_TRUE(AllAt(3)) << Why(0) << Why(1);
+  for (int node = 0; node < 2; ++node) EXPECT_TRUE(Until([&] { return OlderDaemonReads(node); }));
 }
 
 // The word that all agree is lost with the link; the version is there with the next one, however long that takes.
