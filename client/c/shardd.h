@@ -564,8 +564,12 @@ SHARDD_API void* shardd_optimizer_state_data(const shardd_job* job, int32_t para
 
 /* Full parameters, outside a pass, on all ranks together ----------------------------------------------------------- */
 
-/* Returns when every rank has entered. RESOURCE_EXHAUSTED, on all ranks: the daemon's host has no memory for the old
- * values, which a writeback keeps until its commit; nobody is inside, and the job goes on as before. [waits] */
+/* Where parameters are cut over nodes, no node has full ones: without writeback UNIMPLEMENTED. With it the ranks of all
+ * nodes enter together and are given nothing (shardd_full_parameter_data is NULL): they write, each node's ranks at
+ * least what they hold, of which the daemon keeps its node's part.
+ * Returns when every rank has entered. RESOURCE_EXHAUSTED, on all ranks: the daemon's host has no memory for the old
+ * values, which a writeback keeps until its commit; nobody is inside, and the job goes on as before. Over several nodes
+ * the attempt ends with that on all of them, and names the node: attach again. [waits] */
 SHARDD_API shardd_status* shardd_enter_full_params(shardd_job* job, int writeback);
 /* The same with all that can be said; equal on all ranks. Zero-initialise, set struct_size, group and recurse. */
 typedef struct shardd_full_params_options {

@@ -337,7 +337,7 @@ int64_t MemoryPlan::TotalBytes(int world_size) const {
 }
 
 int64_t MemoryPlan::TotalBytesOnGpus(int world_size) const {
-  return TotalBytes(world_size) - node_receive_bytes + world_size * gather_staging.stride_bytes;
+  return TotalBytes(world_size) - node_receive_bytes - undo_bytes + world_size * gather_staging.stride_bytes;
 }
 
 }  // namespace shardd

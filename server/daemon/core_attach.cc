@@ -223,6 +223,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
           result.set_outlives_daemon(job->committed().outlives_daemon());
           result.set_slots_apart(apart);
           result.set_tells_words(true);
+          result.set_takes_writes_where_cut(job->plan()->cut_over_nodes);
           return result;
         });
     if (!absl::IsAborted(response.status())) {

@@ -323,6 +323,8 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
   const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   const std::optional<uint64_t> undone =
       completes || (in_snapshot && in_trainers) ? std::nullopt : std::optional(header.version);
+  // Old bytes of promised values stay, too: where parameters are cut over nodes nobody could send what was agreed on.
+  const bool keeps_values = left.promised_values.has_value() && !on_gpus && !completes && !in_snapshot;
   // Of a promise nothing is kept there: nodes are replicas, and send what this one lacks.
   if (on_gpus) {
     SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
@@ -341,6 +343,14 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
     }
     result.node.promised_in = left.promised->generation();
     result.committed.promised = *std::move(left.promised);
+  }
+  if (keeps_values) {
+    if (left.promised_values->step_counts_size() != static_cast<int>(plan.params.size())) {
+      return absl::DataLossError("what values are promised is of another plan");
+    }
+    result.node.promised_in = left.promised_values->generation();
+    result.node.promised_values = true;
+    result.committed.promised_values = *std::move(left.promised_values);
   }
   // Those who may write them are known, or else whoever attaches first finds them renewed, behind a promise.
   if (auto former = FormerProcesses(*result.log, plan.world_size); former.has_value()) {
@@ -363,7 +373,7 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
     if (in_trainers) make_anew("optimizer");  // a daemon's moments are no trainer's
   }
   SHARDD_ASSIGN_OR_RETURN(result.memory, JobMemory::TakeUp(plan, result.job.spec().name(), std::move(kept)));
-  SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
+  if (!keeps_values) SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
   for (int rank = 0; result.memory->rank_slots() != nullptr && rank < plan.world_size; ++rank) {
     const TakeUpLog::Process last = result.log->process(rank).value_or(TakeUpLog::Process());
     result.memory->rank_slots()->SetProcess(rank, {last.pid, last.start_ticks});

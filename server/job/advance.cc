@@ -101,13 +101,35 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](JobCore& job) { return job.summons_.CheckEqualBackwards(); }, nullptr, "",
        "Gradients are entered between backwards that all ranks have closed.",
        "No sum that would be waited for makes it right."},
+      {"ask the other nodes to write", kOverNodes | kAllFullParams, kCommitting,
+       [](const JobCore& job) {
+         return job.summons_.MayGrant() && job.summons_.full_params().AnyWrites() &&
+                job.unsharding_.pending_fills() == 0 && job.nodes_.MayAskToWrite();
+       },
+       [](JobCore& job) -> absl::Status {
+         // Alike on all nodes but that one, which refuses its own ranks.
+         if (absl::Status may = job.nodes_.CheckOthersTakeWrites(); !may.ok()) return job.summons_.Refuse(may);
+         SHARDD_RETURN_IF_ERROR(job.summons_.CheckUndoFits());
+         job.nodes_.AskToWrite();
+         return absl::OkStatus();
+       },
+       nullptr, "",
+       "Where parameters are cut over nodes, the others gather what ranks are about to write: all write when all have "
+       "asked.",
+       "Who is let in to write has heard from the others."},
       {"let into full parameters", kAllFullParams, kCommitting,
        [](const JobCore& job) {
          return job.summons_.MayGrant() && (!job.summons_.full_params().AnyWrites() || job.nodes_.MayWriteBack()) &&
                 !job.summons_.SumsHold(job.gradients_.reductions().under_way() &&
                                        job.devices_.collective()->may_hold_requests());
        },
-       [](JobCore& job) { return job.summons_.LetIn(); },
+       [](JobCore& job) -> absl::Status {
+         const bool writes = job.summons_.full_params().AnyWrites();
+         if (writes) job.nodes_.BeginWriting();
+         absl::Status status = job.summons_.LetIn();
+         if (writes && !job.summons_.full_params().AnyAsked()) job.nodes_.EndWriting();  // all were refused
+         return status;
+       },
        [](const JobCore& job, int rank) { return job.summons_.WaitingFor(rank); },
        "EnterFullParams of every rank, and LeaveFullParams of those inside",
        "All ranks enter full parameters together; who has finished is not needed to read.",

@@ -51,8 +51,9 @@ JobCore::JobCore(Init init)
                    devices_.memory_worker(), this},
                   &events_}),
       values_({plan().get(), &commits_.decision(), &summons_, &extensions_, &sessions_},
-              {memory_.get(), &committed_, &gradients_.presence(), &commits_, &events_, &work_, this}, init.copier,
-              WorkOwner{init.owner.uid, init.id}),
+              {memory_.get(), &committed_, &gradients_.presence(), &commits_, &events_, &work_, this,
+               [this] { nodes_.EndWriting(); }},
+              init.copier, WorkOwner{init.owner.uid, init.id}),
       summons_({&identity_.spec, plan().get(), init.nodes != nullptr, &committed_, &commits_.decision(), &sessions_,
                 &gradients_.pairing(), &writes_, &extensions_, &leavers_, &values_.undo()},
                {&devices_.by_rank(), &waits_.given_back(), &work_, &events_,
@@ -135,8 +136,10 @@ JobCore::JobCore(Init init)
     // On the host shards are made anew where the snapshot counts.
     if (memory_->place().memory == nullptr) init.former.clear();
     if (init.committed.in_snapshot) snapshots_.TakeUp(std::move(init.former));
-    if (init.committed.promised.has_value()) {
-      commits_.TakeUp(*init.committed.promised);
+    const bool promised_values = init.committed.promised_values.has_value();
+    if (init.committed.promised.has_value()) commits_.TakeUp(*init.committed.promised);
+    if (promised_values) values_.TakeUp(*init.committed.promised_values);
+    if (promised_values || init.committed.promised.has_value()) {
       end_.Await({absl::AbortedError("the daemon before has ended, and its ranks' sessions with it")});
     }
     for (size_t rank = 0; rank < init.committed.finished.size(); ++rank) {
@@ -243,6 +246,10 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
     case Opcode::kEnterFullParams:
       return summons_.Enter(session, command);
     case Opcode::kLeaveFullParams:
+      if (values_.commit().said()) {  // node 0 may have made a version of what would be taken back here
+        return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, "LeaveFullParams",
+                                    "the commit is not finished");
+      }
       SHARDD_RETURN_IF_ERROR(summons_.Leave(session, command.done, &last));
       values_.Forget(rank);
       if (last) values_.Undo();  // writes that nobody committed

@@ -53,8 +53,9 @@ std::string JobView::WaitText(int rank) const {
     if (see_.nodes->gathers() != nullptr && see_.unsharding->AwaitsFill(rank)) {
       return see_.nodes->gathers()->WaitText(MonotonicNow());
     }
+    const FullParams& full_params = see_.summons->full_params();
     const bool waits = see_.steps->stepped(rank) || see_.pairing->sleeps(rank) || see_.pairing->closed(rank) > 0 ||
-                       see_.values->commit().asked(rank);
+                       see_.values->commit().asked(rank) || (full_params.asked(rank) && !full_params.inside(rank));
     return waits ? see_.nodes->WaitText() : "";
   }
   const std::string refused = see_.absent->WhyRefused(wait.rank);

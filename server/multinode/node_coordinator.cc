@@ -90,7 +90,9 @@ void NodeCoordinator::ForgetStep() {
   gone_.clear();
   all_closed_ = 0;
   deciding_ = false;
+  may_write_times_ = 0;
   for (Node& node : nodes_) {
+    node.asks_to_write.Clear();
     node.closed = 0;
     node.step.reset();
     node.reduced.reset();
@@ -186,6 +188,8 @@ absl::Status NodeCoordinator::Handle(int node, const v1::PeerMessage& message) {
       return OnClosed(node, message.closed());
     case v1::PeerMessage::kReduced:
       return OnReduced(node, message.reduced());
+    case v1::PeerMessage::kAsksToWrite:
+      return OnAsksToWrite(node, message.asks_to_write());
     case v1::PeerMessage::kValues:
       return OnValues(node, message.values());
     default:
@@ -346,6 +350,10 @@ std::string NodeCoordinator::Waiting() const {
   if (!initialized_ && any(given) && Latest() >= 0) {
     return Lacking();
   }
+  const auto asked = [this](const Node& n) { return n.asks_to_write.times() > may_write_times_; };
+  if (any(asked)) {
+    return text(Missing(asked), " has not asked to write values, which all nodes do together");
+  }
   if (any(given) && Missing(given) >= 0) {
     return text(Missing(given),
                 initialized_ ? " has not given the values that others write" : " has not given its initial values");
@@ -355,7 +363,11 @@ std::string NodeCoordinator::Waiting() const {
 
 void NodeCoordinator::CheckSilence(absl::Time now, absl::Duration limit) {
   std::string waiting = Waiting();
-  if (source_ >= 0 || SomeFetch()) {
+  // Ranks that were let in write for as long as their values take; their own calls are bounded.
+  const bool some_write = may_write_times_ > 0 && std::all_of(nodes_.begin(), nodes_.end(), [this](const Node& node) {
+                            return node.up && node.asks_to_write.times() == may_write_times_;
+                          });
+  if (source_ >= 0 || SomeFetch() || some_write) {
     progress_ = now;
   }
   if (AwaitsLeaver() && now - progress_ >= std::min(kLeave, limit)) {

@@ -52,7 +52,7 @@ class NodeCoordinator {
                   std::function<void(int node)> recover);
 
   // Node 0's daemon is a new one, and has what the one before it has left. Before OnUp(0).
-  void TakeUp(v1::PeerMessage::Holds own) { nodes_[0].holds = std::move(own); }
+  void TakeUp(v1::PeerMessage::Holds own);
   void OnUp(int node);
   void OnDown(int node, const absl::Status& why);
   // Node 0 has the state that it was to ask for, of this step.
@@ -101,6 +101,7 @@ class NodeCoordinator {
     std::optional<v1::Step> step;
     std::optional<v1::PeerMessage::Reduced> reduced;
     std::optional<v1::PeerMessage::Values> values;
+    v1::PeerMessage::AsksToWrite asks_to_write;  // the last
     bool leaves = false;  // its link is about to go: its daemon wanted the attempt to end behind the decided step
   };
   using Key = std::tuple<int, int, int>;                    // backward, group, occurrence
@@ -119,12 +120,14 @@ class NodeCoordinator {
   absl::Status OnReady(int node, const v1::PeerMessage::Ready& ready);
   absl::Status OnClosed(int node, const v1::PeerMessage::Closed& closed);
   absl::Status OnReduced(int node, const v1::PeerMessage::Reduced& reduced);
+  absl::Status OnAsksToWrite(int node, const v1::PeerMessage::AsksToWrite& asks);
   absl::Status OnValues(int node, const v1::PeerMessage::Values& values);
   absl::Status CheckAllCanCome() const;
   absl::Status CheckStep(absl::string_view what, int64_t step) const;
   absl::Status TryGo(const Key& key);
   absl::Status MaybeAllClosed();
   absl::Status CompareSteps() const;
+  absl::Status CompareAsks() const;
   absl::Status CompareValues() const;
   uint64_t Version() const;  // 0: not known
   void ForgetStep();
@@ -159,6 +162,7 @@ class NodeCoordinator {
   std::map<Key, Gives> pending_;
   std::map<std::pair<int, int>, int> gone_;  // by (backward, group): how many sums were sent on their way
   int all_closed_ = 0;
+  int may_write_times_ = 0;  // all nodes have asked so often in this version
   bool deciding_ = false;
   absl::Time progress_ = absl::InfinitePast();  // when a node last said something that fits
 };

@@ -104,10 +104,56 @@ bool NodeCoordinator::AllServed() const {
          });
 }
 
+absl::Status NodeCoordinator::OnAsksToWrite(int node, const v1::PeerMessage::AsksToWrite& asks) {
+  Node& from = nodes_[static_cast<size_t>(node)];
+  const bool in_turn = plan_->cut_over_nodes && initialized_ && Version() > 0 && asks.version() == Version() + 1 &&
+                       from.closed != kAllBackwards && !from.values.has_value();
+  if (!in_turn || asks.times() != from.asks_to_write.times() + 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(NodeText(node), " asks to write values: not its turn (got version ", asks.version(), ", time ",
+                     asks.times(), ", want version ", Version() + 1, ", time ", from.asks_to_write.times() + 1, ")"));
+  }
+  from.asks_to_write = asks;
+  const auto fewest = std::min_element(nodes_.begin(), nodes_.end(), [](const Node& one, const Node& other) {
+    return one.asks_to_write.times() < other.asks_to_write.times();
+  });
+  if (fewest->asks_to_write.times() == may_write_times_) return absl::OkStatus();
+  SHARDD_RETURN_IF_ERROR(CompareAsks());
+  may_write_times_ = fewest->asks_to_write.times();
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  message.mutable_may_write()->set_times(may_write_times_);
+  SendAll(message);
+  return absl::OkStatus();
+}
+
+// Nobody asks again before all have asked as often, so what was said last is of the same time.
+absl::Status NodeCoordinator::CompareAsks() const {
+  const auto text = [this](const v1::PeerMessage::AsksToWrite& asks) {
+    return absl::StrCat(asks.group() >= 0 && asks.group() < static_cast<int>(plan_->groups.size())
+                            ? absl::StrCat("group \"", plan_->groups[static_cast<size_t>(asks.group())].name, "\"")
+                            : absl::StrCat("group ", asks.group()),
+                        ", recurse ", asks.recurse() ? "true" : "false", ", rank0_only ",
+                        asks.rank0_only() ? "true" : "false");
+  };
+  const std::string want = text(nodes_[0].asks_to_write);
+  for (size_t node = 1; node < nodes_.size(); ++node) {
+    const std::string got = text(nodes_[node].asks_to_write);
+    if (got != want) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("EnterFullParams: ", NodeText(static_cast<int>(node)), " asks to write others than node 0 (got ",
+                       got, ", want ", want, "); the ranks of all nodes write the same parameters together"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& values) {
   Node& from = nodes_[static_cast<size_t>(node)];
   // Between steps alone: what a step sums, or has decided, is of the values before.
-  const bool in_turn = !initialized_ || (!plan_->cut_over_nodes && Version() > 0 && values.version() == Version() + 1 &&
+  const bool may_write =
+      !plan_->cut_over_nodes || (may_write_times_ > 0 && from.asks_to_write.times() == may_write_times_);
+  const bool in_turn = !initialized_ || (may_write && Version() > 0 && values.version() == Version() + 1 &&
                                          all_closed_ != kAllBackwards);
   if (!in_turn || from.values.has_value() || values.digests_size() != static_cast<int>(plan_->params.size())) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -123,7 +169,11 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
   values_agreed_ = initialized_ ? values_agreed_ + 1 : 1;
   initialized_ = true;
   agreed_generation_ = generation_;
-  for (Node& each : nodes_) each.values.reset();
+  for (Node& each : nodes_) {
+    each.values.reset();
+    each.asks_to_write.Clear();
+  }
+  may_write_times_ = 0;
   v1::PeerMessage message;
   message.set_generation(generation_);
   message.mutable_values_agreed();
@@ -138,9 +188,16 @@ absl::Status NodeCoordinator::CompareValues() const {
       const uint64_t want = nodes_[0].values->digests(param);
       const bool counts = !plan_->cut_over_nodes || (got != 0 && want != 0);
       if (got != want && counts) {
+        const std::string& fqn = plan_->params[static_cast<size_t>(param)].fqn;
+        if (plan_->cut_over_nodes && initialized_) {
+          return absl::FailedPreconditionError(absl::StrCat(
+              "CommitParameters: of \"", fqn, "\", the ranks of ", NodeText(static_cast<int>(node)),
+              " wrote other parts than those of node 0 (its value, its optimizer state), or another update count; all "
+              "nodes write the same parts of a parameter, each of what it holds"));
+        }
         return absl::FailedPreconditionError(absl::StrCat(
-            "CommitParameters: the ", initialized_ ? "value" : "initial value", " of \"",
-            plan_->params[static_cast<size_t>(param)].fqn, "\" on ", NodeText(static_cast<int>(node)),
+            "CommitParameters: the ", initialized_ ? "value" : "initial value", " of \"", fqn, "\" on ",
+            NodeText(static_cast<int>(node)),
             " differs from node 0's; give all nodes the same (the same seed, the same checkpoint, or a broadcast)"));
       }
     }

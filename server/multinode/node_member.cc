@@ -46,11 +46,13 @@ void NodeMember::Stop() {
 
 void NodeMember::TakeUp(NodeLeft left) {
   decided_ = std::move(left.decided);
-  if (coordinator_ != nullptr) {
-    coordinator_->TakeUp(OwnHolds());
-  } else if (left.promised_in > 0) {
+  if (left.promised_in > 0) {  // node 0 promises values alone
     generation_ = left.promised_in;
     said_ = promised_ = true;
+    promised_values_ = left.promised_values;
+  }
+  if (coordinator_ != nullptr) {
+    coordinator_->TakeUp(OwnHolds());
   }
 }
 
@@ -115,6 +117,14 @@ void NodeMember::Values(v1::PeerMessage::Values values) {
   Say(std::move(message));
 }
 
+void NodeMember::AsksToWrite(v1::PeerMessage::AsksToWrite asks) {
+  if (asks.times() == 1) may_write_times_ = 0;  // what was heard is of the version before
+  v1::PeerMessage message;
+  asks.set_version(facts_->NodeVersion() + 1);
+  *message.mutable_asks_to_write() = std::move(asks);
+  Say(std::move(message));
+}
+
 void NodeMember::Decide(const v1::PeerMessage::Decided& decided) {
   promised_ = false;
   awaits_next_ = plan_->cut_over_nodes && !decided.ends_attempt().empty();
@@ -146,6 +156,7 @@ void NodeMember::WantsToEnd(const absl::Status& cause) { Tell(cause); }
 void NodeMember::AttemptEnded(const absl::Status& cause) {
   kept_.clear();
   said_ = promised_ = promised_values_ = false;
+  may_write_times_ = 0;
   if (adopting_ != 0) {
     Adopt(std::exchange(adopting_, 0));
     return;
@@ -160,6 +171,7 @@ void NodeMember::AttemptEnded(const absl::Status& cause) {
 void NodeMember::Adopt(uint64_t generation) {
   generation_ = generation;
   ended_ = told_ = awaits_next_ = false;
+  may_write_times_ = 0;
   hear_.attempts->NodeGeneration(generation);
   for (v1::PeerMessage& message : std::exchange(kept_, {})) {
     Say(std::move(message));

@@ -59,6 +59,7 @@ class NodeMember final : public NodeEvents::Listener {
   void Closed(v1::PeerMessage::Closed closed);
   void Reduced(v1::PeerMessage::Reduced reduced);        // promised, once it is on its way
   void Values(v1::PeerMessage::Values values);           // likewise
+  void AsksToWrite(v1::PeerMessage::AsksToWrite asks);   // its ranks have (MayWrite); the version is told here
   void Decide(const v1::PeerMessage::Decided& decided);  // node 0
   // It wants to give the attempt up and is promised.
   void WantsToEnd(const absl::Status& cause);
@@ -67,7 +68,7 @@ class NodeMember final : public NodeEvents::Listener {
   // `finished`: all its ranks have; else it is to be closed on all nodes.
   void Closing(const std::string& why, bool finished);
   void Restored();
-  bool fetching() const { return fetching_; }
+  bool fetching() const { return fetch_.under_way; }
   // The decided step is journaled here.
   void Holding(int64_t step);
   // Why no rank may attach: the job has lost its state, which another node has, so that nothing of a rank's would
@@ -80,15 +81,17 @@ class NodeMember final : public NodeEvents::Listener {
 
   // As far as this node would be asked for it, which sends what its slabs hold.
   bool OthersHaveState() const {
-    return coordinator_ == nullptr ? heard_ && !fetching_ : !fetching_ && !coordinator_->SomeFetch();
+    return coordinator_ == nullptr ? heard_ && !fetch_.under_way : !fetch_.under_way && !coordinator_->SomeFetch();
   }
 
   bool promised() const { return promised_; }
+  // How often in this version and generation ranks may write: all nodes have asked so often (AsksToWrite).
+  int may_write_times() const { return may_write_times_; }
   int node() const { return node_; }
   uint64_t generation() const { return generation_; }
   // This node has nothing of the job, and may still be sent the state of another node that has.
   bool MayBeSentState() const {
-    return fetching_ || (coordinator_ == nullptr ? generation_ == 0 : coordinator_->MayRecover());
+    return fetch_.under_way || (coordinator_ == nullptr ? generation_ == 0 : coordinator_->MayRecover());
   }
   // Every other node has said that its ranks have.
   bool OthersFinished() const;
@@ -113,6 +116,8 @@ class NodeMember final : public NodeEvents::Listener {
   void HearDown(int node, const absl::Status& why);
   void ToMember(int node, v1::PeerMessage message);  // of the coordinator
   void FromCoordinator(const v1::PeerMessage& message);
+  bool AgreesOnPromised(const v1::PeerMessage::Begin& begin) const;
+  void HearAgreed();
   void OnBegin(const v1::PeerMessage::Begin& begin);
   void AllHold(int64_t step);
   // (node_member_fetch.cc)
@@ -141,15 +146,18 @@ class NodeMember final : public NodeEvents::Listener {
   uint64_t adopting_ = 0;     // counts when the job has ended its attempt; 0: none
   bool promised_ = false;
   bool promised_values_ = false;  // of these
+  int may_write_times_ = 0;       // heard in this generation, of the version that the job has
   int64_t held_step_ = 0;
   bool node0_finished_ = false;
-  std::set<int> finished_;             // other nodes whose ranks have all
-  v1::PeerMessage::Decided decided_;   // the last that was heard
-  std::string node0_waits_;            // for whom, before it begins
-  bool node0_fetches_ = false;         // before it begins
-  bool fetching_ = false;              // the state comes from another node
-  int fetches_from_ = 0;               // which
-  uint64_t fetched_generation_ = 0;    // what counts when it is there; of node 0: the next one does
+  std::set<int> finished_;            // other nodes whose ranks have all
+  v1::PeerMessage::Decided decided_;  // the last that was heard
+  std::string node0_waits_;           // for whom, before it begins
+  bool node0_fetches_ = false;        // before it begins
+  struct {
+    bool under_way = false;   // the state comes from another node
+    int from = 0;             // which
+    uint64_t generation = 0;  // what counts when it is there; of node 0: the next one does
+  } fetch_;
   std::vector<v1::PeerMessage> kept_;  // for the next generation
   absl::Time unheard_since_ = absl::InfiniteFuture();
   struct Link {

@@ -14,6 +14,7 @@ v1::PeerMessage::Holds NodeMember::OwnHolds() const {
   holds.set_initialized(facts_->NodeInitialized());
   holds.set_step(facts_->NodeStep());
   holds.set_version(facts_->NodeVersion());
+  if (promised_values_) holds.set_promised_version(facts_->NodeVersion() + 1);
   if (decided_.step() > 0 && decided_.step() == facts_->NodeStep()) {
     *holds.mutable_decided() = decided_;
     holds.mutable_decided()->clear_ends_attempt();  // which has ended
@@ -43,23 +44,23 @@ void NodeMember::Fetch(int from, uint64_t generation) {
   }
   promised_ = promised_values_ = false;
   adopting_ = 0;
-  fetching_ = told_ = true;
-  fetches_from_ = from;
-  fetched_generation_ = generation;
+  fetch_.under_way = told_ = true;
+  fetch_.from = from;
+  fetch_.generation = generation;
   hear_.attempts->NodeAbort(absl::AbortedError(absl::StrCat(Lacking(), "; attach again")));
   hear_.state->NodeBeginFetch(from, static_cast<uint64_t>(absl::ToUnixNanos(absl::Now())));
 }
 
 // Within a call of the coordinator.
 void NodeMember::Recover(int from) {
-  fetching_ = false;
+  fetch_.under_way = false;
   if (from >= 0) {
     Fetch(from, 0);
   }
 }
 
 void NodeMember::Restored() {
-  fetching_ = false;
+  fetch_.under_way = false;
   if (coordinator_ != nullptr) {
     coordinator_->Recovered(facts_->NodeStep());  // the next generation is for this node, too
     return;
@@ -68,13 +69,13 @@ void NodeMember::Restored() {
   message.mutable_fetched();
   links_->Send(0, std::move(message));
   Holding(facts_->NodeStep());
-  Adopt(fetched_generation_);
+  Adopt(fetch_.generation);
 }
 
 std::string NodeMember::Lacking() const {
-  if (fetching_) {
-    return absl::StrCat("the node's state is being brought from node ", fetches_from_, " (",
-                        plan_->config.nodes().addresses(fetches_from_), ")");
+  if (fetch_.under_way) {
+    return absl::StrCat("the node's state is being brought from node ", fetch_.from, " (",
+                        plan_->config.nodes().addresses(fetch_.from), ")");
   }
   if (awaits_next_ && ended_) {
     return "another daemon takes the place of one that holds parts of the parameters";

@@ -71,7 +71,7 @@ void NodeMember::HearDown(int node, const absl::Status& why) {
   }
   hear_.state->NodeStopSending(0);
   heard_ = false;
-  fetching_ = node0_fetches_ = false;  // the next link begins it anew
+  fetch_.under_way = node0_fetches_ = false;  // the next link begins it anew
   node0_waits_.clear();
   unheard_since_ = MonotonicNow();
   if (!ended_ && !promised_ && generation_ != 0 && (!node0_finished_ || said_)) {
@@ -110,7 +110,7 @@ void NodeMember::Hear(int node, const v1::PeerMessage& message) {
     return;
   }
   if (message.has_state() || message.has_rank_state()) {
-    if (!fetching_ || node != fetches_from_) {
+    if (!fetch_.under_way || node != fetch_.from) {
       return;
     }
     if (message.has_state()) {
@@ -165,16 +165,33 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
       return;
     case v1::PeerMessage::kValuesAgreed:
       if (promised_values_) {
-        said_ = promised_ = promised_values_ = false;
-        hear_.steps->NodeValuesAgreed();
+        HearAgreed();
       }
+      return;
+    case v1::PeerMessage::kMayWrite:
+      may_write_times_ = message.may_write().times();
       return;
     default:
       return;
   }
 }
 
+void NodeMember::HearAgreed() {
+  said_ = promised_ = promised_values_ = false;
+  may_write_times_ = 0;
+  hear_.steps->NodeValuesAgreed();
+}
+
 void NodeMember::AllHold(int64_t step) { held_step_ = std::max(held_step_, step); }
+
+// The version behind the one that this node has cannot be made without what it has promised. It is so also where node
+// 0's daemon is another one by now, which knows the version and not the generation. An older daemon does not say it.
+bool NodeMember::AgreesOnPromised(const v1::PeerMessage::Begin& begin) const {
+  if (!promised_values_ || !begin.initialized() || begin.decided_step() != facts_->NodeStep()) {
+    return false;
+  }
+  return begin.version() == 0 ? begin.agreed_generation() == generation_ : begin.version() == facts_->NodeVersion() + 1;
+}
 
 void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
   const bool answers = !std::exchange(heard_, true);  // what the node holds, and not an end
@@ -187,10 +204,8 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
     if (promised_ && !promised_values_ && begin.has_decided() && begin.decided_step() == facts_->NodeStep() + 1) {
       said_ = promised_ = false;
       hear_.steps->NodeDecided(begin.decided());
-    } else if (promised_values_ && begin.initialized() && begin.agreed_generation() == generation_ &&
-               (begin.version() == 0 || begin.version() == facts_->NodeVersion() + 1)) {
-      said_ = promised_ = promised_values_ = false;
-      hear_.steps->NodeValuesAgreed();
+    } else if (AgreesOnPromised(begin)) {
+      HearAgreed();
     } else if (begin.initialized() && (!facts_->NodeInitialized() || facts_->NodeStep() < begin.decided_step() ||
                                        facts_->NodeVersion() < begin.version())) {
       Fetch(0, begin.generation());
@@ -204,12 +219,12 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
                        "; open the job anew on all nodes, from a checkpoint"));
       return;
     }
-  } else if (coordinator_ == nullptr && begin.initialized() && !facts_->NodeInitialized() && !fetching_) {
+  } else if (coordinator_ == nullptr && begin.initialized() && !facts_->NodeInitialized() && !fetch_.under_way) {
     Fetch(0, begin.generation());  // node 0 has been sent the state that this node lacks, too
     return;
   }
-  if (fetching_) {
-    fetched_generation_ = std::max(fetched_generation_, begin.generation());
+  if (fetch_.under_way) {
+    fetch_.generation = std::max(fetch_.generation, begin.generation());
     return;
   }
   const uint64_t counts = std::max(generation_, adopting_);
@@ -232,7 +247,7 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
   told_ = true;
   promised_ = promised_values_ = false;
   hear_.attempts->NodeAbort(begin.code() == 0
-                                ? absl::AbortedError("the link to node 0 was lost before the step was decided")
+                                ? absl::AbortedError("the link to node 0 was lost before what was promised was decided")
                                 : absl::Status(NodeErrorCode(begin.code()), begin.message()));
 }
 

@@ -20,6 +20,11 @@ bool IsBehind(const v1::PeerMessage::Holds& one, const v1::PeerMessage::Holds& o
 
 }  // namespace
 
+void NodeCoordinator::TakeUp(v1::PeerMessage::Holds own) {
+  generation_ = std::max(generation_, own.generation());
+  nodes_[0].holds = std::move(own);
+}
+
 void NodeCoordinator::OnUp(int node) {
   Node& come = nodes_[static_cast<size_t>(node)];
   come.up = true;
@@ -102,7 +107,8 @@ int NodeCoordinator::Latest() const {
   int latest = -1;
   for (size_t node = 0; node < nodes_.size(); ++node) {
     const auto& holds = nodes_[node].holds;
-    if (holds.has_value() && holds->initialized() && !nodes_[node].finished &&
+    const bool may_be = plan_->cut_over_nodes || !nodes_[node].finished;  // a replica may be freed, a part is not
+    if (holds.has_value() && holds->initialized() && may_be &&
         (latest < 0 || IsBehind(*nodes_[static_cast<size_t>(latest)].holds, *holds))) {
       latest = static_cast<int>(node);
     }
@@ -111,7 +117,10 @@ int NodeCoordinator::Latest() const {
 }
 
 int NodeCoordinator::Unheard() const {
-  const auto unheard = [](const Node& node) { return !node.holds.has_value() && !node.finished; };
+  // Where parameters are cut over nodes, one that has finished serves the others, and knows what was agreed on.
+  const auto unheard = [this](const Node& node) {
+    return !node.holds.has_value() && (plan_->cut_over_nodes || !node.finished);
+  };
   const auto found = std::find_if(nodes_.begin() + 1, nodes_.end(), unheard);
   return found == nodes_.end() ? -1 : static_cast<int>(found - nodes_.begin());
 }
@@ -140,12 +149,18 @@ std::string NodeCoordinator::Lacking() const {
 
 // Whenever what nodes have said, or who may still say it, has changed.
 void NodeCoordinator::MaybeRecover() {
-  const int latest = initialized_ ? -1 : Latest();
+  int latest = initialized_ ? -1 : Latest();
   if (latest < 0) {
     return;
   }
   const bool begins = source_ < 0 && Unheard() < 0;
   if (begins) {
+    if (auto& own = nodes_[0].holds; own.has_value() && own->promised_version() > 0 && latest != 0 &&
+                                     nodes_[static_cast<size_t>(latest)].holds->version() == own->promised_version() &&
+                                     nodes_[static_cast<size_t>(latest)].holds->step() == own->step()) {
+      own->set_version(own->promised_version());  // as another node has heard, all have agreed on what it promised
+      latest = 0;
+    }
     source_ = latest;
   }
   if (source_ == 0) {

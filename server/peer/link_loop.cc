@@ -190,6 +190,7 @@ void LinkLoop::HandleAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer
     return;
   }
   link->protocol_version = PeerGreeting::CommonProtocol(message.hello()).value_or(0);  // Check has found one
+  link->takes_writes_where_cut = message.hello().takes_writes_where_cut();
   v1::PeerData first;
   *first.mutable_hello() = greeting_.Hello(link->token, link->node);
   link->data = CallPeer(transport_.make_channel(join_.addresses[link->node]), kDataMethod);
@@ -281,6 +282,7 @@ void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::
   link->backlog = std::make_shared<PeerBacklog>(kMaxPendingBytes);
   link->token = hello.token();
   link->protocol_version = PeerGreeting::CommonProtocol(hello).value_or(0);  // Check has found one
+  link->takes_writes_where_cut = hello.takes_writes_where_cut();
   link->deadline = MonotonicNow() + transport_.handshake_patience;
   link->control = control;
   v1::PeerMessage answer;

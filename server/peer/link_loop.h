@@ -61,6 +61,10 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
     const LinkPtr link = UpLink(node);
     return link == nullptr ? 0 : link->protocol_version;
   }
+  bool takes_writes_where_cut(int node) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    const LinkPtr link = UpLink(node);
+    return link == nullptr || link->takes_writes_where_cut;
+  }
   PeerTraffic traffic(int node) const { return {peers_[node]->sent_bytes, peers_[node]->received_bytes}; }
   // As in PeerLinks.
   void Send(int node, const v1::PeerMessage& message);
@@ -76,9 +80,10 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   struct Link {
     int node = 0;
     std::string token;
-    int protocol_version = 0;  // constant once the link is up
-    bool calls = false;        // this node is the caller
-    absl::Time deadline;       // of the handshake; all times here are MonotonicNow's
+    int protocol_version = 0;             // constant once the link is up
+    bool takes_writes_where_cut = false;  // likewise
+    bool calls = false;                   // this node is the caller
+    absl::Time deadline;                  // of the handshake; all times here are MonotonicNow's
     std::shared_ptr<PeerStream> control;
     std::shared_ptr<PeerStream> data;
     std::shared_ptr<PeerBacklog> backlog;  // of messages from `control`

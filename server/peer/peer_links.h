@@ -67,6 +67,8 @@ class PeerLinks {
   virtual PeerTraffic traffic(int /*node*/) const { return {}; }
   // Of messages on the link; 0: there is none.
   virtual int protocol_version(int /*node*/) const { return 0; }
+  // The node's daemon takes AsksToWrite and MayWrite, or there is no link: one that has just gone says nothing of it.
+  virtual bool takes_writes_where_cut(int /*node*/) const { return true; }
   // Sends in order; drops the message if there is no link. Never blocks. A node that leaves 64 MiB unread loses its
   // link.
   virtual void Send(int node, v1::PeerMessage message) = 0;

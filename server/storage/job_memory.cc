@@ -29,6 +29,15 @@ constexpr int64_t kLateGradientsBytes = int64_t{1} << 27;
 
 }  // namespace
 
+int64_t WritebackUndoBytes(const ShardPlan& plan) {
+  if (plan.cut_over_nodes) {  // of what this node holds
+    return HeldChunksBytes(plan, HeldSlab::kShards) + HeldChunksBytes(plan, HeldSlab::kOptimizer);
+  }
+  if (plan.memory.undo_bytes > 0) return plan.memory.undo_bytes;  // parts of steps change all copies
+  const bool updates = plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
+  return plan.shards_stride_bytes + (updates ? plan.optimizer_stride_bytes : 0);
+}
+
 int64_t HostSessionBytes(const ShardPlan& plan, const SlabPlace& place) {
   return plan.memory.session_bytes - (place.memory == nullptr ? 0 : plan.memory.gradient_slots_bytes);
 }
@@ -269,7 +278,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
     memory->old_values_ = std::make_unique<JobSlab>(*std::move(slab));
   }
   MapTakenUp(taken_up);
-  if (!plan.cut_over_nodes && memory->shards_ != nullptr) {
+  if (memory->shards_ != nullptr) {
     const UndoSlab::Slabs undone = {memory->shards_.get(), memory->optimizer_.get()};
     const auto of_before = kept.find(kUndoName);
     auto slab = of_before == kept.end() ? UndoSlab::Create(plan, undone)

@@ -30,17 +30,13 @@ class UndoSlab;
 
 // A writeback of full parameters keeps the old bytes of what it writes until it is committed: at most all shards, and
 // all state of the daemon's optimizer. It is allocated as it is needed.
-inline int64_t WritebackUndoBytes(const ShardPlan& plan) {
-  if (plan.cut_over_nodes) return 0;  // there are none
-  const bool updates = plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
-  if (plan.memory.undo_bytes > 0) return plan.memory.undo_bytes;  // parts of steps change all copies
-  return plan.shards_stride_bytes + (updates ? plan.optimizer_stride_bytes : 0);
-}
+int64_t WritebackUndoBytes(const ShardPlan& plan);
 
 // Of these, what a job is promised when it is opened: all of them on the host. A job on GPUs may be larger than the
-// host's memory, and may never write back: it asks for them when it does.
+// host's memory, one that is cut over nodes than all of a node's, and both may never write back: they ask for them when
+// they do.
 inline int64_t PromisedUndoBytes(const ShardPlan& plan, const SlabPlace& place) {
-  return place.memory == nullptr ? WritebackUndoBytes(plan) : 0;
+  return place.memory == nullptr && !plan.cut_over_nodes ? WritebackUndoBytes(plan) : 0;
 }
 
 // Bytes of the host that a job's plan promises to each session: all that the plan says, but for the gradient slots

@@ -35,8 +35,11 @@ static_assert(sizeof(RawTakeUpHeader) == 64);
 constexpr uint32_t kTouched = 1;
 constexpr uint32_t kPromised = 2;
 constexpr uint32_t kFinished = 4;
+constexpr uint32_t kPromisedValues = 8;
 // In the place of kSnapshotBeingTaken, so that a daemon that does not know of it refuses the log.
 constexpr uint32_t kCountsBehindPass = 3;
+// Beside any of these, likewise.
+constexpr uint32_t kCountsWriting = 4;
 
 uint32_t TakeUpCrc(const RawTakeUpHeader& raw) { return RecordCrc(&raw, offsetof(RawTakeUpHeader, crc)); }
 
@@ -85,10 +88,14 @@ absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const 
   log->header_ = {last.epoch, last.step, last.version};
   log->sequence_ = last.sequence;
   log->facts_ = last.facts;
-  log->behind_pass_ = last.counts == kCountsBehindPass;
-  log->counts_ = log->behind_pass_ ? Counts::kSnapshotBeingTaken : static_cast<Counts>(last.counts);
+  log->writing_ = (last.counts & kCountsWriting) != 0;
+  const uint32_t counts = last.counts & ~kCountsWriting;
+  log->behind_pass_ = counts == kCountsBehindPass;
+  log->counts_ = log->behind_pass_ ? Counts::kSnapshotBeingTaken : static_cast<Counts>(counts);
   log->touched_ = (last.flags & kTouched) != 0;
-  log->promised_ = (last.flags & kPromised) != 0;
+  log->promised_ = (last.flags & kPromised) != 0         ? Promised::kStep
+                   : (last.flags & kPromisedValues) != 0 ? Promised::kValues
+                                                         : Promised::kNothing;
   log->finished_ = (last.flags & kFinished) != 0;
   return log;
 }
@@ -149,7 +156,7 @@ absl::Status TakeUpLog::PinFor(const SlabPlace& place) {
 void TakeUpLog::SetVersion(uint64_t epoch, uint64_t version) {
   header_.epoch = epoch;
   header_.version = version;
-  promised_ = false;
+  promised_ = Promised::kNothing;
   Write();
 }
 
@@ -157,13 +164,21 @@ void TakeUpLog::CommitStep(const Header& header) {
   header_ = header;
   facts_ = 0;
   counts_ = Counts::kShards;
-  touched_ = promised_ = behind_pass_ = false;
+  touched_ = behind_pass_ = false;
+  promised_ = Promised::kNothing;
   Write();
 }
 
 absl::Status TakeUpLog::Promise(const v1::PromisedStepRecord& record) {
   SHARDD_RETURN_IF_ERROR(WriteRecord(PlaceOf(kPromisePlace), sizes_.place_bytes, record));
-  promised_ = true;
+  promised_ = Promised::kStep;
+  Write();
+  return absl::OkStatus();
+}
+
+absl::Status TakeUpLog::PromiseValues(const v1::PromisedValuesRecord& record) {
+  SHARDD_RETURN_IF_ERROR(WriteRecord(PlaceOf(kPromisePlace), sizes_.place_bytes, record));
+  promised_ = Promised::kValues;
   Write();
   return absl::OkStatus();
 }
@@ -175,7 +190,7 @@ absl::Status TakeUpLog::Commit(const v1::CommittedRecord& facts, const Header& h
   facts_ = place;
   counts_ = counts;
   touched_ = behind_pass_ = false;
-  promised_ = promised_ && std::exchange(keeps_promise_, false);
+  if (!std::exchange(keeps_promise_, false)) promised_ = Promised::kNothing;
   Write();
   return absl::OkStatus();
 }
@@ -191,11 +206,16 @@ void TakeUpLog::SnapshotIsBehind() {
   Write();
 }
 
+void TakeUpLog::SetWriting(bool writing) {
+  if (std::exchange(writing_, writing) != writing) Write();
+}
+
 void TakeUpLog::End() {
   header_ = {};
   facts_ = 0;
   counts_ = Counts::kShards;
-  touched_ = promised_ = finished_ = behind_pass_ = false;
+  touched_ = finished_ = behind_pass_ = writing_ = false;
+  promised_ = Promised::kNothing;
   Write();
 }
 
@@ -220,8 +240,9 @@ void TakeUpLog::Write() {
   raw.step = header_.step;
   raw.version = header_.version;
   raw.facts = facts_;
-  raw.flags = (touched_ ? kTouched : 0) | (promised_ ? kPromised : 0) | (finished_ ? kFinished : 0);
-  raw.counts = behind_pass_ ? kCountsBehindPass : static_cast<uint32_t>(counts_);
+  raw.flags = (touched_ ? kTouched : 0) | (promised_ == Promised::kStep ? kPromised : 0) |
+              (promised_ == Promised::kValues ? kPromisedValues : 0) | (finished_ ? kFinished : 0);
+  raw.counts = (behind_pass_ ? kCountsBehindPass : static_cast<uint32_t>(counts_)) | (writing_ ? kCountsWriting : 0);
   raw.crc = TakeUpCrc(raw);
   char* const place = slab_->At<char>(static_cast<int64_t>(sequence_ % 2) * static_cast<int64_t>(sizeof(raw)));
   constexpr size_t kHalf = sizeof(raw) / 2;
@@ -237,7 +258,7 @@ void TakeUpLog::Write() {
 absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
   const RawTakeUpHeader best = LastHeader(*slab_);
   constexpr int64_t kMostSteps = int64_t{1} << 62;
-  if (best.sequence == 0 || best.facts > 2 || best.counts > kCountsBehindPass || best.step < 0 ||
+  if (best.sequence == 0 || best.facts > 2 || best.counts > (kCountsBehindPass | kCountsWriting) || best.step < 0 ||
       best.step > kMostSteps) {
     return absl::DataLossError("take-up log: no header is valid");
   }
@@ -245,8 +266,9 @@ absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
   left.header = {best.epoch, best.step, best.version};
   left.touched = (best.flags & kTouched) != 0;
   left.finished = (best.flags & kFinished) != 0;
-  left.behind_pass = best.counts == kCountsBehindPass;
-  left.counts = left.behind_pass ? Counts::kSnapshotBeingTaken : static_cast<Counts>(best.counts);
+  const uint32_t counts = best.counts & ~kCountsWriting;
+  left.behind_pass = counts == kCountsBehindPass;
+  left.counts = left.behind_pass ? Counts::kSnapshotBeingTaken : static_cast<Counts>(counts);
   left.facts_in_journal = best.facts == 0;
   if (!left.facts_in_journal && !ReadRecord(PlaceOf(best.facts), sizes_.place_bytes, &left.facts)) {
     return absl::DataLossError("take-up log: what is committed is not valid");
@@ -255,6 +277,11 @@ absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
       (!ReadRecord(PlaceOf(kPromisePlace), sizes_.place_bytes, &left.promised.emplace()) ||
        left.promised->step() != best.step + 1)) {
     return absl::DataLossError("take-up log: what is promised is not valid");
+  }
+  if (sizes_.promises && (best.flags & kPromisedValues) != 0 &&
+      (!ReadRecord(PlaceOf(kPromisePlace), sizes_.place_bytes, &left.promised_values.emplace()) ||
+       left.promised_values->version() != best.version + 1)) {
+    return absl::DataLossError("take-up log: what values are promised is not valid");
   }
   return left;
 }

@@ -10,13 +10,17 @@
 //   that is not known, 3: it has finished) | i32 pid | u32 uid | 0... | u64 start time in clock ticks
 //   at 4096: an UpdateLog for each rank, of three arrays, or of four where an optimizer has three states (whose kinds a
 //   daemon that knows of three arrays alone refuses by their names)
-//   then two places for v1::CommittedRecord, and for a job over several nodes one for v1::PromisedStepRecord
+//   then two places for v1::CommittedRecord, and for a job over several nodes one for v1::PromisedStepRecord or
+//   v1::PromisedValuesRecord
 //
 // `facts` says where step counts and trainers' states are: 0: what follows from the journal's record of the committed
 // step; 1 and 2: in that place. `counts` says which memory the step and the facts are of (Counts); 3 is
 // kSnapshotBeingTaken of which only what is copied behind the pass is not there yet, and which an older daemon refuses:
-// it would copy all, and trainers store into shards meanwhile. `flags`: 1: touched; 2: the step behind the committed
-// one is promised, and its record is there; 4: the ranks have finished.
+// it would copy all, and trainers store into shards meanwhile. 4 more than these: values lie in the shards that are
+// neither a version nor taken back, where parameters are cut over nodes, so that an older daemon refuses the log: it
+// takes nothing back there, and would serve them as the version before. `flags`: 1: touched; 2: the step behind the
+// committed one is promised, and its record is there; 4: the ranks have finished; 8: values are promised to be the next
+// version, and their record is there.
 //
 // This is format 1; kTakeUpFormats says what this build reads. Magic and format have the same place in all formats, and
 // a log keeps its format for as long as its job lives.
@@ -104,6 +108,10 @@ class TakeUpLog {
   void KeepPromise() { keeps_promise_ = true; }
   // REQUIRES: made with `promises`. RESOURCE_EXHAUSTED: it is too large.
   absl::Status Promise(const v1::PromisedStepRecord& record);
+  absl::Status PromiseValues(const v1::PromisedValuesRecord& record);
+  // Values are about to be written that are no version yet, or are one now, or taken back. Until then only a daemon
+  // that takes them back reads this.
+  void SetWriting(bool writing);
   // REQUIRES: kSnapshotBeingTaken counts, or the snapshot does.
   void SnapshotTaken();
   // The rest of it is copied behind the pass. REQUIRES: kSnapshotBeingTaken counts.
@@ -128,6 +136,7 @@ class TakeUpLog {
     bool facts_in_journal = false;
     v1::CommittedRecord facts;
     std::optional<v1::PromisedStepRecord> promised;
+    std::optional<v1::PromisedValuesRecord> promised_values;
   };
   absl::StatusOr<Left> Read() const;
 
@@ -155,9 +164,11 @@ class TakeUpLog {
   uint32_t facts_ = 0;
   Counts counts_ = Counts::kShards;
   bool touched_ = false;
-  bool promised_ = false;
+  enum class Promised { kNothing, kStep, kValues };
+  Promised promised_ = Promised::kNothing;
   bool finished_ = false;
   bool behind_pass_ = false;
+  bool writing_ = false;
   bool keeps_promise_ = false;
 };
 

@@ -21,7 +21,22 @@ int64_t SizeBytes(const ShardPlan& plan) {
   return IndexBytes(chunks) + chunks * kChunkBytes;
 }
 
+std::vector<ByteRange> HeldWhereCut(const ShardPlan& plan, HeldSlab which) {
+  return plan.cut_over_nodes ? HeldRanges(plan, which) : std::vector<ByteRange>();
+}
+
 }  // namespace
+
+int64_t HeldChunksBytes(const ShardPlan& plan, HeldSlab which) {
+  int64_t chunks = 0;
+  int64_t end = 0;  // of those counted so far
+  for (const ByteRange& range : HeldRanges(plan, which)) {
+    const int64_t first = std::max(end, range.first / kChunkBytes);
+    end = std::max(end, ChunksOf(range.end));
+    chunks += end - first;
+  }
+  return chunks * kChunkBytes;
+}
 
 absl::StatusOr<std::unique_ptr<UndoSlab>> UndoSlab::Create(const ShardPlan& plan, Slabs slabs) {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab,
@@ -41,6 +56,9 @@ absl::StatusOr<std::unique_ptr<UndoSlab>> UndoSlab::TakeUp(UniqueFd fd, const Sh
 UndoSlab::UndoSlab(std::unique_ptr<Slab> slab, const ShardPlan& plan, Slabs slabs)
     : slab_(std::move(slab)),
       slabs_(slabs),
+      cut_(plan.cut_over_nodes),
+      held_shards_(HeldWhereCut(plan, HeldSlab::kShards)),
+      held_optimizer_(HeldWhereCut(plan, HeldSlab::kOptimizer)),
       shards_chunks_(ChunksOf(plan.memory.shards_bytes)),
       chunks_(shards_chunks_ + ChunksOf(plan.memory.optimizer_bytes)) {}
 
@@ -51,6 +69,20 @@ UndoSlab::Place UndoSlab::PlaceOf(int64_t chunk) const {
   place.offset_bytes = (chunk < shards_chunks_ ? chunk : chunk - shards_chunks_) * kChunkBytes;
   place.size_bytes = std::min(kChunkBytes, place.slab->size_bytes() - place.offset_bytes);
   return place;
+}
+
+std::vector<ByteRange> UndoSlab::HeldOf(const Place& place) const {
+  if (!cut_) return {{0, place.size_bytes}};
+  const std::vector<ByteRange>& held = place.slab == slabs_.shards ? held_shards_ : held_optimizer_;
+  const int64_t end = place.offset_bytes + place.size_bytes;
+  std::vector<ByteRange> result;
+  const auto behind = [](int64_t at, const ByteRange& range) { return at < range.end; };
+  for (auto it = std::upper_bound(held.begin(), held.end(), place.offset_bytes, behind);
+       it != held.end() && it->first < end; ++it) {
+    result.push_back(
+        {std::max(it->first, place.offset_bytes) - place.offset_bytes, std::min(it->end, end) - place.offset_bytes});
+  }
+  return result;
 }
 
 absl::Status UndoSlab::FindChunks(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes, int64_t* first,
@@ -74,7 +106,10 @@ absl::Status UndoSlab::Save(const JobSlab* slab, int64_t offset_bytes, int64_t s
     if (tag(chunk) == version + 1) continue;
     const Place place = PlaceOf(chunk);
     const bool is_new = tag(chunk).exchange(0) == 0;
-    SHARDD_RETURN_IF_ERROR(place.slab->Read(place.offset_bytes, place.old_bytes, place.size_bytes));
+    for (const ByteRange& held : HeldOf(place)) {  // else what other nodes hold gets memory here
+      SHARDD_RETURN_IF_ERROR(
+          place.slab->Read(place.offset_bytes + held.first, place.old_bytes + held.first, held.end - held.first));
+    }
     tag(chunk) = version + 1;  // should the daemon end here, the next one finds them, or nothing was written
     bytes_ += is_new ? place.size_bytes : 0;
   }
@@ -131,7 +166,10 @@ absl::Status UndoSlab::PutBack(uint64_t version, bool* more) {
   for (int64_t done = 0; next_ < end && done < kPieceChunks; ++next_) {
     if (tag(next_) != version + 1) continue;
     const Place place = PlaceOf(next_);
-    put_back_.Update(place.slab->Write(place.offset_bytes, place.old_bytes, place.size_bytes));
+    for (const ByteRange& held : HeldOf(place)) {
+      put_back_.Update(
+          place.slab->Write(place.offset_bytes + held.first, place.old_bytes + held.first, held.end - held.first));
+    }
     ++done;
   }
   *more = next_ < chunks_;

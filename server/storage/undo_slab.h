@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/plan/node_part.h"
 #include "common/plan/plan.h"
 #include "common/shm/slab.h"
 #include "common/shm/unique_fd.h"
@@ -16,6 +17,10 @@
 namespace shardd {
 
 class JobSlab;
+
+// The most that the old bytes of such a slab take where parameters are cut over nodes: all chunks that have something
+// that this node holds. The slab has memory for that alone, and nothing else is saved or put back.
+int64_t HeldChunksBytes(const ShardPlan& plan, HeldSlab which);
 
 inline constexpr char kUndoName[] = "undo";
 
@@ -73,10 +78,16 @@ class UndoSlab {
   // The chunks [*first, *end) that have these bytes. INTERNAL: they are not of the two slabs.
   absl::Status FindChunks(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes, int64_t* first,
                           int64_t* end) const;
+  // The bytes of it that are held: at which offset of the chunk, and how many.
+  std::vector<ByteRange> HeldOf(const Place& place) const;
   void Drop(int64_t chunk);
 
   const std::unique_ptr<Slab> slab_;
   const Slabs slabs_;
+  // Where parameters are cut over nodes, what this one holds of each.
+  const bool cut_;
+  const std::vector<ByteRange> held_shards_;
+  const std::vector<ByteRange> held_optimizer_;
   const int64_t shards_chunks_;
   const int64_t chunks_;
   std::atomic<int64_t> bytes_ = 0;

@@ -99,6 +99,7 @@ class Attachment {
   // commit of the step that this rank sent last.
   bool lost_nothing() const { return lost_nothing_; }
   bool outlives_daemon() const { return outlives_daemon_; }
+  bool takes_writes_where_cut() const { return takes_writes_where_cut_; }
 
   // These forward to the session and Note what they return.
   absl::Status Wait(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {
@@ -140,10 +141,11 @@ class Attachment {
   RankPlan plan_;
   absl::optional<void*> stream_;
   bool attached_before_ = false;
-  bool reached_ = false;          // a daemon listened there: where it dies, another one will
-  int64_t if_there_ = -1;         // ReattachIfThere: its step; -1: this is not one
-  int tries_there_ = 0;           // of a first attach that a daemon which listens there had not answered
-  bool outlives_daemon_ = false;  // the job, of the last session
+  bool reached_ = false;                 // a daemon listened there: where it dies, another one will
+  int64_t if_there_ = -1;                // ReattachIfThere: its step; -1: this is not one
+  int tries_there_ = 0;                  // of a first attach that a daemon which listens there had not answered
+  bool outlives_daemon_ = false;         // the job, of the last session
+  bool takes_writes_where_cut_ = false;  // its daemon
   // These belong to the current session.
   Target target_;
   bool created_ = false;

@@ -198,6 +198,7 @@ void Attachment::Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<Cli
   failure_ = absl::OkStatus();
   told_ = lost_nothing_ = false;
   outlives_daemon_ = attach.outlives_daemon();
+  takes_writes_where_cut_ = attach.takes_writes_where_cut();
   device_ = attach.device();
   epoch_ = attach.epoch();
   ledger_.Reset(attach);

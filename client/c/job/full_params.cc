@@ -28,11 +28,18 @@ absl::Status FullParams::CheckMayEnter(const FullParamsOptions& options) const {
     return absl::InvalidArgumentError(
         absl::StrCat(EnterObject(), "recurse 0 names no module (got group -1, want one; rank=", rank, ")"));
   }
-  if (plan.cut_over_nodes) {
+  if (plan.cut_over_nodes && !options.writeback) {
     return absl::UnimplementedError(
         absl::StrCat(EnterObject(), "full parameters are not served where they are cut over nodes (got ",
                      v1::Strategy_Name(plan.config.strategy()), " over ", plan.nodes(), " nodes; rank=", rank,
                      "); read shards, or use STRATEGY_HYBRID_SHARD"));
+  }
+  if (plan.cut_over_nodes && !attachment_.takes_writes_where_cut()) {  // it would end the attempt on all nodes
+    return absl::UnimplementedError(
+        absl::StrCat(EnterObject(),
+                     "this node's daemon is of an older release, which takes no values after the initial "
+                     "ones where parameters are cut over nodes (rank=",
+                     rank, "); upgrade it, or load before the job is opened"));
   }
   if (attachment_.ledger().expected_version() == 0) {
     return absl::FailedPreconditionError(absl::StrCat(EnterObject(),
@@ -149,8 +156,8 @@ absl::Status FullParams::CheckEntered(const char* call, int param) const {
 }
 
 bool FullParams::Gives(int param) const {
-  return state_ == State::kInside && (attachment_.rank() == 0 || !options_.rank0_only) &&
-         entered_[static_cast<size_t>(param)];
+  return state_ == State::kInside && !attachment_.plan().plan().cut_over_nodes &&
+         (attachment_.rank() == 0 || !options_.rank0_only) && entered_[static_cast<size_t>(param)];
 }
 
 const void* FullParams::ParameterData(int param) const {

@@ -27,7 +27,7 @@ absl::Status CheckFullParams(const ShardPlan& plan, const FullParamsRequest& req
   if (request.with_grads && plan.memory.gradients_bytes == 0) {
     return absl::FailedPreconditionError("with_grads: no parameter of the job is trained");
   }
-  if (plan.cut_over_nodes) {
+  if (plan.cut_over_nodes && !request.writeback) {  // with it ranks write, and read nothing here
     return absl::UnimplementedError(
         "full parameters are not served where they are cut over nodes; read shards, or use "
         "STRATEGY_HYBRID_SHARD");

@@ -96,8 +96,8 @@ absl::Status Summons::LetIn() {
     return use_.given_back->When(std::move(entry));
   }
   if (full_params_.agreed()->writeback) {
-    if (absl::Status fits = use_.check_undo_fits(); !fits.ok()) {
-      return Refuse(fits);
+    if (absl::Status fits = CheckUndoFits(); !fits.ok()) {
+      return see_.over_nodes ? fits : Refuse(fits);
     }
   }
   if (!full_params_.agreed()->with_grads) {
@@ -116,7 +116,11 @@ absl::Status Summons::LetIn() {
   return use_.given_back->When(std::move(settling));
 }
 
-// All ranks are where they were before they asked.
+absl::Status Summons::CheckUndoFits() const {
+  const absl::Status fits = use_.check_undo_fits();
+  return fits.ok() ? fits : absl::Status(fits.code(), absl::StrCat("EnterFullParams with writeback: ", fits.message()));
+}
+
 absl::Status Summons::Refuse(const absl::Status& why) {
   use_.events->Add(-1, "full_params", absl::StrCat("refused: ", why.message()));
   for (int rank = 0; rank < world_size(); ++rank) {

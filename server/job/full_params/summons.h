@@ -78,7 +78,13 @@ class Summons final : public JobPart {
   absl::Status CheckEqualBackwards() const;
   // Gradients are asked for. `sums_may_wait`: sums are under way that no stream of this daemon's is in order with.
   bool SumsHold(bool sums_may_wait) const { return full_params_.agreed()->with_grads && sums_may_wait; }
+  // Over several nodes an error where there is no memory for the old bytes: the others would wait for what this node's
+  // ranks do not write.
   absl::Status LetIn();
+  // RESOURCE_EXHAUSTED: there is none. REQUIRES: ranks write.
+  absl::Status CheckUndoFits() const;
+  // Tells all ranks that none is let in, and why: they are where they were before they asked.
+  absl::Status Refuse(const absl::Status& why);
   Wait WaitingFor(int rank) const;
 
   void LeaveSignalsCame() { full_params_.LeaveSignalsCame(); }
@@ -91,7 +97,6 @@ class Summons final : public JobPart {
   const std::string& group_name(int group) const { return see_.plan->groups[static_cast<size_t>(group)].name; }
   absl::Status Error(int rank, absl::string_view what, absl::string_view fact) const;
   absl::Status Apply(Session* session, HandleEvent event) const;
-  absl::Status Refuse(const absl::Status& why);
   void SettleBehindReductions();
   void Grant();
   // `present`: of gradients, empty where they were not asked for.

@@ -5,6 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "server/collective/nodes/node_collective.h"
 #include "server/collective/nodes/node_gather.h"
+#include "server/job/full_params/full_params.h"
+#include "server/job/job_events.h"
 #include "server/job/nodes/model_digests.h"
 #include "server/job/nodes/state_transfers.h"
 #include "server/job/step/committed.h"
@@ -40,8 +42,9 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
   const ShardPlan* const plan = see_.plan.get();
   NodeMember* const member = member_.get();
   left_ = std::move(parts->left);
-  digests_ = std::make_unique<ModelDigests>(ModelDigests::Facts{plan, see_.memory, use_.committed},
-                                            ModelDigests::Services{member, parts->worker, use_.work, use_.job});
+  digests_ = std::make_unique<ModelDigests>(
+      ModelDigests::Facts{plan, see_.memory, use_.committed},
+      ModelDigests::Services{member, parts->worker, use_.work, use_.job, [this] { Promise(); }});
   sums_ = std::make_unique<SumsOverNodes>(
       SumsOverNodes::Facts{plan, use_.committed, see_.decision, see_.steps, use_.pairing},
       SumsOverNodes::Services{member, use_.job}, tell_.add);
@@ -65,8 +68,10 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
 void JobNodes::Start() {
   if (over_nodes()) {
     if (left_.has_value()) {
+      writing_ = left_->promised_values;
       member_->TakeUp(*std::move(left_));
-      SetReadable(use_.committed->version());
+      if (gathers_ != nullptr) use_.committed->SetWriting(writing_);  // else all is taken back
+      if (!writing_) SetReadable(use_.committed->version());
     }
     member_->Start({sums_.get(), steps_.get(), states_.get(), this});
   }
@@ -94,7 +99,15 @@ void JobNodes::Describe(v1::Job* out) const {
 
 void JobNodes::SayValues() {
   use_.values->BeginSaying();
-  digests_->SayValues(use_.values->StaleParts(), [values = use_.values] { values->EndReading(); });
+  digests_->SayValues(use_.values->StaleParts(), use_.values->written_parts(),
+                      [values = use_.values] { values->EndReading(); });
+}
+
+// Where parameters are cut over nodes, nobody could send the next daemon the part that it lacks of what was agreed on.
+void JobNodes::Promise() {
+  const uint64_t version = use_.committed->version();
+  if (see_.plan->cut_over_nodes && version > 0) use_.committed->PromiseValues(member_->generation());
+  use_.events->Add(-1, "parameters", absl::StrCat("version ", version + 1, " is said to node 0"));
 }
 
 void JobNodes::SetReadable(uint64_t version) {
@@ -128,6 +141,8 @@ absl::Status JobNodes::CheckMayBegin(const std::string& what) {
 
 void JobNodes::EndEpoch() {
   EndStep();
+  asks_to_write_ = false;
+  asked_to_write_ = 0;
   if (over_nodes()) steps_->EndEpoch();
 }
 
@@ -212,14 +227,61 @@ void JobNodes::NodeIsUp() {
   }
 }
 
-void JobNodes::VersionCommitted() { SetReadable(use_.committed->version()); }
+void JobNodes::VersionCommitted() {
+  asks_to_write_ = false;
+  asked_to_write_ = 0;
+  if (std::exchange(writing_, false)) use_.committed->SetWriting(false);
+  SetReadable(use_.committed->version());
+}
 
 int64_t JobNodes::NodeStep() const { return use_.committed->step() + (see_.decision->decided() ? 1 : 0); }
 
 // A step or values: whichever is being made is one more version.
 uint64_t JobNodes::NodeVersion() const { return use_.committed->version() + (see_.decision->committing() ? 1 : 0); }
 
-bool JobNodes::MayWriteBack() const { return !over_nodes() || member_->OthersHaveState(); }
+bool JobNodes::MayWriteBack() const {
+  if (gathers_ != nullptr) return asks_to_write_ && member_->may_write_times() >= asked_to_write_;
+  return !over_nodes() || member_->OthersHaveState();
+}
+
+bool JobNodes::MayAskToWrite() const {
+  return gathers_ != nullptr && !asks_to_write_ && !writing_ && member_->Unreached().empty();
+}
+
+absl::Status JobNodes::CheckOthersTakeWrites() const {
+  for (int node = 0; node < see_.plan->nodes(); ++node) {
+    if (node == member_->node() || links_->takes_writes_where_cut(node)) continue;
+    return absl::UnimplementedError(
+        absl::StrCat("the daemon of node ", node, " (", see_.plan->config.nodes().addresses(node),
+                     ") is of an older release, which takes no values after the initial ones where parameters are cut "
+                     "over nodes; upgrade it, or load before the job is opened"));
+  }
+  return absl::OkStatus();
+}
+
+void JobNodes::AskToWrite() {
+  asks_to_write_ = true;
+  const FullParamsRequest& agreed = *see_.full_params->agreed();
+  v1::PeerMessage::AsksToWrite asks;
+  asks.set_times(++asked_to_write_);
+  asks.set_group(agreed.group);
+  asks.set_recurse(agreed.recurse);
+  asks.set_rank0_only(agreed.rank0_only);
+  member_->AsksToWrite(std::move(asks));
+}
+
+void JobNodes::BeginWriting() {
+  if (gathers_ == nullptr || std::exchange(writing_, true)) return;
+  SetReadable(0);
+  use_.committed->SetWriting(true);
+}
+
+void JobNodes::EndWriting() {
+  asks_to_write_ = false;
+  if (!std::exchange(writing_, false)) return;
+  use_.committed->SetWriting(false);
+  SetReadable(use_.committed->version());
+}
 
 bool JobNodes::NodeInitialized() const { return use_.committed->version() > 0 || see_.decision->committing(); }
 

@@ -122,8 +122,17 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   // Null where nothing is cut over nodes.
   NodeGathers* gathers() const { return gathers_.get(); }
 
-  // Ranks may write full parameters back: no other node is being sent what they would change.
+  // Ranks that ask may write values: no other node is being sent what they would change, or reads it.
   bool MayWriteBack() const;
+  // Where parameters are cut over nodes the others are asked first, because they gather them: all are let in when all
+  // have asked. REQUIRES: nothing of the version is being gathered here.
+  bool MayAskToWrite() const;
+  // UNIMPLEMENTED: another node's daemon does not know that. REQUIRES: MayAskToWrite().
+  absl::Status CheckOthersTakeWrites() const;
+  void AskToWrite();
+  // Nobody gathers what lies here from now on, until there is another version or what was written is taken back.
+  void BeginWriting();
+  void EndWriting();
   // Values are asked to be committed, which they are when all nodes have the same.
   void SayValues();
   // The decision is journaled here, and shards are about to change. REQUIRES: over_nodes().
@@ -160,6 +169,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   void Advance() override { use_.job->Advance(); }
   // The other nodes may gather the parameters of this version; 0: of none.
   void SetReadable(uint64_t version);
+  void Promise();  // written values are about to be said
   void EndStep();
 
   const Facts see_;
@@ -177,6 +187,10 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   std::unique_ptr<NodeGathers> gathers_;
   std::optional<NodeLeft> left_;  // until Start
   bool finished_said_ = false;    // that all ranks have, over the links that are there
+  // Where parameters are cut over nodes:
+  bool asks_to_write_ = false;  // all ranks, and this node has said so
+  int asked_to_write_ = 0;      // how often in this version and generation
+  bool writing_ = false;        // what ranks write, or had written, is neither a version nor taken back
 };
 
 }  // namespace shardd

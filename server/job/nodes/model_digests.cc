@@ -30,39 +30,48 @@ void ModelDigests::StepCommitted() {
     return;
   }
   ++under_way_;
-  Take({}, [this, version = see_.committed->version(), epoch = see_.committed->epoch()](const absl::Status& status,
-                                                                                        const Digests& digests) {
-    --under_way_;
-    if (status.ok()) {
-      version_ = version;
-      by_param_.assign(digests.digests().begin(), digests.digests().end());
-    } else if (see_.committed->epoch() == epoch) {
-      use_.job->Fail(status);
-    }
-  });
+  Take({}, {},
+       [this, version = see_.committed->version(), epoch = see_.committed->epoch()](const absl::Status& status,
+                                                                                    const Digests& digests) {
+         --under_way_;
+         if (status.ok()) {
+           version_ = version;
+           by_param_.assign(digests.digests().begin(), digests.digests().end());
+         } else if (see_.committed->epoch() == epoch) {
+           use_.job->Fail(status);
+         }
+       });
 }
 
-void ModelDigests::SayValues(std::vector<SlabPart> stale, std::function<void()> ended) {
-  Take(std::move(stale),
+void ModelDigests::SayValues(std::vector<SlabPart> stale, std::vector<uint32_t> written, std::function<void()> ended) {
+  Take(std::move(stale), std::move(written),
        [this, ended = std::move(ended), epoch = see_.committed->epoch()](const absl::Status& status, Digests digests) {
          ended();
          if (see_.committed->epoch() != epoch) {
            return;
          }
          digests.set_version(see_.committed->version() + 1);
-         status.ok() ? use_.member->Values(std::move(digests)) : use_.job->Fail(status);
+         if (!status.ok()) {
+           use_.job->Fail(status);
+           return;
+         }
+         if (use_.promise != nullptr) use_.promise();
+         use_.member->Values(std::move(digests));
        });
 }
 
-void ModelDigests::Take(std::vector<SlabPart> stale, std::function<void(const absl::Status&, Digests)> done) {
-  use_.worker->Post([this, keep = use_.work->Keep(), stale = std::move(stale), counts = see_.committed->step_counts(),
+void ModelDigests::Take(std::vector<SlabPart> stale, std::vector<uint32_t> written,
+                        std::function<void(const absl::Status&, Digests)> done) {
+  use_.worker->Post([this, keep = use_.work->Keep(), stale = std::move(stale), written = std::move(written),
+                     counts = see_.committed->step_counts(), later = see_.committed->version() > 0,
                      done = std::move(done)]() mutable {
     absl::Status status;
     for (SlabPart& part : stale) {
       while (status.ok() && part.numel > 0) status = part.ClearSome();
     }
     Digests digests;
-    if (status.ok()) status = Read(counts, &digests);
+    if (!later) written.clear();  // parts without initial values are zero
+    if (status.ok()) status = Read(counts, written, &digests);
     use_.work->loop()->Post(
         [this, keep = std::move(keep), done = std::move(done), status, digests = std::move(digests)] {
           use_.work->AndAdvance([&](const absl::Status& read) { done(read, digests); })(status);
@@ -70,13 +79,16 @@ void ModelDigests::Take(std::vector<SlabPart> stale, std::function<void(const ab
   });
 }
 
-absl::Status ModelDigests::Read(const std::vector<int64_t>& step_counts, Digests* digests) const {
+absl::Status ModelDigests::Read(const std::vector<int64_t>& step_counts, const std::vector<uint32_t>& written,
+                                Digests* digests) const {
   std::string piece;
   for (size_t p = 0; p < see_.plan->params.size(); ++p) {
     if (see_.plan->cut_over_nodes) {
-      // Each node has its own part, but of the updates of a parameter all count the same. 0: it has nothing of it.
+      // Each node has its own part, but of the updates of a parameter all count the same, and all write the same of its
+      // parts. 0: it has nothing of it.
       ValueDigest counts;
       counts.AddWord(static_cast<uint64_t>(step_counts[p]));
+      if (!written.empty()) counts.AddWord(written[p]);
       digests->add_digests(ElementsOfNode(*see_.plan, static_cast<int>(p)).numel > 0 ? counts.value() | 1 : 0);
       continue;
     }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -36,9 +37,10 @@ class ModelDigests {
     CoreLoop* worker = nullptr;
     JobWork* work = nullptr;
     JobControl* job = nullptr;
+    std::function<void()> promise = nullptr;  // writes down that written values are promised; null: nothing does
   };
   // All of both outlive it.
-  ModelDigests(Facts facts, Services services) : see_(facts), use_(services) {}
+  ModelDigests(Facts facts, Services services) : see_(facts), use_(std::move(services)) {}
 
   // A step was committed: takes digests of the new version, if those of replicas are due. They are said with the next
   // step, which is not to be decided while they are being taken.
@@ -47,16 +49,19 @@ class ModelDigests {
   // By parameter; empty: none were taken at that version.
   const std::vector<uint64_t>& At(uint64_t version) const;
 
-  // Clears `stale`, and says the digests of values that ranks have written to node 0, if the epoch lasts so long.
+  // Clears `stale`, and says the digests of values that ranks have written to node 0, if the epoch lasts so long: a
+  // promise. `written`: as ValueWrites::written_parts, of which node 0 hears where parameters are cut over nodes.
   // `ended` runs once they are read.
-  void SayValues(std::vector<SlabPart> stale, std::function<void()> ended);
+  void SayValues(std::vector<SlabPart> stale, std::vector<uint32_t> written, std::function<void()> ended);
 
  private:
   using Digests = v1::PeerMessage::Values;
   // Clears and reads on the worker; `done` runs on the loop, and then what may happen next.
-  void Take(std::vector<SlabPart> stale, std::function<void(const absl::Status&, Digests)> done);
+  void Take(std::vector<SlabPart> stale, std::vector<uint32_t> written,
+            std::function<void(const absl::Status&, Digests)> done);
   // On the worker, while nobody writes the slabs.
-  absl::Status Read(const std::vector<int64_t>& step_counts, Digests* digests) const;
+  absl::Status Read(const std::vector<int64_t>& step_counts, const std::vector<uint32_t>& written,
+                    Digests* digests) const;
 
   const Facts see_;
   const Services use_;

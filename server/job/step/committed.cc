@@ -24,7 +24,7 @@ void Committed::TakeOver(const CommittedFacts& facts) {
   step_ = facts.step;
   SetStepCounts(facts.step_counts);
   trainer_states_ = facts.trainer_states;
-  if (facts.promised.has_value() && logs_) log_->KeepPromise();
+  if ((facts.promised.has_value() || facts.promised_values.has_value()) && logs_) log_->KeepPromise();
   if (facts.in_snapshot) {
     GoBack(step_, facts.trainer_states);
   } else {
@@ -102,6 +102,22 @@ void Committed::Promise(v1::PromisedStepRecord record) {
   if (absl::Status status = log_->Promise(record); !status.ok()) {
     LogError(absl::StrCat("job ", job_, ": step ", step_ + 1, " would be lost with this daemon: ", status.message()));
   }
+}
+
+void Committed::PromiseValues(uint64_t generation) {
+  if (!logs_) return;
+  v1::PromisedValuesRecord record;
+  record.set_generation(generation);
+  record.set_version(version_ + 1);
+  record.mutable_step_counts()->Add(step_counts_->begin(), step_counts_->end());
+  if (absl::Status status = log_->PromiseValues(record); !status.ok()) {
+    LogError(
+        absl::StrCat("job ", job_, ": version ", version_ + 1, " would be lost with this daemon: ", status.message()));
+  }
+}
+
+void Committed::SetWriting(bool writing) {
+  if (logs_) log_->SetWriting(writing);
 }
 
 void Committed::Finish() {

@@ -36,6 +36,8 @@ struct CommittedFacts {
   bool in_snapshot = false;  // the shards hold nothing yet: the memory's snapshot is of the step
   // Several nodes: the step behind it, by the daemon before.
   std::optional<v1::PromisedStepRecord> promised = std::nullopt;
+  // Likewise values that are to be the next version. One of the two at most.
+  std::optional<v1::PromisedValuesRecord> promised_values = std::nullopt;
   std::vector<bool> finished = {};  // by rank; empty: none has
   bool gradients_stay = false;      // those of the daemon before, which nobody knows who may still write
 };
@@ -103,6 +105,11 @@ class Committed {
   absl::Status Decide(const v1::DecidedStepRecord& record);
   // Several nodes: another node is about to hear that the step is reduced here, and may decide it.
   void Promise(v1::PromisedStepRecord record);
+  // The same for values that are to be the next version, with the counts that were loaded with them.
+  void PromiseValues(uint64_t generation);
+  // Where parameters are cut over nodes: values of ranks that are no version lie in the shards from here on, or do not
+  // any more (TakeUpLog::SetWriting).
+  void SetWriting(bool writing);
   // ... this node's ranks have finished, and it goes on for the others.
   void Finish();
   // One more step, and with it one more version. `updated`: by parameter; empty: none that is counted here.

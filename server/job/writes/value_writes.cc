@@ -33,7 +33,19 @@ ValueWrites::ValueWrites(Facts facts, Services services, TurnQueue* copier, Work
       use_(std::move(services)),
       commit_(facts.plan->world_size),
       copies_(use_.work->loop(), copier, owner),
-      written_gradients_(facts.plan->params.size(), false) {}
+      written_gradients_(facts.plan->params.size(), false),
+      written_parts_(facts.plan->params.size(), 0) {}
+
+void ValueWrites::TakeUp(const v1::PromisedValuesRecord& promised) {
+  const std::vector<int64_t>& before = use_.counts->step_counts();
+  for (size_t param = 0; param < before.size(); ++param) {
+    if (before[param] != promised.step_counts(static_cast<int>(param))) {
+      undo_.SaveCount(static_cast<int>(param), before[param]);
+    }
+  }
+  use_.counts->SetStepCounts({promised.step_counts().begin(), promised.step_counts().end()});
+  if (use_.memory->undo() != nullptr) undo_.WillSave(use_.counts->version());
+}
 
 bool ValueWrites::WritesBack(int rank) const {
   const FullParams& full_params = see_.summons->full_params();
@@ -127,6 +139,7 @@ absl::Status ValueWrites::WriteGradient(Session* session, const WriteRequest& re
 
 absl::Status ValueWrites::WritePart(Session* session, const WriteRequest& request, Source source) {
   const SlabPart whole = WholePart(*see_.plan, *use_.memory, request.param, request.part);
+  written_parts_[static_cast<size_t>(request.param)] |= uint32_t{1} << request.part;
   // Of what other nodes hold, those keep theirs: every node's ranks may write whole parameters.
   const ParamRange own = ElementsOfNode(*see_.plan, request.param);
   const int64_t first = std::max(request.first, own.first);
@@ -208,10 +221,12 @@ void ValueWrites::Release(Session* session) {
 }
 
 void ValueWrites::Undo() {
+  written_parts_.assign(see_.plan->params.size(), 0);
   std::vector<int64_t> counts = use_.counts->step_counts();
   const std::optional<uint64_t> of_version = undo_.BeginUndo(&counts);
   use_.counts->SetStepCounts(std::move(counts));
   if (!of_version.has_value()) {
+    if (use_.taken_back != nullptr) use_.taken_back();
     return;
   }
   // Nobody is to read what is half put back: ranks that are here are held, others cannot attach (AddSession).
@@ -237,6 +252,7 @@ void ValueWrites::Undo() {
           use_.job->Close(absl::StrCat("take back what was not committed: ", status.message()));
           return;
         }
+        if (use_.taken_back != nullptr) use_.taken_back();
         for (const auto& session : *see_.sessions) {
           if (session != nullptr && session->held) {
             Release(session.get());
@@ -268,6 +284,7 @@ std::vector<SlabPart> ValueWrites::StaleParts() const {
 
 void ValueWrites::Commit() {
   use_.commits->Begin();
+  written_parts_.assign(see_.plan->params.size(), 0);
   const bool forgets = undo_.BeginCommit();
   ClearStale([this, forgets, epoch = use_.counts->epoch()](const absl::Status& status) {
     if (epoch != use_.counts->epoch()) {
@@ -358,6 +375,7 @@ void ValueWrites::BeginRestore() {
 
 void ValueWrites::EndEpoch() {
   commit_.EndEpoch();
+  written_parts_.assign(see_.plan->params.size(), 0);
   written_gradients_.assign(see_.plan->params.size(), false);
 }
 

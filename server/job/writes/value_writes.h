@@ -2,6 +2,7 @@
 #define SHARDD_SERVER_JOB_WRITES_VALUE_WRITES_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "server/job/writes/value_commit.h"
 #include "server/job/writes/value_copies.h"
 #include "server/job/writes/write_undo.h"
+#include "shardd/v1/journal.pb.h"
 
 namespace shardd {
 
@@ -59,15 +61,23 @@ class ValueWrites final : public JobPart {
     JobEvents* events = nullptr;
     JobWork* work = nullptr;
     JobControl* job = nullptr;
+    std::function<void()> taken_back = nullptr;  // Undo is done; null: nobody hears
   };
   // All of both outlive this. `copier`, `owner`: as of ValueCopies.
   ValueWrites(Facts facts, Services services, TurnQueue* copier, WorkOwner owner);
+
+  // The daemon before has promised values of the next version, which lie in the slabs: Commit or Undo follows. Before
+  // anything else.
+  void TakeUp(const v1::PromisedValuesRecord& promised);
 
   const ValueCommit& commit() const { return commit_; }
   const WriteUndo& undo() const { return undo_; }
   WriteUndo& undo() { return undo_; }
   // Values are written that no version has.
   bool any_initial() const { return initial_.any(); }
+  // By parameter, a bit for each of its parts (WriteRequest::part) that ranks have written since the last version, also
+  // where that was nothing of what this node holds.
+  const std::vector<uint32_t>& written_parts() const { return written_parts_; }
   // Parts of initial values of an epoch that was given up: to be cleared.
   std::vector<SlabPart> StaleParts() const;
 
@@ -132,6 +142,7 @@ class ValueWrites final : public JobPart {
   WriteUndo undo_;
   ValueCopies copies_;
   std::vector<bool> written_gradients_;  // by parameter
+  std::vector<uint32_t> written_parts_;
 };
 
 }  // namespace shardd

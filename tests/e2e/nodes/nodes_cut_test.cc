@@ -216,13 +216,12 @@ TEST_P(NodesCutTest, AKilledDaemonLosesItsPartAndIsNamed) {
   EXPECT_TRUE(absl::StrContains(Report(0, 0, args).message, "from a checkpoint")) << Report(0, 0, args).message;
 }
 
-TEST_P(NodesCutTest, FullParametersAreRefusedByName) {
+TEST_P(NodesCutTest, FullParametersInPlaceAreRefusedByName) {
   Start(2, 1);
-  const Args args = Cut({{"steps", "2"}, {"writeback_at_end", "1"}});
-  const std::vector<TrainerReport> reports = RunAll(args);  // who is not refused hears of the other's end
-  EXPECT_TRUE(std::any_of(reports.begin(), reports.end(), [](const TrainerReport& report) {
-    return absl::StrContains(report.message, "full parameters are not served where they are cut over nodes");
-  })) << reports[0].message;
+  for (const TrainerReport& report : RunAll(Cut({{"steps", "2"}, {"full_params_at_end", "1"}}))) {
+    EXPECT_TRUE(absl::StrContains(report.message, "full parameters are not served where they are cut over nodes"))
+        << report.message;
+  }
 }
 
 }  // namespace

@@ -112,7 +112,9 @@ Status Trainer::Train() {
   if (first > 0 && args_.Int("of_any_rank") == 0 && state.compare(0, want.size(), want) != 0) {
     return Status(Code::kDataLoss, "trainer state is of another step (got " + state.substr(0, 64) + ", want " + want);
   }
+  if (LoadsBefore(first) && first < steps) RETURN_IF_ERROR(CheckLoadIsWhole(first));
   for (int64_t step = first; step < steps; ++step) {
+    if (LoadsBefore(step)) RETURN_IF_ERROR(Load(step));
     RETURN_IF_ERROR(TrainStep(step));
     report_.stepped_ms.push_back(static_cast<double>(NowMs()));
   }
@@ -132,7 +134,8 @@ Status Trainer::Train() {
     return Status();
   }
   const std::string strategy = args_.Text("strategy");
-  if (!args_.Text("nodes").empty() && (strategy == "FULL_SHARD" || strategy == "SHARD_GRAD_OP")) {
+  if (!args_.Text("nodes").empty() && (strategy == "FULL_SHARD" || strategy == "SHARD_GRAD_OP") &&
+      args_.Int("full_params_at_end") == 0) {
     return ReadUnsharded();
   }
   return job_->UnshardParams(false, [&] {

@@ -55,6 +55,9 @@ class Trainer {
   Status Finish();
   Status ReadUnsharded();
   Status Writeback(int64_t step);
+  bool LoadsBefore(int64_t step) const;
+  Status Load(int64_t step);
+  Status CheckLoadIsWhole(int64_t step);
 
   void ReadParam(int param);
   void WriteGradient(int param);  // into its slot

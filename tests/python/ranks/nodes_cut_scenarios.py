@@ -125,15 +125,69 @@ def plain_load(case: Case) -> dict[str, Any]:
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     again = _steps(model, optimizer, range(3, 5))
-    refused = []
-    if not case.mesh:
-        refused = [
-            _text_of(lambda: model.load_state_dict(saved[0])),
-            _text_of(lambda: optimizer.load_state_dict(saved[1])),
-        ]
     dist.barrier()
     finish(model)
-    return {"on": on, "again": again, "refused": refused}
+    return {"on": on, "again": again}
+
+
+def _is_shown(parameter: torch.Tensor) -> bool:
+    return not hasattr(parameter, "to_local")
+
+
+def changed(case: Case, folder: str) -> dict[str, Any]:
+    """Loads in the middle of training, and edits of full parameters: what each has made of the job."""
+    from shardd.torch import counters, finish, summon_full_params
+
+    model, optimizer = _trainer(case)
+    _steps(model, optimizer, range(2))
+    saved = {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()}
+    kept, before = copy.deepcopy(optimizer.state_dict()), whole(model.state_dict())
+    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+    dcp.save(state, checkpoint_id=folder)
+    on = _steps(model, optimizer, range(2, 4))
+    model.load_state_dict(saved)
+    optimizer.load_state_dict(kept)
+    loaded = whole(model.state_dict())
+    again = [_steps(model, optimizer, range(2, 4))]
+    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    again.append(_steps(model, optimizer, range(2, 4)))
+    now = whole(model.state_dict())
+    with summon_full_params(model, writeback=False):
+        read = {n: p.detach().clone() for n, p in model.named_parameters()}
+        inside = _text_of(lambda: loss_of(model, 0, 0, dist.get_rank()))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()  # dropped
+    with summon_full_params(model, writeback=False, rank0_only=True):
+        of_first = {n: tuple(p.shape) for n, p in model.named_parameters() if _is_shown(p)}
+    with summon_full_params(model.layers[0], recurse=False, writeback=False):
+        of_one = [n for n, p in model.named_parameters() if _is_shown(p)]
+    unchanged = whole(model.state_dict())
+    with summon_full_params(model), torch.no_grad():
+        for parameter in model.parameters():
+            parameter.div_(2)
+    edited = whole(model.state_dict())
+    losses = _steps(model, optimizer, range(4, 5))
+    out = {
+        "loaded": [torch.equal(loaded[n], before[n]) for n in before],
+        "on": on,
+        "again": again,
+        "read": [torch.equal(read[n], now[n]) for n in read],
+        "inside": inside,
+        "of_first": of_first,
+        "of_one": of_one,
+        "unchanged": [torch.equal(unchanged[n], now[n]) for n in now],
+        "edited": [torch.equal(edited[n], now[n] / 2) for n in read],
+        "losses": losses,
+        "aborts": counters(model)["aborts"],
+        "committed": _job_of(model)["info"]["committed_step"],
+        "shapes": {n: tuple(v.shape) for n, v in now.items()},
+    }
+    dist.barrier()
+    finish(model)
+    return out
 
 
 def safetensors(folder: str, case: Case) -> dict[str, Any]:
@@ -198,7 +252,12 @@ def wrapped(steps: int, strategy: str, orig: bool, tie: bool, freeze: tuple[str,
     with FullyShardedDataParallel.state_dict_type(wrapper, StateDictType.SHARDED_STATE_DICT):
         rows = {n: v for n, v in wrapper.state_dict().items() if n != "bias"}
     moments = FullyShardedDataParallel.optim_state_dict(wrapper, optimizer)["state"]
-    summoned = _text_of(lambda: _summon(wrapper))
+    with FullyShardedDataParallel.summon_full_params(wrapper, writeback=False):
+        summoned = {n: p.detach().clone() for n, p in wrapper.named_parameters()}
+    with FullyShardedDataParallel.summon_full_params(wrapper), torch.no_grad():
+        for parameter in wrapper.parameters():
+            parameter.mul_(2)
+    doubled = {n: v.detach().clone() for n, v in wrapper.state_dict().items() if n != "bias"}
     dist.barrier()
     finish(wrapper)
     case = Case(steps=steps, accumulate=2, clip=0.1, tie=tie, freeze=freeze)
@@ -210,13 +269,9 @@ def wrapped(steps: int, strategy: str, orig: bool, tie: bool, freeze: tuple[str,
         "rows": {n: [tuple(part.tensor.shape) for part in v.local_shards()] for n, v in rows.items()},
         "moments": {n: tuple(entry["exp_avg"].shape) for n, entry in moments.items()},
         "summoned": summoned,
+        "doubled": doubled,
         "alone": alone,
     }
-
-
-def _summon(wrapper: Any) -> None:
-    with type(wrapper).summon_full_params(wrapper, writeback=False):
-        pass
 
 
 # What is refused.
@@ -246,16 +301,16 @@ def refused() -> dict[str, str]:
     model, optimizer = _trainer()
     _steps(model, optimizer, range(1))
 
-    def summon(writeback: bool) -> None:
-        with summon_full_params(model, writeback=writeback):
+    def summon(**options: bool) -> None:
+        with summon_full_params(model, **options):
             pass
 
     texts = {
         "stock": text(_mesh(4), torch.optim.AdamW),
         "edits": text(_mesh(4), in_place_edits=True),
         "no shard": _text_of(no_shard),
-        "summon": _text_of(lambda: summon(False)),
-        "summon to write": _text_of(lambda: summon(True)),
+        "gradients": _text_of(lambda: summon(writeback=False, with_grads=True)),
+        "by one": _text_of(lambda: summon(rank0_only=True)),
     }
     texts["uneven"] = "" if dist.get_rank() == 1 else text(uneven)  # models are told apart by how many there were
     _steps(model, optimizer, range(1, 2))
@@ -268,8 +323,10 @@ def refused() -> dict[str, str]:
 # A rank dies.
 
 
-def survive(steps: int, folder: str, victim: int, at_step: int, moment: str) -> dict[str, Any]:
-    """One rank dies in its first life; the others, on both nodes, go on in their processes, whose meshes have lost it."""
+def survive(steps: int, folder: str, victim: int, at_step: int, moment: str, loads: bool = False) -> dict[str, Any]:
+    """One rank dies in its first life; the others, on both nodes, go on in their processes, whose meshes have lost it.
+
+    ``loads``: before the step all load what says nothing of the steps before."""
     import shardd.torch
     from shardd.torch import counters, ride
 
@@ -301,6 +358,11 @@ def survive(steps: int, folder: str, victim: int, at_step: int, moment: str) -> 
                 resumed.append(int(step))
                 losses = step.state or []
             report(event="begins", step=step, pid=os.getpid())
+            if loads and int(step) == at_step:
+                state = {name: torch.full_like(value, 0.125) for name, value in model.state_dict().items()}
+                dies("load", step)
+                model.load_state_dict(state)
+                dies("loaded", step)
             loss = loss_of(model, step, 0, rank)
             dies("forward", step)
             loss.backward()

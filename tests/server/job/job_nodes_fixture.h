@@ -3,6 +3,7 @@
 
 // A job over nodes of one rank each, in one process: a JobCore for each, and links in memory that come and go.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -10,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -25,6 +27,7 @@
 #include "server/device/devices.h"
 #include "server/multinode/node_events.h"
 #include "server/storage/job_slab.h"
+#include "server/storage/take_up_log.h"
 #include "tests/server/job/job_core_fixture.h"
 
 namespace shardd {
@@ -38,6 +41,7 @@ class Wire {
     End(Wire* wire, int node) : wire_(wire), node_(node) {}
     int node() const override { return node_; }
     int nodes() const override { return static_cast<int>(wire_->ends_.size()); }
+    bool takes_writes_where_cut(int node) const override { return node != wire_->of_older_daemon_; }
     void Send(int node, v1::PeerMessage message) override {
       wire_->loop_.Post([wire = wire_, from = node_, node, message = std::move(message)]() mutable {
         const bool dropped = wire->drops_ != nullptr && wire->drops_(node, message);
@@ -99,6 +103,9 @@ class Wire {
   void Refuse(int node, int by, const absl::Status& why) {
     loop_.RunAndWait([&] { ends_[static_cast<size_t>(node)]->OnDown(by, why); });
   }
+  // Its daemon is of a release that takes no values after the initial ones where parameters are cut over nodes. Before
+  // any session.
+  void IsOfOlderDaemon(int node) { of_older_daemon_ = node; }
   // As if `from` said it.
   void Say(int from, int to, const v1::PeerMessage& message) {
     loop_.RunAndWait([&] { ends_[static_cast<size_t>(to)]->OnMessage(from, message, nullptr); });
@@ -115,13 +122,15 @@ class Wire {
   std::map<std::pair<int, int>, bool> up_;
   std::vector<PeerLinks::Events*> ends_;
   std::function<bool(int to, const v1::PeerMessage&)> drops_;
+  std::atomic<int> of_older_daemon_ = -1;
   CoreLoop loop_;
 };
 
 class JobNodesTest : public ::testing::Test {
  protected:
-  explicit JobNodesTest(int nodes = 2, v1::Strategy strategy = v1::STRATEGY_HYBRID_SHARD)
-      : strategy_(strategy), wire_(nodes), nodes_(static_cast<size_t>(nodes)) {
+  // `outlives`: a log of each job says what another daemon would find.
+  explicit JobNodesTest(int nodes = 2, v1::Strategy strategy = v1::STRATEGY_HYBRID_SHARD, bool outlives = false)
+      : strategy_(strategy), outlives_(outlives), wire_(nodes), nodes_(static_cast<size_t>(nodes)) {
     for (int node = 0; node < count(); ++node) Open(node);
     wire_.SetUp(true);
   }
@@ -161,6 +170,13 @@ class JobNodesTest : public ::testing::Test {
     ASSERT_TRUE(memory.ok() && journal.ok()) << memory.status() << journal.status();
     init.memory = *std::move(memory);
     init.journal = *std::move(journal);
+    init.reserved_by_all = [this, number] { return promised_bytes_[static_cast<size_t>(number)].load(); };
+    if (outlives_) {
+      auto log = TakeUpLog::Create(TakeUpLog::SizesFor(*node.plan));
+      ASSERT_TRUE(log.ok()) << log.status();
+      node.log_fd = UniqueFd(fcntl((*log)->fd(), F_DUPFD_CLOEXEC, 0));
+      init.take_up_log = *std::move(log);
+    }
     node.device = std::move(MakeDevices("cpu:1")->devices[0]);
     init.devices.by_rank = {node.device.get()};
     init.loop = &loop_;
@@ -369,9 +385,12 @@ class JobNodesTest : public ::testing::Test {
     std::unique_ptr<Device> device;
     std::shared_ptr<Events> stream;
     std::shared_ptr<JobCore> job;
+    UniqueFd log_fd;
   };
   EventLog events_;
   const v1::Strategy strategy_;
+  const bool outlives_;
+  std::array<std::atomic<int64_t>, 3> promised_bytes_ = {};  // by node: memory of the host, to jobs
   uint64_t sessions_made_ = 0;
   Wire wire_;
   TurnQueue copier_{"copier"};

@@ -32,8 +32,8 @@ constexpr int kB = 2;
 
 class NodeCoordinatorTest : public ::testing::Test {
  protected:
-  explicit NodeCoordinatorTest(int nodes = 2, bool allow_missing = false)
-      : plan_(testing::NodesPlan(nodes, allow_missing)) {
+  explicit NodeCoordinatorTest(int nodes = 2, bool allow_missing = false, bool cut = false)
+      : plan_(testing::NodesPlan(nodes, allow_missing, cut)) {
     Anew();
   }
   void Anew() {
@@ -153,6 +153,9 @@ class NodeCoordinatorTest : public ::testing::Test {
                               ? "all"
                               : absl::StrCat(message.all_closed().backwards()),
                           " ");
+          break;
+        case v1::PeerMessage::kMayWrite:
+          absl::StrAppend(&text, "may write ", message.may_write().times(), " ");
           break;
         case v1::PeerMessage::kDecided:
           text += "decided ";
@@ -365,6 +368,98 @@ TEST_F(NodeCoordinatorOfThree, LaterValuesAreAVersionWhereAllNodesGiveTheSame) {
   for (int node = 0; node < 3; ++node) Say(node, Closed(kAllBackwards));
   Say(1, Values(20, 6));
   EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1"), HasSubstr("not its turn")));
+}
+
+class NodeCoordinatorOfCut : public NodeCoordinatorTest {
+ protected:
+  NodeCoordinatorOfCut() : NodeCoordinatorTest(2, /*allow_missing=*/false, /*cut=*/true) {}
+  v1::PeerMessage AsksToWrite(uint64_t version, int times = 1) const {
+    v1::PeerMessage message;
+    message.mutable_asks_to_write()->set_version(version);
+    message.mutable_asks_to_write()->set_times(times);
+    return message;
+  }
+};
+
+TEST_F(NodeCoordinatorOfCut, ValuesAreWrittenWhenNobodyReadsTheVersionBefore) {
+  Initialize();
+  Say(1, AsksToWrite(2));
+  EXPECT_THAT(sent_, IsEmpty());
+  EXPECT_THAT(coordinator_->Waiting(), AllOf(HasSubstr("node 0"), HasSubstr("has not asked to write values")));
+  Say(0, AsksToWrite(2));
+  EXPECT_EQ(Kinds(0) + Kinds(1), "may write 1 may write 1 ");
+  EXPECT_EQ(coordinator_->Waiting(), "");
+  sent_.clear();
+  Say(0, AsksToWrite(2, 2));  // its ranks have left without a commit
+  EXPECT_THAT(sent_, IsEmpty());
+  Say(1, AsksToWrite(2, 2));
+  EXPECT_EQ(Kinds(1), "may write 2 ");
+  sent_.clear();
+  for (int node = 0; node < 2; ++node) Say(node, Values(10, 2));
+  EXPECT_EQ(Kinds(1), "values_agreed ");
+  sent_.clear();
+  Say(1, AsksToWrite(3));
+  Say(0, AsksToWrite(3));
+  EXPECT_EQ(Kinds(1), "may write 1 ");
+}
+
+TEST_F(NodeCoordinatorOfCut, NodesWriteTheSameTogether) {
+  for (const auto change : {+[](v1::PeerMessage::AsksToWrite* asks) { asks->set_group(1); },
+                            +[](v1::PeerMessage::AsksToWrite* asks) { asks->set_recurse(true); },
+                            +[](v1::PeerMessage::AsksToWrite* asks) { asks->set_rank0_only(true); }}) {
+    Anew();
+    Initialize();
+    v1::PeerMessage other = AsksToWrite(2);
+    change(other.mutable_asks_to_write());
+    Say(0, AsksToWrite(2));
+    Say(1, other);
+    EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("EnterFullParams: node 1"), HasSubstr("than node 0 (got ")));
+  }
+}
+
+TEST_F(NodeCoordinatorOfCut, WhoStillWritesIsWaitedFor) {
+  Initialize();
+  Say(0, AsksToWrite(2));
+  const absl::Time now = MonotonicNow();
+  coordinator_->CheckSilence(now + absl::Minutes(3), absl::Minutes(2));
+  EXPECT_THAT(EndedBecause(), HasSubstr("has not asked to write values"));
+  for (int node = 0; node < 2; ++node) Say(node, AsksToWrite(2));
+  Say(0, Values(10, 2));
+  sent_.clear();
+  EXPECT_THAT(coordinator_->Waiting(), HasSubstr("node 1"));
+  for (int minutes = 3; minutes < 20; minutes += 3) {
+    coordinator_->CheckSilence(now + absl::Minutes(minutes), absl::Minutes(2));
+  }
+  EXPECT_THAT(sent_, IsEmpty());
+  Say(1, Values(11, 2));
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("the ranks of node 1"), HasSubstr("wrote other parts")));
+}
+
+TEST_F(NodeCoordinatorOfCut, ValuesThatNobodyWasAskedForEndTheGeneration) {
+  Say(1, AsksToWrite(1));
+  EXPECT_THAT(EndedBecause(), HasSubstr("not its turn"));
+  Anew();
+  Initialize();
+  Say(1, Values(10, 2));
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1"), HasSubstr("not its turn")));
+  Say(1, AsksToWrite(3));
+  EXPECT_THAT(EndedBecause(), HasSubstr("want version 2"));
+  Say(1, AsksToWrite(2, 2));
+  EXPECT_THAT(EndedBecause(), HasSubstr("want version 2, time 1"));
+  Say(1, AsksToWrite(2));
+  Say(1, Closed(kAllBackwards));
+  Say(1, Abandoned("its rank is lost"));
+  EXPECT_THAT(EndedBecause(), HasSubstr("its rank is lost"));
+  Say(0, AsksToWrite(2));
+  EXPECT_EQ(Kinds(1), "") << "what was asked is of the generation before";
+}
+
+TEST_F(NodeCoordinatorOfTwo, ReplicasAskNobodyToWrite) {
+  v1::PeerMessage message;
+  message.mutable_asks_to_write()->set_version(2);
+  message.mutable_asks_to_write()->set_times(1);
+  Say(1, message);
+  EXPECT_THAT(EndedBecause(), HasSubstr("not its turn"));
 }
 
 TEST_F(NodeCoordinatorOfTwo, WhatIsOfAnotherGenerationIsNotHeard) {

@@ -69,15 +69,21 @@ TEST_P(NodeMemberSchedules, DaemonsThatAreTakenUpGoOnBesideLostOnes) {
 TEST_P(NodeMemberSchedules, DaemonsThatDieLoseNothingThatIsCutOverNodes) {
   int taken_up = 0;
   int promises = 0;
+  int loads = 0;
+  int loads_carried_over = 0;
   for (uint64_t seed = 1; seed <= 1500; ++seed) {
     NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0,
                     {.daemons_die = true, .custodians = true, .cut = true});
     ASSERT_EQ(world.Run(/*events=*/static_cast<int>(300 + seed % 1700)), "") << "seed " << seed;
     taken_up += world.taken_up();
     promises += world.promises_taken_up();
+    loads += world.loads_taken_up();
+    loads_carried_over += world.loads_carried_over();
   }
   EXPECT_GT(taken_up, 1000);
   EXPECT_GT(promises, 50);
+  EXPECT_GT(loads, 50);
+  EXPECT_GT(loads_carried_over, 20);
 }
 
 // Nobody could send a node a step whose promise it has given up.

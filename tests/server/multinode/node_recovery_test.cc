@@ -26,7 +26,7 @@ constexpr uint64_t kFirst = 100;  // generation of the new daemon
 
 class NodeRecoveryTest : public ::testing::Test {
  protected:
-  NodeRecoveryTest() : plan_(testing::NodesPlan(3, false)) {
+  explicit NodeRecoveryTest(bool cut = false) : plan_(testing::NodesPlan(3, false, cut)) {
     coordinator_ = std::make_unique<NodeCoordinator>(
         plan_, kFirst, [this](int node, v1::PeerMessage message) { sent_.emplace_back(node, std::move(message)); },
         [] { ADD_FAILURE() << "no step is trained here"; }, [this](int from) { asked_.push_back(from); });
@@ -252,6 +252,30 @@ TEST_F(NodeRecoveryTest, AnotherJobOfTheNameIsNamedToAllWaiting) {
   EXPECT_THAT(WaitsFor(1), HasSubstr("describes another job: layout"));
   GiveValues(0);
   EXPECT_THAT(BeginOf(0).message(), AllOf(HasSubstr("node 2 (host2:7000)"), HasSubstr("describes another job")));
+}
+
+class NodeRecoveryOfCut : public NodeRecoveryTest {
+ protected:
+  NodeRecoveryOfCut() : NodeRecoveryTest(/*cut=*/true) {}
+};
+
+// They serve the others, and one of them may be the only one that has heard what was agreed on.
+TEST_F(NodeRecoveryOfCut, NodesThatHaveFinishedAreHeard) {
+  v1::PeerMessage holds = Holds(9);
+  holds.mutable_holds()->set_version(10);
+  v1::PeerMessage own = holds;
+  own.mutable_holds()->set_promised_version(11);
+  coordinator_->TakeUp(own.holds());
+  v1::PeerMessage finished = holds;
+  finished.mutable_holds()->add_finished(2);
+  Up(1, finished);
+  EXPECT_EQ(Sent(1), "waits ") << "node 2 has finished, and may know more";
+  sent_.clear();
+  coordinator_->OnUp(2);
+  coordinator_->OnFinished(2);
+  holds.mutable_holds()->set_version(11);
+  coordinator_->OnMessage(2, holds);
+  EXPECT_EQ(BeginOf(1).version(), 11u) << "what node 0 has promised is a version";
 }
 
 TEST_F(NodeRecoveryTest, NodesThatHaveFinishedAreNotWaitedFor) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -31,7 +32,7 @@ class MemoryLinks final : public PeerLinks {
 
 void RandomJob::BeginAttempt() {
   begun_ = true;
-  said_values_ = said_reduced_ = said_all_ = false;
+  said_values_ = said_reduced_ = said_all_ = loads_ = false;
   backward_ = closed_ = 0;
   to_give_.clear();
   waits_.clear();
@@ -39,6 +40,41 @@ void RandomJob::BeginAttempt() {
   // The same on all nodes, but for order and what is missing.
   std::mt19937_64 same(world_->seed() * 1000003 + static_cast<uint64_t>(step));
   backwards_ = 1 + static_cast<int>(same() % 2);
+}
+
+bool RandomJob::MustLoad() const {
+  std::mt19937_64 same(world_->seed() * 7919 + static_cast<uint64_t>(step));
+  return same() % 3 == 0 && commits.back() != absl::StrCat("load before step ", step + 1);
+}
+
+// One thing of a load. Some are left once without a commit, and asked for again.
+void RandomJob::LoadNext() {
+  if (said_values_) return;
+  if (world_->plan().cut_over_nodes) {
+    if (!std::exchange(asks_to_write_, true)) {
+      v1::PeerMessage::AsksToWrite asks;
+      asks.set_times(++asked_to_write_);
+      asks.set_group(-1);
+      member->AsksToWrite(std::move(asks));
+      return;
+    }
+    if (member->may_write_times() < asked_to_write_) return;
+    if (asked_to_write_ == 1 && (world_->seed() + static_cast<uint64_t>(step)) % 4 == 0) {
+      asks_to_write_ = false;
+      return;
+    }
+  }
+  said_values_ = loads_ = true;
+  loads_in_ = member->generation();
+  v1::PeerMessage::Values values;
+  for (size_t param = 0; param < world_->plan().params.size(); ++param) values.add_digests(7 + param);
+  values.set_version(NodeVersion() + 1);
+  member->Values(std::move(values));
+}
+
+std::string RandomJob::StepShown() const {
+  const auto is_step = [](const std::string& commit) { return absl::StartsWith(commit, "step "); };
+  return *std::find_if(commits.rbegin(), commits.rend(), is_step);
 }
 
 void RandomJob::GiveNext() {
@@ -61,7 +97,7 @@ void RandomJob::Act() {
     if (applied_) return;                                            // until all hold it
     if (world_->seed() % 3 == 0 && world_->Random(16) != 0) return;  // so that links come and go meanwhile
     applied_ = true;
-    if (initialized) {
+    if (initialized && !loads_) {
       for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) NodeSendState(node, transfer);
     }
     if (pending_abort_.has_value() && !MayShow()) {
@@ -84,7 +120,7 @@ void RandomJob::Act() {
   }
   if (!begun_) {
     if (!member->Lacking().empty()) return;  // nobody attaches
-    if (step > 0) world_->Shown(node_, step, commits.back());
+    if (step > 0) world_->Shown(node_, step, StepShown());
     BeginAttempt();
     GiveNext();
     return;
@@ -95,6 +131,10 @@ void RandomJob::Act() {
       for (size_t param = 0; param < world_->plan().params.size(); ++param) values.add_digests(7 + param);
       member->Values(std::move(values));
     }
+    return;
+  }
+  if (MustLoad()) {
+    LoadNext();
     return;
   }
   if (!to_give_.empty()) {
@@ -168,7 +208,9 @@ void RandomJob::Abort(const absl::Status& cause) {
     return;
   }
   ++aborts;
-  begun_ = said_reduced_ = false;
+  begun_ = said_reduced_ = asks_to_write_ = false;
+  if (!applied_) loads_ = false;
+  asked_to_write_ = 0;
   member->AttemptEnded(cause);
   if (applied_) EndCommit();
   if (std::exchange(leaves_, false)) world_->Leave(node_);
@@ -177,26 +219,29 @@ void RandomJob::Abort(const absl::Status& cause) {
 std::string RandomJob::CommitText() const {
   v1::PeerMessage::Decided decided = decided_;
   decided.clear_ends_attempt();  // of an attempt
+  if (loads_) return absl::StrCat("load before step ", step + 1);
   return initialized ? absl::StrCat("step ", step + 1, ": ", decided.ShortDebugString(), " of ", added_) : "values";
 }
 
 void RandomJob::EndCommit() {
   commits.push_back(CommitText());
-  step += initialized ? 1 : 0;
+  step += initialized && !loads_ ? 1 : 0;
   initialized = true;
-  committing_ = applied_ = begun_ = false;
+  committing_ = applied_ = begun_ = loads_ = asks_to_write_ = false;
+  asked_to_write_ = 0;
 }
 
 void RandomJob::MaybeShow() {
   if (!committing_ || !applied_ || !MayShow()) {
     return;
   }
+  const bool made_step = initialized && !loads_;
   EndCommit();
-  if (step > 0) world_->Shown(node_, step, commits.back());
+  if (made_step) world_->Shown(node_, step, StepShown());
   for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) NodeSendState(node, transfer);
   if (pending_abort_.has_value()) {
     Abort(*std::exchange(pending_abort_, std::nullopt));
-  } else if (step > 0 && !decided_.ends_attempt().empty()) {
+  } else if (made_step && !decided_.ends_attempt().empty()) {
     world_->EndedBehindStep();
     Abort(absl::AbortedError(decided_.ends_attempt()));
   }
@@ -227,7 +272,12 @@ void RandomJob::TakeUp(const RandomJob& before) {
     initialized = true;
     decided_ = left.decided = before.decided_;
     added_ = before.added_;
-    if (before.committing_) {
+    const bool loads = before.loads_ && (before.committing_ || before.said_values_);
+    if (loads && world_->plan().cut_over_nodes) {
+      left.promised_in = loads_in_ = before.loads_in_;
+      left.promised_values = begun_ = said_values_ = loads_ = true;
+      pending_abort_ = absl::AbortedError("the daemon before has ended");
+    } else if (before.committing_ && !before.loads_) {
       EndCommit();
     } else if (before.said_reduced_ && node_ != 0) {
       left.promised_in = promised_in_ = before.promised_in_;
@@ -236,7 +286,7 @@ void RandomJob::TakeUp(const RandomJob& before) {
       added_in_ = before.added_in_;
       pending_abort_ = absl::AbortedError("the daemon before has ended");
     }
-    world_->TookUp(left.promised_in > 0);
+    world_->TookUp(left.promised_in > 0, left.promised_values);
     member->TakeUp(std::move(left));
   }
 }
@@ -313,7 +363,7 @@ void RandomJob::NodeDecided(const v1::PeerMessage::Decided& decided) {
 
 void RandomJob::NodeSendState(int node, uint64_t transfer) {
   NodeStopSending(node);
-  if (committing_ && !applied_) {
+  if (committing_ && (!applied_ || loads_)) {
     wait_for_state_[node] = transfer;
     return;
   }
@@ -377,10 +427,11 @@ void RandomJob::FinishRestore() {
 }
 
 void RandomJob::NodeValuesAgreed() {
-  if (committing_ || initialized || !said_values_) {
+  if (committing_ || initialized != loads_ || !said_values_) {
     world_->Fail(absl::StrCat("node ", node_, ": values agreed that it has not given"));
   }
   committing_ = true;
+  if (loads_ && pending_abort_.has_value()) world_->CarriedLoadOver();
 }
 
 void RandomJob::NodeAbort(const absl::Status& cause) {

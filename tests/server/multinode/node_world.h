@@ -68,10 +68,10 @@ class RandomJob final : public NodeFacts,
   int aborts = 0;
   std::vector<std::string> commits;
 
-  int64_t NodeStep() const override { return step + (committing_ && initialized ? 1 : 0); }
+  int64_t NodeStep() const override { return step + (committing_ && initialized && !loads_ ? 1 : 0); }
   bool NodeInitialized() const override { return initialized || committing_; }
-  uint64_t NodeVersion() const override {  // its initial values, and steps
-    return NodeInitialized() ? 1 + static_cast<uint64_t>(NodeStep()) : 0;
+  uint64_t NodeVersion() const override {  // its initial values, steps and loads
+    return NodeInitialized() ? commits.size() + (committing_ ? 1 : 0) : 0;
   }
   void NodeGo(const v1::PeerMessage::Go& go) override;
   void NodesClosed(int backwards) override;
@@ -96,9 +96,13 @@ class RandomJob final : public NodeFacts,
     int times = 1;
   };
   void BeginAttempt();
+  // Before some steps all load values, once.
+  bool MustLoad() const;
+  void LoadNext();
+  std::string StepShown() const;  // the commit of `step`
   void GiveNext();
   void FinishRestore();
-  bool MayShow() const { return !initialized || member->held_step() > step; }
+  bool MayShow() const { return !initialized || loads_ || member->held_step() > step; }
   void MaybeShow();
   void EndCommit();
   std::string CommitText() const;
@@ -118,6 +122,10 @@ class RandomJob final : public NodeFacts,
   // Of the attempt:
   bool begun_ = false;
   bool said_values_ = false;
+  bool asks_to_write_ = false;
+  int asked_to_write_ = 0;  // how often
+  bool loads_ = false;      // what is committed, or promised, is no step and not the initial values
+  uint64_t loads_in_ = 0;   // the generation
   bool said_reduced_ = false;
   bool leaves_ = false;  // with the end of this attempt, which it has asked for
   int reduced_in_life_ = 0;
@@ -165,10 +173,15 @@ class NodeWorld {
   // How often a daemon was killed that left what it had, and with a step that it had promised.
   int taken_up() const { return taken_up_; }
   int promises_taken_up() const { return promises_taken_up_; }
-  void TookUp(bool promised) {
+  void TookUp(bool promised, bool loads) {
     ++taken_up_;
-    promises_taken_up_ += promised ? 1 : 0;
+    promises_taken_up_ += promised && !loads ? 1 : 0;
+    loads_taken_up_ += loads ? 1 : 0;
   }
+  // Likewise with values that it had promised; and how often such values were found to be agreed on then.
+  int loads_taken_up() const { return loads_taken_up_; }
+  int loads_carried_over() const { return loads_carried_over_; }
+  void CarriedLoadOver() { ++loads_carried_over_; }
   // Ranks of the node see the step as committed. As long as a daemon lives that was there when it was decided, no other
   // such step may be made.
   void Shown(int node, int64_t step, const std::string& commit);
@@ -234,6 +247,8 @@ class NodeWorld {
   int carried_over_ = 0;
   int taken_up_ = 0;
   int promises_taken_up_ = 0;
+  int loads_taken_up_ = 0;
+  int loads_carried_over_ = 0;
   int life_ = 0;
   bool delivers_begin_ = false;
   bool node0_dies_ = false;

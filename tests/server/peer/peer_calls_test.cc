@@ -154,6 +154,15 @@ TEST(PeerCallsTest, TwoCallsWithOneTokenAreOneNodeCallingAgain) {
   EXPECT_TRUE(nodes.at(0).WaitUp(1));
 }
 
+TEST(PeerCallsTest, ANodeWithoutALinkIsNotTakenForAnOlderOne) {
+  Nodes nodes(2, Impatient());
+  nodes.Join(0);
+  EXPECT_TRUE(nodes.links[0]->takes_writes_where_cut(1));
+  nodes.Join(1);
+  ASSERT_TRUE(nodes.at(0).WaitUp(1));
+  EXPECT_TRUE(nodes.links[0]->takes_writes_where_cut(1));
+}
+
 TEST(PeerCallsTest, StreamsWithoutHelloAreBounded) {
   Nodes nodes(2);
   std::vector<std::unique_ptr<Caller>> silent;

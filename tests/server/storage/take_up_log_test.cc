@@ -124,6 +124,34 @@ TEST_F(TakeUpLogTest, WhatIsBehindThePassIsSaidUntilTheSnapshotIsTaken) {
   EXPECT_FALSE(Next()->behind_pass) << "all of the next is to be copied";
 }
 
+// A daemon that takes back nothing where parameters are cut over nodes knows counts of 0 to 3.
+TEST_F(TakeUpLogTest, ADaemonThatTakesNothingBackRefusesWhatIsBeingWritten) {
+  const auto older_reads = [&] {
+    uint32_t of_each[2] = {};
+    uint64_t sequences[2] = {};
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(pread(log_->fd(), &of_each[i], sizeof(uint32_t), 64 * i + 48), 4);
+      EXPECT_EQ(pread(log_->fd(), &sequences[i], sizeof(uint64_t), 64 * i + 8), 8);
+    }
+    return of_each[sequences[1] > sequences[0] ? 1 : 0] <= 3;
+  };
+  using Counts = TakeUpLog::Counts;
+  ASSERT_TRUE(log_->Commit(Facts(1, "first"), {1, 4, 4}, Counts::kSnapshot).ok());
+  EXPECT_TRUE(older_reads());
+  log_->SetWriting(true);
+  EXPECT_FALSE(older_reads());
+  log_->SetVersion(2, 4);
+  EXPECT_FALSE(older_reads()) << "it is to be taken back yet";
+  auto next = *TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), kSizes);
+  EXPECT_EQ(next->Read()->counts, Counts::kSnapshot);
+  EXPECT_EQ(next->Read()->facts.trainer_states(0), "first");
+  next->SetVersion(3, 4);
+  EXPECT_FALSE(older_reads());
+  next->SetWriting(false);
+  EXPECT_TRUE(older_reads());
+  EXPECT_EQ(Next()->counts, Counts::kSnapshot);
+}
+
 TEST_F(TakeUpLogTest, APromiseLastsUntilItsStepOrGenerationEnds) {
   v1::PromisedStepRecord promise;
   promise.set_generation(11);
@@ -140,6 +168,22 @@ TEST_F(TakeUpLogTest, APromiseLastsUntilItsStepOrGenerationEnds) {
   EXPECT_FALSE(Next()->promised.has_value());
   ASSERT_TRUE(log_->Promise(promise).ok());
   EXPECT_EQ(Next().status().code(), absl::StatusCode::kDataLoss) << "it is of another step";
+}
+
+TEST_F(TakeUpLogTest, PromisedValuesAreOfTheNextVersionAlone) {
+  v1::PromisedValuesRecord promise;
+  promise.set_generation(7);
+  promise.set_version(Next()->header.version + 1);
+  promise.add_step_counts(3);
+  ASSERT_TRUE(log_->PromiseValues(promise).ok());
+  ASSERT_TRUE(Next().ok());
+  EXPECT_FALSE(Next()->promised.has_value());
+  EXPECT_EQ(Next()->promised_values->step_counts(0), 3);
+  log_->SetVersion(/*epoch=*/5, Next()->header.version);
+  EXPECT_FALSE(Next()->promised_values.has_value()) << "its epoch has ended";
+  promise.set_version(Next()->header.version + 2);
+  ASSERT_TRUE(log_->PromiseValues(promise).ok());
+  EXPECT_TRUE(absl::IsDataLoss(Next().status())) << "of no version that could follow";
 }
 
 TEST_F(TakeUpLogTest, WhoeverTakesUpMayKeepThePromiseThroughOneCommit) {

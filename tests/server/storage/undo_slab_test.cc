@@ -11,6 +11,7 @@
 
 #include "common/shm/slab.h"
 #include "server/storage/job_slab.h"
+#include "tests/common/plan/spec_builder.h"
 
 namespace shardd {
 namespace {
@@ -160,6 +161,50 @@ TEST_F(UndoSlabTest, AChunkIsSavedOnce) {
   EXPECT_EQ(undo_->bytes(), kChunkBytes);
   Write(shards_, kShardsBytes - 8, 8, 'a');
   EXPECT_EQ(undo_->bytes(), kChunkBytes + 4096) << "the slab's last chunk is short";
+}
+
+// Where parameters are cut over nodes, ranges of a few pages that lie apart: chunks have much that others hold.
+TEST(UndoOfCut, WhatOtherNodesHoldGetsNoMemory) {
+  SpecBuilder builder(1);
+  builder.config().set_strategy(v1::STRATEGY_FULL_SHARD);
+  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
+  for (int node = 0; node < 4; ++node) {
+    builder.config().mutable_nodes()->add_addresses("host" + std::to_string(node) + ":7000");
+  }
+  for (int i = 0; i < 12; ++i) {
+    builder.Param(builder.AddSharded(0, "a" + std::to_string(i)), "w", {5 * 4096});
+  }
+  const ShardPlan plan = *PlanShards(builder.spec(), 1);
+  ASSERT_TRUE(plan.cut_over_nodes);
+  const auto pages = [](int fd) {
+    struct stat object {};
+    EXPECT_EQ(fstat(fd, &object), 0);
+    return object.st_blocks * int64_t{512};
+  };
+  const auto make = [](int64_t bytes, const std::vector<ByteRange>& held) {
+    std::vector<Slab::Range> ranges;
+    for (const ByteRange& range : held) ranges.push_back({range.first, range.end});
+    return *Slab::CreateParts("shards", SlabBacking::kSealedMemfd, bytes, ranges);
+  };
+  const std::vector<ByteRange> held = HeldRanges(plan, HeldSlab::kShards);
+  const JobSlab shards(make(plan.memory.shards_bytes, held));
+  const JobSlab optimizer(make(plan.memory.optimizer_bytes, HeldRanges(plan, HeldSlab::kOptimizer)));
+  for (const ByteRange& range : held) std::fill(shards.At(range.first), shards.At(range.first) + 4096, 'o');
+  const int64_t before = pages(shards.fd());
+  const auto undo = *UndoSlab::Create(plan, {&shards, &optimizer});
+  const int64_t empty = pages(undo->fd());
+  int64_t held_bytes = 0;
+  for (const ByteRange& range : held) {
+    ASSERT_TRUE(undo->Save(&shards, range.first, range.end - range.first, kVersion).ok());
+    std::fill(shards.At(range.first), shards.At(range.first) + 4096, 'n');
+    held_bytes += range.end - range.first;
+  }
+  EXPECT_LE(undo->bytes(), HeldChunksBytes(plan, HeldSlab::kShards)) << "what there has to be room for";
+  EXPECT_LE(pages(undo->fd()) - empty, held_bytes + kChunkBytes) << "with the index";
+  EXPECT_EQ(pages(shards.fd()), before);
+  for (bool more = true; more;) ASSERT_TRUE(undo->PutBack(kVersion, &more).ok());
+  EXPECT_EQ(pages(shards.fd()), before);
+  for (const ByteRange& range : held) EXPECT_EQ(*shards.At(range.first), 'o');
 }
 
 TEST_F(UndoSlabTest, AnotherSlabIsRefused) {

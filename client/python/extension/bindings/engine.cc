@@ -76,12 +76,13 @@ void BindEngine(py::module_& m) {
       .def(
           "enter_full_params",
           [](Engine& engine, bool writeback, int group, bool recurse, bool rank0_only, bool offload_to_cpu,
-             bool with_grads) {
+             bool with_grads, bool of_shards) {
             const std::shared_ptr<PyObject> kept = engine.KeepModel();
-            engine.EnterFullParams({group, recurse, writeback, rank0_only, offload_to_cpu, with_grads});
+            engine.EnterFullParams({group, recurse, writeback, rank0_only, offload_to_cpu, with_grads}, of_shards);
           },
           py::arg("writeback"), py::kw_only(), py::arg("group") = -1, py::arg("recurse") = true,
-          py::arg("rank0_only") = false, py::arg("offload_to_cpu") = false, py::arg("with_grads") = false)
+          py::arg("rank0_only") = false, py::arg("offload_to_cpu") = false, py::arg("with_grads") = false,
+          py::arg("of_shards") = false)
       .def("leave_full_params", Keeping(&Engine::LeaveFullParams))
       .def("copy_full_parameter", Keeping(&CopyFullParameter))
       .def("copy_stored", Keeping(&CopyStored))

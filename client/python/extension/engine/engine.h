@@ -66,7 +66,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Full parameters (full_params.cc). All ranks enter together, outside of forward and backward; until they
   // leave nothing can be unsharded. With `writeback` the values that are written become everybody's with Commit.
-  void EnterFullParams(const Job::FullParams& options);
+  // `of_shards`: nothing is entered at the daemon, which has no full parameters where they are cut over nodes: the
+  // program gathers what ranks hold of the committed version, and may do nothing else meanwhile.
+  void EnterFullParams(const Job::FullParams& options, bool of_shards);
   void LeaveFullParams();
   bool full_params() const { return full_params_; }
   // FAILED_PRECONDITION while they are entered.
@@ -161,7 +163,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   fsdp::Passes passes_;
   UsedGradients used_gradients_;
   bool full_params_ = false;
-  bool lost_ = false;  // in a forked child
+  bool of_shards_ = false;  // of these
+  bool lost_ = false;       // in a forked child
   bool released_ = false;
   bool extension_asked_ = false;
   bool forward_since_step_ = false;  // one whose graph the program may hold

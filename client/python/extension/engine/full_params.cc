@@ -13,7 +13,7 @@ bool Engine::in_forward_backward() const {
   return iteration_.in_forward() || torch::autograd::get_current_graph_task_id() != -1;
 }
 
-void Engine::EnterFullParams(const Job::FullParams& options) {
+void Engine::EnterFullParams(const Job::FullParams& options, bool of_shards) {
   used_gradients_.MarkWanted();  // some may be written
   CheckOutsideFullParams("enter full parameters");
   CheckBetweenPasses("enter full parameters");
@@ -22,11 +22,14 @@ void Engine::EnterFullParams(const Job::FullParams& options) {
   if (passes_.used()) {
     CommitWriting();  // some rank may have one open
   }
-  {
+  if (of_shards) {
+    attached().WaitForCommit();
+  } else {
     const NoGil no_gil;
     Check(job().EnterFullParams(options));
   }
   full_params_ = true;
+  of_shards_ = of_shards;
   for (Unit* unit : units_) {
     unit->gradients().HideOwn();
   }
@@ -37,6 +40,7 @@ void Engine::LeaveFullParams() {
   for (Unit* unit : units_) {
     unit->gradients().ShowOwn();
   }
+  if (of_shards_) return;
   const NoGil no_gil;
   Check(job().LeaveFullParams());
 }

@@ -227,8 +227,6 @@ class DaemonState(JobOptimizer):
             if why or not self.jobs():
                 self._plain.load_state_dict(optimizer, state_dict)
                 return
-        for job in self.jobs():
-            job.retire_for_load(f"{name}.load_state_dict")
         meetings = [job.meeting("load") for job in self.jobs()]
         agreed = False
 

@@ -10,7 +10,7 @@ from torch import nn
 from shardd.torch._job.job import TorchJob
 from shardd.torch._units.flat_shard_param import FlatShardParam
 from shardd.torch._units.names import flat_owner
-from shardd.torch._units.placement import in_job_order
+from shardd.torch._units.placement import first_element, from_job_order, in_job_order
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
@@ -41,6 +41,18 @@ class FullParam(Protocol):
 
     def in_job_order(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns the elements of the whole parameter, or of its gradient, in the job's order; 1-D."""
+
+    # Where the parameters are cut over nodes and are gathered from what ranks hold:
+
+    @property
+    def group(self) -> Any:
+        """The process group over whose ranks it is cut."""
+
+    def piece(self) -> tuple[int, torch.Tensor]:
+        """Returns the first element, and the elements, that this rank holds, in the job's order; 1-D."""
+
+    def from_job_order(self, whole: torch.Tensor) -> torch.Tensor:
+        """Returns the parameter of its elements in the job's order."""
 
 
 class ShardedFullParam:
@@ -92,6 +104,17 @@ class ShardedFullParam:
     def in_job_order(self, whole: torch.Tensor) -> torch.Tensor:
         return in_job_order(self._fsdp_param, whole)
 
+    @property
+    def group(self) -> Any:
+        return self._fsdp_param.mesh_info.shard_process_group
+
+    def piece(self) -> tuple[int, torch.Tensor]:
+        sharded: Any = self._sharded
+        return first_element(self._fsdp_param), sharded._local_tensor.detach().reshape(-1)
+
+    def from_job_order(self, whole: torch.Tensor) -> torch.Tensor:
+        return from_job_order(self._fsdp_param, whole)
+
     def _put(self, param: nn.Parameter) -> None:
         for module, name in self._places:
             setattr(module, name, param)  # also where the class overrides it
@@ -107,6 +130,7 @@ class FlatFullParam:
         self.trainable = place.trainable
         self.shape = fsdp_param._orig_size
         self.dtype = fsdp_param.orig_dtype
+        self._fsdp_param = fsdp_param
         self._param = fsdp_param.sharded_param
         self._uses = fsdp_param.uses
         self._shard: tuple[torch.Tensor, torch.Tensor | None] | None = None
@@ -135,6 +159,16 @@ class FlatFullParam:
 
     def in_job_order(self, whole: torch.Tensor) -> torch.Tensor:
         return whole.reshape(-1)
+
+    @property
+    def group(self) -> Any:
+        return self._fsdp_param.mesh_info.shard_process_group
+
+    def piece(self) -> tuple[int, torch.Tensor]:
+        return self._fsdp_param.piece()
+
+    def from_job_order(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole.view(self.shape)
 
     def _swap(self, data: torch.Tensor, grad: torch.Tensor | None) -> None:
         self._param.grad = None
@@ -197,6 +231,16 @@ class MemberFullParam:
 
     def in_job_order(self, whole: torch.Tensor) -> torch.Tensor:
         return whole.reshape(-1)
+
+    @property
+    def group(self) -> Any:
+        return self._member.mesh_info.shard_process_group
+
+    def piece(self) -> tuple[int, torch.Tensor]:
+        return self._member.piece()
+
+    def from_job_order(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole.view(self.shape)
 
 
 def full_param(job: TorchJob, fsdp_param: Any) -> FullParam:

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from shardd.torch._full_params.forms import FullParam, full_param
 from shardd.torch._job.job import TorchJob, job_of
+from shardd.torch._ranks.gather import assemble
 from shardd.torch._units.state import ShardState, state_of
 
 __all__ = ["summon_full_params"]
@@ -50,7 +52,9 @@ class FullParameters:
         assert job.engine is not None
         self._job = job
         self._engine = job.engine
-        self._rank = job.engine.info()["rank"]
+        # No node has whole parameters: they are gathered from what ranks hold, one at a time.
+        self._gathers = job.ranks.cut
+        self._rank = job.ranks.rank if self._gathers else job.engine.info()["rank"]
         self._params = params
         self._writeback = writeback
         self._group, self._recurse = scope
@@ -69,6 +73,7 @@ class FullParameters:
             rank0_only=self._rank0_only,
             offload_to_cpu=self._offload and self._device.type == "cpu",  # a GPU's are copied there here
             with_grads=self._grads,
+            of_shards=self._gathers and not writeback,
         )
 
     @property
@@ -80,14 +85,10 @@ class FullParameters:
         if self._grads:
             self._engine.settle_gradients()
         self._enter(writeback=False)
-        if not self.shows:
-            return
         shown: list[FullParam] = []
         try:
-            for param in self._params:
-                value = param.empty(torch.device("cpu") if self._offload else self._device)
-                if not self._engine.copy_full_parameter(param.index, value):
-                    raise RuntimeError(f'summon_full_params: "{param.fqn}" is not among what was entered')
+            values = self._gathered() if self._gathers else self._copied()
+            for param, value in zip(self._params, values):  # on ranks that are shown none there are none
                 param.show(value, self._copy_grad(param))
                 shown.append(param)
         except BaseException:
@@ -95,6 +96,30 @@ class FullParameters:
                 param.hide()
             self._engine.leave_full_params()
             raise
+
+    def _copied(self) -> Iterator[torch.Tensor]:
+        for param in self._params if self.shows else []:
+            value = param.empty(torch.device("cpu") if self._offload else self._device)
+            if not self._engine.copy_full_parameter(param.index, value):
+                raise RuntimeError(f'summon_full_params: "{param.fqn}" is not among what was entered')
+            yield value
+
+    def _gathered(self) -> Iterator[torch.Tensor]:
+        """Collective. Each rank lets go of what it is not shown before the next one comes."""
+        if not self._params:
+            return
+        group = self._params[0].group
+        pieces = [param.piece() for param in self._params]  # as they are before the first is shown
+        every: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(every, [(first, held.numel()) for first, held in pieces], group=group)
+        only = 0 if self._rank0_only else None
+        for number, (param, (_, held)) in enumerate(zip(self._params, pieces)):
+            ranges = [of_rank[number] for of_rank in every]
+            whole = assemble(held, ranges, [param.shape.numel()], param.dtype, group, only)
+            if whole is not None:
+                value = param.empty(torch.device("cpu") if self._offload else self._device)
+                value.copy_(param.from_job_order(whole))
+                yield value
 
     def _copy_grad(self, param: FullParam) -> torch.Tensor | None:
         if not self._grads or not param.trainable:
@@ -224,7 +249,8 @@ def summon_full_params(
             continue  # a model without parameters
         assert state._unit is not None
         _refuse_inside(job)
-        job.refuse_where_cut("summon_full_params")
+        if with_grads:
+            job.refuse_where_cut("summon_full_params with_grads", "read .grad of the shards, or its full_tensor()")
         if writeback and (rank0_only or with_grads):
             job.refuse_on_nodes(
                 "summon_full_params with writeback and rank0_only or with_grads", "edit on all ranks, and no gradients"

@@ -135,30 +135,13 @@ class TorchJob:
                 f"the others; {instead}"
             )
 
-    def refuse_where_cut(self, what: str) -> None:
+    def refuse_where_cut(self, what: str, instead: str) -> None:
         """Raises NotImplementedError where no node has whole parameters."""
         if self.ranks.cut:
             raise NotImplementedError(
-                f'{what}: the parameters of job "{self.name}" are cut over {len(self.ranks.addresses)} nodes, and none has all '
-                "of them; use state dicts and full_tensor(), which gather them, or HYBRID_SHARD (a mesh with a row for each "
-                "node)"
+                f'{what}: the parameters of job "{self.name}" are cut over {len(self.ranks.addresses)} nodes, where it is not '
+                f"served; {instead}"
             )
-
-    def retire_for_load(self, what: str) -> bool:
-        """Prepares for a load of the program's into a registered model, on all ranks; returns whether the job is given up for it.
-
-        Where parameters are cut over nodes only optimizer steps change it. Before the first one it is given up, what it has
-        stays in this process, and the next use of the model makes it anew with what was loaded meanwhile.
-        NotImplementedError after it.
-        """
-        if not self.ranks.cut:
-            return False
-        root = self.root()
-        if root is None or self.engine is None or self.engine.info()["committed_step"] > 0:
-            self.refuse_on_nodes(what, "load before the first step")
-        else:
-            root._register_again()
-        return True
 
     # Parameters and what optimizers keep for them.
 
@@ -250,8 +233,6 @@ class TorchJob:
             return
         if self.engine.full_params:
             return  # into what summon_full_params shows, which it writes back
-        if self.retire_for_load("load into a registered model"):
-            return
         if id(who) in self._writing:  # an exception ended what it began then
             del self._writing[self._writing.index(id(who)) :]
         if self.passes:

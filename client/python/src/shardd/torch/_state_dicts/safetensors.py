@@ -194,8 +194,6 @@ def load_safetensors(model: nn.Module, directory: str | os.PathLike[str], *, str
     """
     folder = os.fspath(directory)
     what = f"load_safetensors {folder}"
-    for job in jobs_of(model):
-        job.retire_for_load("load_safetensors")
     meeting = meeting_of(model, "safetensors")
     with torch.no_grad():
         keys, found = _together(meeting, what, "load: check", lambda: _check(model, folder, strict))
