@@ -134,8 +134,8 @@ struct MemoryPlan {
   int64_t held_gradients_bytes = 0;
   int64_t held_optimizer_bytes = 0;
   GatherStaging gather_staging;
-  // Where the devices are CPUs; and GPUs, which receive from other nodes into staging of their own, and serve no parts of
-  // steps.
+  // Where the devices are CPUs; and GPUs, which receive from other nodes into staging of their own, and serve no parts
+  // of steps.
   int64_t TotalBytes(int world_size) const;
   int64_t TotalBytesOnGpus(int world_size) const;
 };
