@@ -305,7 +305,14 @@ def refused() -> dict[str, str]:
         with summon_full_params(model, **options):
             pass
 
+    def apart(module: nn.Module, others: nn.Module | None = None, **options: bool) -> None:
+        mine = module if dist.get_rank() < 2 else others or model
+        with summon_full_params(mine, writeback=False, **options):
+            pass
+
     texts = {
+        "elsewhere": _text_of(lambda: apart(model.layers[0], model.layers[1])),
+        "other counts": _text_of(lambda: apart(model.layers[0])),
         "stock": text(_mesh(4), torch.optim.AdamW),
         "edits": text(_mesh(4), in_place_edits=True),
         "no shard": _text_of(no_shard),

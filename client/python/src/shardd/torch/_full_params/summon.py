@@ -8,6 +8,7 @@ leaves the job with all of the edit or with nothing of it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,7 +82,17 @@ class FullParameters:
         """This rank's program sees them."""
         return self._rank == 0 or not self._rank0_only
 
+    def _meet(self) -> None:
+        """All ranks have come for the same: what they gather is paired by its place. Where one has died, all raise."""
+        names = [param.fqn for param in self._params]
+        digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+        flags = f"recurse={self._recurse}, rank0_only={self._rank0_only}, writeback={self._writeback}"
+        asked = f"{len(names)} parameters from {names[0]} to {names[-1]} ({digest}), group {self._group}, {flags}"
+        self._job.meeting("summon").agree("summon_full_params", part=asked)
+
     def enter(self) -> None:
+        if self._gathers:
+            self._meet()
         if self._grads:
             self._engine.settle_gradients()
         self._enter(writeback=False)
