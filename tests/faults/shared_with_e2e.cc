@@ -8,5 +8,6 @@
 #include "tests/e2e/ranks/moments.cc"        // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/ranks/report.cc"         // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/ranks/trainer.cc"        // NOLINT(bugprone-suspicious-include)
+#include "tests/e2e/ranks/trainer_load.cc"   // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/ranks/trainer_pass.cc"   // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/resident.cc"             // NOLINT(bugprone-suspicious-include)

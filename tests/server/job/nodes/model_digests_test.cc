@@ -11,7 +11,7 @@ class ModelDigestsTest : public OverNodesTest {
  protected:
   ModelDigestsTest() : memory_(*JobMemory::Create(*plan_, "job")) { Begin(Nobody()); }
   std::vector<uint64_t> SaidValues(std::vector<SlabPart> stale = {}) {
-    loop_.RunAndWait([&] { digests_.SayValues(std::move(stale), [this] { ++ended_; }); });
+    loop_.RunAndWait([&] { digests_.SayValues(std::move(stale), {}, [this] { ++ended_; }); });
     Drain();
     const auto sent = Sent(v1::PeerMessage::kValues);
     if (sent.empty()) return {};
@@ -57,7 +57,7 @@ TEST_F(ModelDigestsTest, WhatIsStaleIsClearedFirst) {
 TEST_F(ModelDigestsTest, ValuesOfAnEpochThatHasEndedAreNotSaid) {
   worker_.RunAndWait([&] {  // it reads nothing meanwhile
     loop_.RunAndWait([&] {
-      digests_.SayValues({}, [this] { ++ended_; });
+      digests_.SayValues({}, {}, [this] { ++ended_; });
       committed_.EndEpoch();
     });
   });
