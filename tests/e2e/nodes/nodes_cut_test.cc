@@ -218,10 +218,11 @@ TEST_P(NodesCutTest, AKilledDaemonLosesItsPartAndIsNamed) {
 
 TEST_P(NodesCutTest, FullParametersInPlaceAreRefusedByName) {
   Start(2, 1);
-  for (const TrainerReport& report : RunAll(Cut({{"steps", "2"}, {"full_params_at_end", "1"}}))) {
-    EXPECT_TRUE(absl::StrContains(report.message, "full parameters are not served where they are cut over nodes"))
-        << report.message;
-  }
+  const std::vector<TrainerReport> reports = RunAll(Cut({{"steps", "2"}, {"full_params_at_end", "1"}}));
+  // Who is not refused hears of the other's end.
+  EXPECT_TRUE(std::any_of(reports.begin(), reports.end(), [](const TrainerReport& report) {
+    return absl::StrContains(report.message, "full parameters are not served where they are cut over nodes");
+  })) << reports[0].message;
 }
 
 }  // namespace
