@@ -7,6 +7,7 @@
 
 #include "common/shm/open_files.h"
 #include "common/version.h"
+#include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/daemon/gpu_status.h"
 
