@@ -68,20 +68,20 @@ def restarted(form: str, optimizer_kind: str, loads: str, asks: bool, folder: st
     return {**result, "counters": counters(model)}
 
 
-def refused(case: str, folder: str) -> dict[str, Any]:
-    """The second attempt loads on rank 0 alone (``case`` "differ"), or asks for what was committed too late ("late")."""
+def asks_late(folder: str) -> dict[str, Any]:
+    """The second attempt asks for what was committed when it has used what it loaded."""
     from shardd.torch import optim, resume
 
     model = _sharded("fully_shard")
     optimizer = optim.AdamW(model.parameters(), lr=1e-2)
     again = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
-    if again and (case == "late" or dist.get_rank() == 0):
+    if again:
         local = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
         model.load_state_dict(local)
     said = ""
     try:
         loss = loss_of(model, 0, 0, dist.get_rank())
-        if again and case == "late":
+        if again:
             resume(model)
     except RuntimeError as error:
         said = str(error)

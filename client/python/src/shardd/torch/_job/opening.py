@@ -274,15 +274,16 @@ class _Opening:
     def _has_loaded(self, job: TorchJob) -> bool:
         """Whether the program, restarted by its launcher, has loaded a checkpoint of its own, and does not ask for what is committed.
 
-        It goes on where that is, so committed parameters and optimizer state of a later step would be of another one. RuntimeError
-        on all ranks where that is true of some of them alone.
+        It goes on where that is, so committed parameters and optimizer state of a later step would be of another one. TimeoutError
+        where that is true of some ranks alone: it names the others.
         """
         if self.memory is not None or self.identity.restarts == 0 or environment.value(environment.JOB):
             return False
         loaded = self._program_loaded() and not _resumes.get()
-        if have_store():
-            part = "what it has loaded" if loaded else "what is committed"
-            job.meeting("loaded").agree(f'register model: job "{job.name}" goes on', part=part)
+        if (
+            loaded and have_store()
+        ):  # who comes alone, where others have never ended, has loaded nothing, and waits for nobody
+            job.meeting("loaded").agree(f'register model: every rank of job "{job.name}" has loaded values')
         if loaded and job.ranks.cut:
             raise RuntimeError(
                 f'register model: job "{job.name}" has committed steps, and the program has loaded other values before its first '
