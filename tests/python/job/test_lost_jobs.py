@@ -26,21 +26,22 @@ def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_restart_fails_when_its_steps_died_with_the_daemon() -> None:
     committed_jobs.note("torch-run-0")
-    opening._tell_lost(_job(), 0)  # a first start
+    opening._tell_lost(_job(), 0, program_loaded=False)  # a first start
     with pytest.raises(
         RuntimeError, match="cannot be resumed by restart 2: the daemon that had its committed steps is gone"
     ):
-        opening._tell_lost(_job(), 2)
+        opening._tell_lost(_job(), 2, program_loaded=False)
+    opening._tell_lost(_job(), 2, program_loaded=True)  # a checkpoint of its own
     with opening.resuming(True):
-        opening._tell_lost(_job(), 2)
+        opening._tell_lost(_job(), 2, program_loaded=False)
 
 
 def test_a_job_that_had_committed_nothing_begins_anew() -> None:
     committed_jobs.note("torch-run-1")
-    opening._tell_lost(_job(), 2)
+    opening._tell_lost(_job(), 2, program_loaded=False)
     committed_jobs.note("torch-run-0")
     committed_jobs.forget("torch-run-0")  # it ended well
-    opening._tell_lost(_job(), 2)
+    opening._tell_lost(_job(), 2, program_loaded=False)
 
 
 def test_the_folders_of_such_notes_are_closed_to_other_users(tmp_path: Path) -> None:
