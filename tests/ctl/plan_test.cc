@@ -4,21 +4,12 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/ctl/small_model.h"
 
 namespace shardd::ctl {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr char kModel[] = R"({
-  "name": "small",
-  "tree": {"modules": [
-    {"parent": -1, "className": "Net"},
-    {"parent": 0, "name": "hidden", "className": "Linear", "parameters": [
-      {"name": "weight", "shape": [1024, 1024], "dtype": "DTYPE_FLOAT32", "requiresGrad": true}]}]},
-  "policy": {"classes": {"classNames": ["Linear"]}},
-  "config": {"optimizer": {"kind": "OPTIMIZER_KIND_ADAMW"}, "trainersNeverWrite": true}
-})";
 
 int64_t Bytes(const PlannedModel& planned, const std::string& purpose) {
   for (const v1::Purpose& each : planned.memory.purposes()) {
@@ -28,7 +19,7 @@ int64_t Bytes(const PlannedModel& planned, const std::string& purpose) {
 }
 
 TEST(PlanTest, IsWhatTheDaemonPlans) {
-  const absl::StatusOr<PlannedModel> planned = PlanModel(kModel, 4, 0, /*on_gpus=*/false);
+  const absl::StatusOr<PlannedModel> planned = PlanModel(kSmallModel, 4, 0, /*on_gpus=*/false);
   ASSERT_TRUE(planned.ok()) << planned.status();
   EXPECT_EQ(planned->memory.job(), "small");
   EXPECT_EQ(Bytes(*planned, "shards"), 4 << 20);
@@ -43,8 +34,8 @@ TEST(PlanTest, IsWhatTheDaemonPlans) {
 }
 
 TEST(PlanTest, RanksAreSpreadOverNodes) {
-  const absl::StatusOr<PlannedModel> one = PlanModel(kModel, 64, 1, /*on_gpus=*/false);
-  const absl::StatusOr<PlannedModel> eight = PlanModel(kModel, 64, 8, /*on_gpus=*/false);
+  const absl::StatusOr<PlannedModel> one = PlanModel(kSmallModel, 64, 1, /*on_gpus=*/false);
+  const absl::StatusOr<PlannedModel> eight = PlanModel(kSmallModel, 64, 8, /*on_gpus=*/false);
   ASSERT_TRUE(one.ok() && eight.ok()) << one.status() << eight.status();
   EXPECT_EQ(Bytes(*one, "optimizer"), 8 << 20);
   EXPECT_EQ(Bytes(*eight, "optimizer"), 1 << 20) << "cut over all nodes";
@@ -52,9 +43,9 @@ TEST(PlanTest, RanksAreSpreadOverNodes) {
 }
 
 TEST(PlanTest, GpusOverNodesHaveStagingForGathers) {
-  const absl::StatusOr<PlannedModel> one = PlanModel(kModel, 64, 1, /*on_gpus=*/true);
-  const absl::StatusOr<PlannedModel> cpus = PlanModel(kModel, 64, 8, /*on_gpus=*/false);
-  const absl::StatusOr<PlannedModel> gpus = PlanModel(kModel, 64, 8, /*on_gpus=*/true);
+  const absl::StatusOr<PlannedModel> one = PlanModel(kSmallModel, 64, 1, /*on_gpus=*/true);
+  const absl::StatusOr<PlannedModel> cpus = PlanModel(kSmallModel, 64, 8, /*on_gpus=*/false);
+  const absl::StatusOr<PlannedModel> gpus = PlanModel(kSmallModel, 64, 8, /*on_gpus=*/true);
   ASSERT_TRUE(one.ok() && cpus.ok() && gpus.ok()) << one.status() << cpus.status() << gpus.status();
   EXPECT_EQ(Bytes(*one, "gather staging"), 0);
   EXPECT_EQ(Bytes(*cpus, "gather staging"), 0);
@@ -71,8 +62,8 @@ TEST(PlanTest, WhatCannotBePlannedIsSaid) {
     return std::string(PlanModel(json, world, nodes, /*on_gpus=*/false).status().message());
   };
   EXPECT_THAT(error("{ not json", 4, 0), HasSubstr("no shardd.v1.JobSpec"));
-  EXPECT_THAT(error(kModel, 0, 0), HasSubstr("no --world"));
-  EXPECT_THAT(error(kModel, 7, 2), HasSubstr("7 ranks on 2 nodes"));
+  EXPECT_THAT(error(kSmallModel, 0, 0), HasSubstr("no --world"));
+  EXPECT_THAT(error(kSmallModel, 7, 2), HasSubstr("7 ranks on 2 nodes"));
   EXPECT_THAT(error("{}", 2, 0), HasSubstr("tree"));
   EXPECT_THAT(std::string(ReadTextFile("/nonexistent").status().message()),
               HasSubstr("cannot read \"/nonexistent\": No such file"));

@@ -56,7 +56,19 @@ TEST_P(DaemonDeathUnder, KillsLoseNothingOfOtherOptimizers) {
 }
 
 // What a part has changed is taken back, and a step that is decided is completed behind its parts.
-class DaemonDeathBetween : public DaemonDeath, public ::testing::WithParamInterface<const char*> {};
+class DaemonDeathBetween : public DaemonDeath, public ::testing::WithParamInterface<const char*> {
+ protected:
+  // All ranks have made a part of step 5, and wait.
+  std::vector<Child> StartPaused() {
+    StartCustodian();
+    StartKept();
+    std::vector<Child> ranks = StartRanks(paused_);
+    for (int rank = 0; rank < 2; ++rank) AwaitPause(paused_, "parted", rank);
+    return ranks;
+  }
+  const Args undisturbed_ = Training(9).With({{"parts", GetParam()}, {"momentum", "0"}, {"lr", "0.003"}});
+  const Args paused_ = undisturbed_.With({{"pause", "parted@4"}});
+};
 
 TEST_P(DaemonDeathBetween, PartsOfAStepLosesNothing) {
   const Args args =
@@ -66,34 +78,24 @@ TEST_P(DaemonDeathBetween, PartsOfAStepLosesNothing) {
 }
 
 TEST_P(DaemonDeathBetween, PartsOfAStepTakesTheFirstBack) {
-  const Args undisturbed = Training(9).With({{"parts", GetParam()}, {"momentum", "0"}, {"lr", "0.003"}});
-  StartCustodian();
-  StartKept();
-  const Args args = undisturbed.With({{"pause", "parted@4"}});
-  std::vector<Child> ranks = StartRanks(args);
-  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "parted", rank);
+  std::vector<Child> ranks = StartPaused();
   KillDaemon();
   StartKept();
   EXPECT_EQ(Committed(), 4);
-  for (int rank = 0; rank < 2; ++rank) LetGo(args, "parted", rank);
-  ExpectUndisturbed(undisturbed, ranks);
+  for (int rank = 0; rank < 2; ++rank) LetGo(paused_, "parted", rank);
+  ExpectUndisturbed(undisturbed_, ranks);
   ExpectNothingLeft();
 }
 
 // A rank dies between two parts, and another process comes in its place.
 TEST_P(DaemonDeathBetween, PartsARankMayDieToo) {
-  const Args undisturbed = Training(9).With({{"parts", GetParam()}, {"momentum", "0"}, {"lr", "0.003"}});
-  StartCustodian();
-  StartKept();
-  const Args args = undisturbed.With({{"pause", "parted@4"}});
-  std::vector<Child> ranks = StartRanks(args);
-  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "parted", rank);
+  std::vector<Child> ranks = StartPaused();
   ranks[1].Kill(SIGKILL);
   ranks[1].Wait();
   ranks.pop_back();
-  ranks.push_back(StartRank(1, undisturbed));
-  LetGo(args, "parted", 0);
-  ExpectUndisturbed(undisturbed, ranks);
+  ranks.push_back(StartRank(1, undisturbed_));
+  LetGo(paused_, "parted", 0);
+  ExpectUndisturbed(undisturbed_, ranks);
   ExpectNothingLeft();
 }
 

@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/plan/spec_builder.h"
+#include "tests/ctl/small_model.h"
 
 namespace shardd::ctl {
 namespace {
@@ -132,18 +133,8 @@ TEST(PredictTest, WhereCoresAreSharedNothingIsHidden) {
 constexpr char kMachine[] =
     R"({"name": "a <machine>", "flopsPerS": 1e12, "memoryBytesPerS": 1e11, "deviceLinkBytesPerS": 1e11,
         "nodeLinkBytesPerS": 1e10, "groups": {"hidden": {"forwardS": 0.25, "backwardS": 0.5}}})";
-constexpr char kModel[] = R"({
-  "name": "small",
-  "tree": {"modules": [
-    {"parent": -1, "className": "Net"},
-    {"parent": 0, "name": "hidden", "className": "Linear", "parameters": [
-      {"name": "weight", "shape": [1024, 1024], "dtype": "DTYPE_FLOAT32", "requiresGrad": true}]}]},
-  "policy": {"classes": {"classNames": ["Linear"]}},
-  "config": {"optimizer": {"kind": "OPTIMIZER_KIND_ADAMW"}, "trainersNeverWrite": true}
-})";
-
 TEST(PredictTest, AModelsStepIsToldAndDrawn) {
-  const absl::StatusOr<PredictedModel> predicted = PredictModel(kModel, 16, 2, kMachine, {1024, false});
+  const absl::StatusOr<PredictedModel> predicted = PredictModel(kSmallModel, 16, 2, kMachine, {1024, false});
   ASSERT_TRUE(predicted.ok()) << predicted.status();
   EXPECT_THAT(predicted->text, HasSubstr("small on a <machine>: 16 ranks on 2 nodes, full_shard, 1024 tokens"));
   EXPECT_THAT(predicted->text, HasSubstr("computation             750.00"));
@@ -153,8 +144,8 @@ TEST(PredictTest, AModelsStepIsToldAndDrawn) {
 }
 
 TEST(PredictTest, AFleetMayBeLargerThanWhatIsServed) {
-  const absl::StatusOr<PredictedModel> served = PredictModel(kModel, 512, 64, kMachine, {1024, false});
-  const absl::StatusOr<PredictedModel> more = PredictModel(kModel, 8192, 1024, kMachine, {1024, false});
+  const absl::StatusOr<PredictedModel> served = PredictModel(kSmallModel, 512, 64, kMachine, {1024, false});
+  const absl::StatusOr<PredictedModel> more = PredictModel(kSmallModel, 8192, 1024, kMachine, {1024, false});
   ASSERT_TRUE(served.ok() && more.ok()) << served.status() << more.status();
   EXPECT_FALSE(absl::StrContains(served->text, "not served"));
   EXPECT_THAT(more->text, HasSubstr("8192 ranks on 1024 nodes"));
@@ -163,14 +154,14 @@ TEST(PredictTest, AFleetMayBeLargerThanWhatIsServed) {
 
 TEST(PredictTest, WhatIsNoMachineIsSaid) {
   const auto error = [](const std::string& machine) {
-    return std::string(PredictModel(kModel, 2, 1, machine, {1, false}).status().message());
+    return std::string(PredictModel(kSmallModel, 2, 1, machine, {1, false}).status().message());
   };
   EXPECT_THAT(error("no json"), HasSubstr("no JSON object"));
   EXPECT_THAT(error("{}"), HasSubstr("is not given (want above zero)"));
   EXPECT_THAT(error(R"({"flops": 1})"), HasSubstr("member flops is unknown"));
   EXPECT_THAT(error(R"({"flopsPerS": "many"})"), HasSubstr("flopsPerS is no number"));
   EXPECT_THAT(error(R"({"groups": {"a": {"forward": 1}}})"), HasSubstr("groups.a has an unknown member forward"));
-  EXPECT_THAT(std::string(PredictModel(kModel, 100, 99, kMachine, {1, false}).status().message()),
+  EXPECT_THAT(std::string(PredictModel(kSmallModel, 100, 99, kMachine, {1, false}).status().message()),
               HasSubstr("as many ranks as the others"));
 }
 

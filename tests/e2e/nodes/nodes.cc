@@ -134,4 +134,28 @@ std::vector<TrainerReport> Nodes::RunAll(const Args& given, const std::map<std::
   return reports;
 }
 
+std::vector<TrainerReport> Nodes::Reports(const Args& args) {
+  std::vector<TrainerReport> reports;
+  for (int node = 0; node < count(); ++node) {
+    for (int rank = 0; rank < ranks_; ++rank) reports.push_back(Report(node, rank, args));
+  }
+  return reports;
+}
+
+std::vector<TrainerReport> Nodes::RunWithADeath(const Args& args, const std::string& moment, int on, int dies) {
+  std::vector<testing::Child> children;
+  for (int node = 0; node < count(); ++node) {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (node != on || rank != dies) children.push_back(StartRank(node, rank, args));
+    }
+  }
+  testing::Child victim = StartRank(on, dies, args.With({{"kill", moment}}));
+  EXPECT_EQ(victim.Wait(), kKilled);
+  children.push_back(StartRank(on, dies, args));
+  for (testing::Child& child : children) EXPECT_EQ(child.Wait(), 0);
+  std::vector<TrainerReport> reports = Reports(args);
+  ExpectAllOk(reports);
+  return reports;
+}
+
 }  // namespace shardd::e2e

@@ -18,6 +18,8 @@
 
 namespace shardd::e2e {
 
+inline constexpr int kKilled = 1000 + SIGKILL;  // as testing::Child::Wait tells it
+
 // One daemon with its ranks.
 class Node final : public Cluster {
  public:
@@ -90,6 +92,10 @@ class Nodes : public ::testing::Test {
   // all have trained, and are still attached.
   std::vector<TrainerReport> RunAll(const Args& args, const std::map<std::pair<int, int>, Args>& per_rank = {},
                                     const std::function<void()>& at_end = nullptr);
+  // Of all ranks, node by node.
+  std::vector<TrainerReport> Reports(const Args& args);
+  // As RunAll, but rank `dies` of node `on` does so at `moment`, and another process comes in its place.
+  std::vector<TrainerReport> RunWithADeath(const Args& args, const std::string& moment, int on, int dies);
   // For Reference: of all ranks.
   Args World(const Args& args) const;
 

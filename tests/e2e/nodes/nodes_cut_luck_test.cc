@@ -34,11 +34,6 @@ class NodesCutStopped : public Nodes {
     for (int k = 0; k < count(); ++k) ranks.push_back(StartRank(k, 0, args));
     return ranks;
   }
-  std::vector<TrainerReport> Reports(const Args& args) {
-    std::vector<TrainerReport> reports;
-    for (int k = 0; k < count(); ++k) reports.push_back(Report(k, 0, args));
-    return reports;
-  }
   // All its threads stand still: one of them is told, and the others only by that.
   void Stop(int node) {
     const pid_t daemon = this->node(node).daemon_pid();

@@ -16,8 +16,6 @@ namespace {
 using testing::Child;
 using testing::PollUntil;
 
-constexpr int kKilled = 1000 + SIGKILL;
-
 Args Cut(const Args& args = {}) { return Args({{"strategy", "FULL_SHARD"}}).With(args); }
 
 class NodesCutParity : public Nodes, public ::testing::WithParamInterface<std::pair<const char*, Args>> {};
@@ -87,22 +85,7 @@ class NodesCutTest : public Nodes, public ::testing::WithParamInterface<int> {
   void KillAndReplace(const std::string& moment, int on, int dies) {
     Start(2);
     const Args args = Cut({{"steps", "10"}, {"recover", "1"}, {"optimizer", "adamw"}});
-    std::vector<Child> children;
-    for (int k = 0; k < 2; ++k) {
-      for (int rank = 0; rank < 2; ++rank) {
-        if (k != on || rank != dies) children.push_back(StartRank(k, rank, args));
-      }
-    }
-    Child victim = StartRank(on, dies, args.With({{"kill", moment}}));
-    EXPECT_EQ(victim.Wait(), kKilled);
-    Child replacement = StartRank(on, dies, args);
-    EXPECT_EQ(replacement.Wait(), 0);
-    for (Child& child : children) EXPECT_EQ(child.Wait(), 0);
-    std::vector<TrainerReport> reports;
-    for (int k = 0; k < 2; ++k) {
-      for (int rank = 0; rank < 2; ++rank) reports.push_back(Report(k, rank, args));
-    }
-    ExpectAllOk(reports);
+    const std::vector<TrainerReport> reports = RunWithADeath(args, moment, on, dies);
     ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
   }
 };

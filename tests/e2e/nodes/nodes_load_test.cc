@@ -17,8 +17,6 @@ namespace {
 using testing::Child;
 using testing::PollUntil;
 
-constexpr int kKilled = 1000 + SIGKILL;
-
 struct LoadCase {
   const char* name;
   const char* strategy;
@@ -44,19 +42,7 @@ class NodesLoad : public Nodes, public ::testing::WithParamInterface<LoadCase> {
   void KillAndReplace(const std::string& moment, int on, int dies) {
     Start(2);
     const Args args = Training();
-    std::vector<Child> children;
-    for (int k = 0; k < 2; ++k) {
-      for (int rank = 0; rank < 2; ++rank) {
-        if (k != on || rank != dies) children.push_back(StartRank(k, rank, args));
-      }
-    }
-    Child victim = StartRank(on, dies, args.With({{"kill", moment}}));
-    EXPECT_EQ(victim.Wait(), kKilled);
-    Child replacement = StartRank(on, dies, args);
-    EXPECT_EQ(replacement.Wait(), 0);
-    for (Child& child : children) EXPECT_EQ(child.Wait(), 0);
-    const std::vector<TrainerReport> reports = Reports(args, 2);
-    ExpectAllOk(reports);
+    const std::vector<TrainerReport> reports = RunWithADeath(args, moment, on, dies);
     for (const TrainerReport& report : reports) {
       EXPECT_EQ(report.Note("loaded 6") + report.Note("taken back 6"),
                 reports[0].Note("loaded 6") + reports[0].Note("taken back 6"));
@@ -79,13 +65,6 @@ class NodesLoad : public Nodes, public ::testing::WithParamInterface<LoadCase> {
   std::string WaitsOf(int node) {
     const auto ranks = this->node(node).Ranks();
     return ranks.empty() ? "" : ranks[0].waiting_for();
-  }
-  std::vector<TrainerReport> Reports(const Args& args, int ranks) {
-    std::vector<TrainerReport> reports;
-    for (int k = 0; k < count(); ++k) {
-      for (int rank = 0; rank < ranks; ++rank) reports.push_back(Report(k, rank, args));
-    }
-    return reports;
   }
 };
 
@@ -138,7 +117,7 @@ TEST_P(NodesLoad, ANodeThatStillReadsSeesTheVersionBefore) {
   for (int group = 0; group < kGroupCount; ++group) come();
   EXPECT_EQ(loads.Wait(), 0);
   EXPECT_EQ(reads.Wait(), 0);
-  const std::vector<TrainerReport> reports = Reports(args, 1);
+  const std::vector<TrainerReport> reports = Reports(args);
   ExpectAllOk(reports);
   const std::vector<TrainerReport> plain = RunAll(args.With({{"steps", "2"}, {"name", "plain"}}));
   EXPECT_EQ(reports[1].Note("read"), "read " + std::to_string(plain[1].values[kB1].front()));

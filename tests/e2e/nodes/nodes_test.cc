@@ -15,8 +15,6 @@ namespace {
 using testing::Child;
 using testing::PollUntil;
 
-constexpr int kKilled = 1000 + SIGKILL;
-
 class NodesParity : public Nodes, public ::testing::WithParamInterface<std::pair<const char*, Args>> {};
 
 TEST_P(NodesParity, FiftyStepsOfAllNodesEqualTheUnshardedRun) {
@@ -83,28 +81,13 @@ class NodesTest : public Nodes {
   void KillAndReplace(const std::string& moment, int on, int dies, const Args& extra = {}) {
     Start(2);
     const Args args = Args({{"steps", "10"}, {"recover", "1"}}).With(extra);
-    std::vector<std::pair<int, int>> others;
-    std::vector<Child> children;
-    for (int k = 0; k < 2; ++k) {
-      for (int rank = 0; rank < 2; ++rank) {
-        if (k == on && rank == dies) continue;
-        others.emplace_back(k, rank);
-        children.push_back(StartRank(k, rank, args));
-      }
-    }
-    Child victim = StartRank(on, dies, args.With({{"kill", moment}}));
-    EXPECT_EQ(victim.Wait(), kKilled);
-    Child replacement = StartRank(on, dies, args);
-    EXPECT_EQ(replacement.Wait(), 0);
-    for (Child& child : children) EXPECT_EQ(child.Wait(), 0);
-    std::vector<TrainerReport> reports;
-    for (int k = 0; k < 2; ++k) {
-      for (int rank = 0; rank < 2; ++rank) reports.push_back(Report(k, rank, args));
-    }
-    ExpectAllOk(reports);
-    for (const auto& [k, rank] : others) {
+    const std::vector<TrainerReport> reports = RunWithADeath(args, moment, on, dies);
+    for (int number = 0; number < 4; ++number) {
+      const int k = number / 2;
+      const int rank = number % 2;
+      if (k == on && rank == dies) continue;
       if (moment == "initial@0") continue;  // who attaches behind the death has nothing to be told
-      const std::string note = Report(k, rank, args).Note("aborted");
+      const std::string note = reports[static_cast<size_t>(number)].Note("aborted");
       EXPECT_TRUE(absl::StrContains(note, absl::StrCat("rank ", dies, " is lost"))) << k << " " << rank << note;
       EXPECT_EQ(absl::StrContains(note, absl::StrCat("node ", on)), k != on) << note;
     }

@@ -268,6 +268,20 @@ class JobNodesTest : public ::testing::Test {
       }
     });
   }
+  // All 64 elements of the parameter, from `value` on: where they are cut a node keeps its half.
+  void WriteWhole(int node, float value) {
+    v1::Command command;
+    command.mutable_write_parameters()->set_numel(64);
+    OnLoop([&] {
+      const Session& session = *job(node).sessions()[0].get();
+      const int64_t at = session.layout().payload_offset_bytes;
+      command.mutable_write_parameters()->set_staging_offset_bytes(at);
+      auto* staging = reinterpret_cast<float*>(const_cast<char*>(session.Staging(at, 256)));
+      for (int i = 0; i < 64; ++i) staging[i] = value + static_cast<float>(i);
+    });
+    Send(node, command);
+    ASSERT_TRUE(Until([&] { return !job(node).sessions()[0].get()->held; }));
+  }
   void CommitParameters(int node) {
     v1::Command command;
     command.mutable_commit_parameters();

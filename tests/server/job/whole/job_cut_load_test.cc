@@ -27,20 +27,6 @@ class JobCutLoad : public JobNodesTest {
     command.mutable_leave_full_params();
     Send(node, command);
   }
-  // All of the parameter, of which a node keeps its half.
-  void Write(int node, float value) {
-    v1::Command command;
-    command.mutable_write_parameters()->set_numel(64);
-    OnLoop([&] {
-      const Session& session = *job(node).sessions()[0].get();
-      const int64_t at = session.layout().payload_offset_bytes;
-      command.mutable_write_parameters()->set_staging_offset_bytes(at);
-      auto* staging = reinterpret_cast<float*>(const_cast<char*>(session.Staging(at, 256)));
-      for (int i = 0; i < 64; ++i) staging[i] = value + static_cast<float>(i);
-    });
-    Send(node, command);
-    ASSERT_TRUE(Until([&] { return !job(node).sessions()[0].get()->held; }));
-  }
   bool Inside(int node) {
     const v1::SessionEvent::FullParams last = StreamOf(node).FullParams();
     return last.code() == 0 && last.number() == entries_[static_cast<size_t>(node)];
@@ -57,7 +43,7 @@ class JobCutLoad : public JobNodesTest {
   }
   void LoadAll(float value) {
     ASSERT_NO_FATAL_FAILURE(EnterAll());
-    for (int node = 0; node < 2; ++node) Write(node, value);
+    for (int node = 0; node < 2; ++node) WriteWhole(node, value);
     for (int node = 0; node < 2; ++node) CommitParameters(node);
   }
   void Unshard(int node) {
@@ -129,7 +115,7 @@ TEST_F(JobCutLoad, WhatALostRankHadNotCommittedIsTakenBackOnAllNodes) {
   Begin();
   TrainsTo(1);
   ASSERT_NO_FATAL_FAILURE(EnterAll());
-  for (int node = 0; node < 2; ++node) Write(node, 100);
+  for (int node = 0; node < 2; ++node) WriteWhole(node, 100);
   CommitParameters(0);
   EXPECT_TRUE(Until([&] { return job(0).nodes().promised(); }));
   Lose(1);
@@ -143,7 +129,7 @@ TEST_F(JobCutLoad, WhatALostRankHadNotCommittedIsTakenBackOnAllNodes) {
 TEST_F(JobCutLoad, WritesThatNobodyCommitsAreTakenBackAndMayBeRepeated) {
   Begin();
   ASSERT_NO_FATAL_FAILURE(EnterAll());
-  for (int node = 0; node < 2; ++node) Write(node, 100);
+  for (int node = 0; node < 2; ++node) WriteWhole(node, 100);
   for (int node = 0; node < 2; ++node) Leave(node);
   for (int node = 0; node < 2; ++node) ExpectReads(node, 0, 0);
   LoadAll(50);
@@ -169,7 +155,7 @@ TEST_F(JobCutLoad, NodesThatWriteDifferentPartsAreToldOfIt) {
   Begin();
   TrainsTo(1);
   ASSERT_NO_FATAL_FAILURE(EnterAll());
-  Write(0, 100);
+  WriteWhole(0, 100);
   for (int node = 0; node < 2; ++node) CommitParameters(node);
   ASSERT_TRUE(Gone(0) && Gone(1));
   EXPECT_THAT(Why(0), AllOf(HasSubstr("of \"w\", the ranks of node 1"), HasSubstr("wrote other parts")));
@@ -221,7 +207,7 @@ TEST_F(JobCutLoadKept, NoOlderDaemonServesWhatIsHalfLoaded) {
   TrainsTo(1);
   EXPECT_TRUE(OlderDaemonReads(0));
   ASSERT_NO_FATAL_FAILURE(EnterAll());
-  for (int node = 0; node < 2; ++node) Write(node, 100);
+  for (int node = 0; node < 2; ++node) WriteWhole(node, 100);
   for (int node = 0; node < 2; ++node) EXPECT_FALSE(OlderDaemonReads(node));
   Lose(1);
   ASSERT_TRUE(Gone(0) && Gone(1));

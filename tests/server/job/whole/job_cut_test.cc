@@ -18,16 +18,7 @@ class JobCutTest : public JobNodesTest {
   void BeginWith(float value) {
     for (int node = 0; node < 2; ++node) {
       Attach(node);
-      v1::Command command;
-      command.mutable_write_parameters()->set_numel(64);
-      OnLoop([&] {
-        const Session& session = *job(node).sessions()[0].get();
-        const int64_t at = session.layout().payload_offset_bytes;
-        command.mutable_write_parameters()->set_staging_offset_bytes(at);
-        auto* staging = reinterpret_cast<float*>(const_cast<char*>(session.Staging(at, 256)));
-        for (int i = 0; i < 64; ++i) staging[i] = value + static_cast<float>(i);
-      });
-      Send(node, command);
+      WriteWhole(node, value);
       CommitParameters(node);
     }
     ASSERT_TRUE(Until([&] { return job(0).committed().version() == 1 && job(1).committed().version() == 1; }));
