@@ -81,7 +81,9 @@ absl::Status MemoryAccount::CheckUndoFits() const {
   return absl::Status(
       status.code(),
       absl::StrCat(status.message(), " (counted: ", undo_bytes, " bytes of the host for the undo of the writeback, ",
-                   want_bytes - undo_bytes, " promised to jobs); without writeback it is served"));
+                   want_bytes - undo_bytes, " promised to jobs); ",
+                   see_.plan->cut_over_nodes ? "free memory of this host, or load before the job is opened"
+                                             : "without writeback it is served"));
 }
 
 void MemoryAccount::DescribeSessions(v1::Memory* out) const {
