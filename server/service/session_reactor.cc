@@ -15,6 +15,7 @@
 #include "common/status/grpc_status.h"
 #include "server/loop/monotonic_now.h"
 #include "server/service/session_events.h"
+#include "server/service/write_turns.h"
 #include "server/session/session_stream.h"
 #include "shardd/v1/trainer.pb.h"
 
@@ -165,7 +166,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   void OnWriteDone(bool ok) override {
     absl::MutexLock lock(&mutex_);
-    writing_ = false;
+    turns_.Written();
     if (!ok) {
       events_.Clear();
     }
@@ -187,7 +188,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void Enqueue(v1::SessionEvent event) {
     absl::MutexLock lock(&mutex_);
     // A client that does not read loses events, but never the end, nor what its words say.
-    if (!finish_.has_value()) {
+    if (!turns_.ends()) {
       const bool ends = event.has_aborted() || event.has_detached();  // Finish follows, and begins both
       events_.Add(std::move(event));
       if (!ends) AdvanceLocked();
@@ -196,7 +197,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   // After Finish the reactor may be deleted at any moment, so no operation may begin.
   void ReadUnlessFinished() {
     absl::MutexLock lock(&mutex_);
-    if (!finished_) {
+    if (!turns_.finished()) {
       StartRead(&bytes_);
     }
   }
@@ -208,39 +209,28 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   // False: it does already. Nothing is queued any more.
   bool WillFinish(absl::Status status) {
     absl::MutexLock lock(&mutex_);
-    if (finish_.has_value()) {
-      return false;
-    }
-    finish_ = std::move(status);
-    return true;
+    return turns_.End(std::move(status));
   }
   void BeginFinish() {
     absl::MutexLock lock(&mutex_);
     AdvanceLocked();
-    if (!finished_) {  // limits the time to read what is queued
-      patience_.Set(absl::ToChronoTime(absl::Now() + kFinishPatience), [stream = stream_](bool expired) {
-        if (expired) {
-          stream->Cancel();
-        }
-      });
-    }
+    turns_.LimitEnd(kFinishPatience, [stream = stream_] { stream->Cancel(); });
   }
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (writing_ || finished_) {
-      return;
-    }
-    if (!events_.empty()) {
-      if (absl::StatusOr<grpc::ByteBuffer> bytes = Encode(events_.Take()); bytes.ok()) {
-        writing_ = true;
-        written_ = *std::move(bytes);
-        StartWrite(&written_);
-      } else {  // the client cannot continue without it
-        finished_ = true;
-        Finish(ToGrpcStatus(bytes.status()));
-      }
-    } else if (finish_.has_value()) {
-      finished_ = true;
-      Finish(ToGrpcStatus(*finish_));
+    switch (turns_.Take(!events_.empty())) {
+      case WriteTurns::Next::kNothing:
+        return;
+      case WriteTurns::Next::kWrite:
+        if (absl::StatusOr<grpc::ByteBuffer> bytes = Encode(events_.Take()); bytes.ok()) {
+          written_ = *std::move(bytes);
+          StartWrite(&written_);
+        } else {  // the client cannot continue without it
+          turns_.EndNow();
+          Finish(ToGrpcStatus(bytes.status()));
+        }
+        return;
+      case WriteTurns::Next::kFinish:
+        Finish(ToGrpcStatus(turns_.why()));
     }
   }
 
@@ -259,10 +249,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   absl::Mutex mutex_;
   SessionEvents events_ ABSL_GUARDED_BY(mutex_);
   grpc::ByteBuffer written_ ABSL_GUARDED_BY(mutex_);
-  grpc::Alarm patience_ ABSL_GUARDED_BY(mutex_);
-  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::optional<absl::Status> finish_ ABSL_GUARDED_BY(mutex_);
+  WriteTurns turns_ ABSL_GUARDED_BY(mutex_);
 };
 
 class RefusedReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {

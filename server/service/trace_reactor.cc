@@ -3,7 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/status/grpc_status.h"
 #include "server/observe/trace_sink.h"
@@ -108,7 +107,7 @@ absl::Status TraceReactor::Prepare(const v1::TraceJobResponse& start) {
 absl::StatusOr<bool> TraceReactor::Enqueue(const v1::TraceJobResponse& message) {
   absl::MutexLock lock(&mutex_);
   // First, because encoding takes longer than this check.
-  if (finish_.has_value() || (message.has_spans() && queued_bytes_ + message.ByteSizeLong() > kMaxQueuedBytes)) {
+  if (turns_.ends() || (message.has_spans() && queued_bytes_ + message.ByteSizeLong() > kMaxQueuedBytes)) {
     return false;
   }
   absl::StatusOr<grpc::ByteBuffer> bytes = Encode(message);
@@ -132,7 +131,7 @@ absl::StatusOr<bool> TraceReactor::Enqueue(const v1::TraceJobResponse& message) 
 
 void TraceReactor::OnWriteDone(bool ok) {
   absl::MutexLock lock(&mutex_);
-  writing_ = false;
+  turns_.Written();
   queued_bytes_ -= sizes_bytes_.front();
   sizes_bytes_.pop_front();
   queue_.pop_front();
@@ -156,30 +155,22 @@ void TraceReactor::OnDone() {
 
 void TraceReactor::FinishWhenWritten(absl::Status status) {
   absl::MutexLock lock(&mutex_);
-  if (finish_.has_value()) {
+  if (!turns_.End(std::move(status))) {
     return;
   }
-  finish_ = std::move(status);
   AdvanceLocked();
-  if (!finished_) {
-    patience_.Set(absl::ToChronoTime(absl::Now() + kTraceFinishPatience), [sink = sink_](bool expired) {
-      if (expired) {
-        sink->Cancel();
-      }
-    });
-  }
+  turns_.LimitEnd(kTraceFinishPatience, [sink = sink_] { sink->Cancel(); });
 }
 
 void TraceReactor::AdvanceLocked() {
-  if (writing_ || finished_) {
-    return;
-  }
-  if (!queue_.empty()) {
-    writing_ = true;
-    StartWrite(&queue_.front());
-  } else if (finish_.has_value()) {
-    finished_ = true;
-    Finish(ToGrpcStatus(*finish_));
+  switch (turns_.Take(!queue_.empty())) {
+    case WriteTurns::Next::kNothing:
+      return;
+    case WriteTurns::Next::kWrite:
+      StartWrite(&queue_.front());
+      return;
+    case WriteTurns::Next::kFinish:
+      Finish(ToGrpcStatus(turns_.why()));
   }
 }
 

@@ -9,10 +9,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/types/optional.h"
-#include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"
 #include "server/service/fd_reply.h"
+#include "server/service/write_turns.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
@@ -53,10 +52,7 @@ class TraceReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   std::deque<grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mutex_);  // the front is being written
   std::deque<size_t> sizes_bytes_ ABSL_GUARDED_BY(mutex_);      // of queue_, whose front gRPC may have taken apart
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  grpc::Alarm patience_ ABSL_GUARDED_BY(mutex_);
-  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::optional<absl::Status> finish_ ABSL_GUARDED_BY(mutex_);
+  WriteTurns turns_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardd
