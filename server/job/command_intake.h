@@ -25,7 +25,7 @@ class Sessions;
 class CommandIntake {
  public:
   // An error: the client must not do that. The epoch, or the session, may have ended when it returns OK.
-  using Execute = std::function<absl::Status(Session*, RankCommand)>;
+  using Execute = std::function<absl::Status(Session*, RankCommand&&)>;
   // All outlive this.
   CommandIntake(const Sessions* sessions, const Committed* committed, JobControl* job, Execute execute)
       : sessions_(sessions), committed_(committed), job_(job), execute_(std::move(execute)) {}

@@ -38,7 +38,7 @@ JobCore::JobCore(Init init)
       end_(&commits_, &nodes_),
       sessions_(world_size(), init.loop),
       commands_(&sessions_, &committed_, this,
-                [this](Session* session, RankCommand command) { return Execute(session, std::move(command)); }),
+                [this](Session* session, RankCommand&& command) { return Execute(session, std::move(command)); }),
       commits_({plan().get(), memory_.get(), &sessions_, &summons_, &extensions_, &devices_.optimizer()},
                {&committed_, &gradients_, &writes_, &unsharding_, &waits_.given_back(), &snapshots_, &values_, &work_,
                 &trace_, &counters_, this}),
@@ -200,9 +200,7 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
   const bool names_group = command.opcode == Opcode::kUnshard || command.opcode == Opcode::kReshard ||
                            command.opcode == Opcode::kSubmitGradients;
   if (command.opcode != Opcode::kWaitGradientSlot) {
-    session->last_command = names_group
-                                ? absl::StrCat(OpcodeName(command.opcode), " ", plan()->groups[command.group].name)
-                                : std::string(OpcodeName(command.opcode));
+    session->SetLastCommand(OpcodeName(command.opcode), names_group ? command.group : -1);
     gradients_.Wake(rank);  // whoever sends is not asleep
   }
   session->gave_up = session->gave_up && (command.opcode == Opcode::kReshard || command.opcode == Opcode::kLeavePass);

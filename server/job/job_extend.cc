@@ -66,7 +66,7 @@ void JobCore::AwaitExtension(Session* session, std::shared_ptr<const Extension> 
     return;
   }
   session->last_command_time = MonotonicNow();
-  session->last_command = "ExtendJob";
+  session->SetLastCommand("ExtendJob");
   const std::string what = extension->what;
   extensions_.Ask(rank, extension, std::move(done), std::move(build));
   if (status = extensions_.CheckNobodyWentOn(rank, what); !status.ok()) {

@@ -179,7 +179,7 @@ void JobView::DescribeSession(const Session& session, v1::Rank* out) const {
   out->set_session_id(session.id());
   out->set_protocol_version(session.protocol_version());
   out->set_commands(session.commands);
-  out->set_last_command(session.last_command);
+  out->set_last_command(session.last_command());
   out->set_last_command_age_ms(absl::ToInt64Milliseconds(MonotonicNow() - session.last_command_time));
   out->set_departures(session.departures);
   out->set_stream_ordered(session.ring().stream_ordered());

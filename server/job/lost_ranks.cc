@@ -80,7 +80,7 @@ void JobCore::SessionLost(int rank, const std::string& why, bool replaced) {
   const bool is_needed = !leavers_.leaving(rank) || (!committing && sessions_.attached() < world_size());
   if (!known && is_needed) {
     const std::string last =
-        session->last_command.empty() ? "no command yet" : absl::StrCat("last command: ", session->last_command);
+        session->last_command().empty() ? "no command yet" : absl::StrCat("last command: ", session->last_command());
     events_.Add(rank, "lost", absl::StrCat(why, "; ", last));
     Abort(committed_.RankError(absl::StatusCode::kAborted, rank, "session",
                                absl::StrCat("rank ", rank, " is lost: ", why, "; ", last)),

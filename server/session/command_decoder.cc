@@ -107,7 +107,7 @@ absl::StatusOr<RankCommand> CommandDecoder::Decode(const v1::Command& in) const 
                          plan_->config.optimizer().groups_size() + 1, " at most; rank=", rank_, ")"));
       }
       command.opcode = Opcode::kStep;
-      command.step = in.step();
+      command.step = std::make_unique<v1::Step>(in.step());
       break;
     case v1::Command::kWriteParameters:
       command.opcode = Opcode::kWriteParameters;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -86,7 +87,8 @@ absl::StatusOr<RankCommand> CommandRing::Next() {
                                                        ")"));
       }
       const std::string copy(payload, record.arg0);  // looked at and parsed there: the client may still write
-      if (absl::Status status = decoder_.ParseStep(copy, &command.step); !status.ok()) {
+      command.step = std::make_unique<v1::Step>();
+      if (absl::Status status = decoder_.ParseStep(copy, command.step.get()); !status.ok()) {
         return status;
       }
       break;

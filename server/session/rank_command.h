@@ -22,8 +22,8 @@ struct RankCommand {
   int64_t arg2 = 0;
   std::vector<bool> present;  // SubmitGradients; by index_in_group
   std::vector<bool> fresh;
-  v1::Step step;              // Step
-  std::string trainer_state;  // EnterPass
+  std::unique_ptr<v1::Step> step;  // Step, and null elsewhere: commands are moved often, and most are none
+  std::string trainer_state;       // EnterPass
   // WriteParameters: the elements, which copies off the loop share. Null: they lie in the staging area.
   std::shared_ptr<const std::string> values;
   uint64_t done = 0;  // CommandRecord::done

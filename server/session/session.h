@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/handle/handle.h"
 #include "common/plan/plan.h"
@@ -96,6 +97,14 @@ class Session {
   absl::StatusOr<RankCommand> Decode(const v1::Command& command) const { return decoder_.Decode(command); }
   // Lets every waiter go: all words move to `epoch`.
   void Poison(uint64_t epoch);
+  // What the client asked for last, with the group's name; empty: nothing yet. Kept as it came, because few ask and
+  // every command is one.
+  std::string last_command() const;
+  // `what`: a literal. `group`: -1 where it names none.
+  void SetLastCommand(absl::string_view what, int group = -1) {
+    last_command_ = what;
+    last_command_group_ = group;
+  }
 
   // State kept here because it dies with the session.
   std::vector<Handle> handles;            // by group
@@ -112,8 +121,7 @@ class Session {
   bool held = false;
   bool consumes_when_released = false;               // that command lies in the ring
   std::vector<std::function<void()>> when_released;  // posted to the loop then, or when the session ends
-  std::string last_command;
-  std::string told_waiting_for;  // what the client knows of it
+  std::string told_waiting_for;                      // what the client knows of it
   uint64_t commands = 0;
   uint64_t departures = 0;
 
@@ -135,6 +143,8 @@ class Session {
   SessionWords words_;
   CommandRing ring_;
   TraceRecords trace_;
+  absl::string_view last_command_;
+  int last_command_group_ = -1;
 };
 
 }  // namespace shardd

@@ -42,9 +42,12 @@ void CheckCommand(const ShardPlan& plan, const RankCommand& command) {
     REQUIRE(command.fresh.empty() || command.fresh.size() == params);
   }
   REQUIRE(command.trainer_state.size() <= static_cast<size_t>(kMaxTrainerStateBytes));
-  REQUIRE(command.step.ByteSizeLong() <= static_cast<size_t>(2 * kStepPayloadBytes));
-  // What it takes beside its bytes is that of the job's groups, not of the payload.
-  REQUIRE(command.step.SpaceUsedLong() <= command.step.trainer_state().capacity() + 64 * 1024);
+  REQUIRE((command.step != nullptr) == (command.opcode == Opcode::kStep));
+  if (command.step != nullptr) {
+    REQUIRE(command.step->ByteSizeLong() <= static_cast<size_t>(2 * kStepPayloadBytes));
+    // What it takes beside its bytes is that of the job's groups, not of the payload.
+    REQUIRE(command.step->SpaceUsedLong() <= command.step->trainer_state().capacity() + 64 * 1024);
+  }
 }
 
 void Fuzz(const uint8_t* data, size_t size) {

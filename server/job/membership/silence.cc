@@ -44,7 +44,7 @@ absl::Status CheckSilentRanks(const Sessions& sessions, const Committed& committ
       return committed.RankError(
           absl::StatusCode::kDeadlineExceeded, rank, "silence",
           absl::StrCat("rank ", rank, " has sent nothing for ", absl::FormatDuration(silence), gave_up,
-                       " (last command: ", session.last_command.empty() ? "none" : session.last_command, "; limit ",
+                       " (last command: ", session.last_command().empty() ? "none" : session.last_command(), "; limit ",
                        absl::FormatDuration(allowed), "); rank ", other, " waits for rank ", rank, ": ",
                        waits[other].call));
     }

@@ -65,12 +65,12 @@ absl::Status Commits::CheckMayStep(int rank, const v1::Step& step) const {
 
 absl::Status Commits::Step(Session* session, RankCommand command) {
   const int rank = session->rank();
-  SHARDD_RETURN_IF_ERROR(CheckMayStep(rank, command.step));
+  SHARDD_RETURN_IF_ERROR(CheckMayStep(rank, *command.step));
   for (size_t group = 0; group < session->handles.size(); ++group) {
     SHARDD_RETURN_IF_ERROR(session->handles[group].Apply(HandleEvent::kStep, see_.plan->groups[group].name, rank));
   }
   SHARDD_RETURN_IF_ERROR(use_.gradients->pairing().CheckClosed(rank, "Step"));
-  steps_.Ask(rank, std::move(command.step), command.done);
+  steps_.Ask(rank, std::move(*command.step), command.done);
   use_.writes->Step(rank);
   // The first part has closed what was requested.
   return decision_.parts() > 0 ? use_.gradients->CloseStep(rank) : CloseStep(rank);

@@ -66,7 +66,7 @@ absl::Status DeviceWaits::CheckSignals(absl::Time now, int* rank) const {
       absl::StatusCode::kDeadlineExceeded, *rank, late.what,
       absl::StrCat("the stream of rank ", *rank, " on ", (*see_.devices)[*rank]->name(), " has not come to signal ",
                    late.signal.done, ", behind which it has given the memory back, after ",
-                   absl::FormatDuration(late.since), " (last command: ", (*see_.sessions)[*rank]->last_command, ")"));
+                   absl::FormatDuration(late.since), " (last command: ", (*see_.sessions)[*rank]->last_command(), ")"));
 }
 
 absl::Status DeviceWaits::CheckSums(absl::Time now, int* rank) const {
@@ -80,7 +80,7 @@ absl::Status DeviceWaits::CheckSums(absl::Time now, int* rank) const {
       absl::StatusCode::kDeadlineExceeded, late.rank, late.what,
       absl::StrCat("rank ", late.rank, " has not added its part on ", (*see_.devices)[late.rank]->name(), " after ",
                    absl::FormatDuration(late.since), " (got ", late.summed, " operations, want ", late.told,
-                   "; last command: ", session == nullptr ? std::string("none") : session->last_command, ")"));
+                   "; last command: ", session == nullptr ? std::string("none") : session->last_command(), ")"));
 }
 
 void DeviceWaits::ForgetStragglers() {

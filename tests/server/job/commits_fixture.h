@@ -88,7 +88,7 @@ class CommitsFixture : public ::testing::Test {
   absl::Status Step(int rank, v1::Step step = OneGroup()) {
     RankCommand command;
     command.opcode = Opcode::kStep;
-    command.step = std::move(step);
+    command.step = std::make_unique<v1::Step>(std::move(step));
     return commits_.Step(sessions_[rank].get(), std::move(command));
   }
   absl::Status Enter(int rank, bool stepped = false, std::string state = "") {

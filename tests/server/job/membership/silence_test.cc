@@ -16,7 +16,7 @@ class SilenceTest : public FactsTest {
     Attach(1);
     for (const int rank : {0, 1}) {
       sessions_[rank]->last_command_time = now_;
-      sessions_[rank]->last_command = "Step";
+      sessions_[rank]->SetLastCommand("Step");
     }
   }
   // Rank 0 waits for rank 1.
