@@ -21,7 +21,7 @@
 #include "common/version.h"
 #include "server/collective/nccl/nccl_communicators.h"
 #include "server/collective/nccl/nccl_library.h"
-#include "server/collective/nodes/lazy_exchanges.h"
+#include "server/collective/nodes/nccl/lazy_exchanges.h"
 #include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/device/devices.h"

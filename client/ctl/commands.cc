@@ -18,7 +18,7 @@
 #include "client/ctl/history_views.h"
 #include "client/ctl/offline.h"
 #include "client/ctl/top.h"
-#include "client/ctl/trace.h"
+#include "client/ctl/trace/trace.h"
 #include "client/ctl/views.h"
 #include "common/process/environment.h"
 #include "common/secret/job_secret.h"

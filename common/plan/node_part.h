@@ -35,7 +35,7 @@ ParamRange NodeRangeOf(const ShardPlan& plan, int param, int node);
 // cut_over_nodes, or `node` is the plan's.
 std::vector<Segment> WorkSegmentsOn(const ShardPlan& plan, int flat_param, int rank, int node);
 
-// On GPUs, where NCCL moves parts between the GPUs k of all nodes (server/collective/nodes/nccl_gather.h).
+// On GPUs, where NCCL moves parts between the GPUs k of all nodes (server/collective/nodes/nccl/nccl_gather.h).
 inline constexpr int64_t kRailAlignmentBytes = 64;  // of each range of a part
 inline constexpr int kGatherSlots = 2;              // of what came from other nodes
 // Bytes of what `rank` of `node` holds of a group, in unsharded dtypes; 0: nothing.

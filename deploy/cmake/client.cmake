@@ -67,7 +67,7 @@ if(type STREQUAL "STATIC_LIBRARY")
   endforeach()
 endif()
 
-shardd_folder(shardd_ctl "client/ctl;client/ctl/predict" shardd_common shardd_figures shardd_grpc shardd_schedule)
+shardd_folder(shardd_ctl "client/ctl;client/ctl/*" shardd_common shardd_figures shardd_grpc shardd_schedule)
 target_link_libraries(shardd_ctl PRIVATE CLI11::CLI11 nlohmann_json::nlohmann_json)
 if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/client/ctl/main.cc)
   add_executable(shardctl client/ctl/main.cc)

@@ -6,10 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "server/collective/nccl/nccl_library.h"
-#include "server/collective/nodes/nccl_gather.h"
+#include "server/collective/nodes/links/peer_exchange.h"
+#include "server/collective/nodes/links/peer_gather.h"
+#include "server/collective/nodes/nccl/nccl_gather.h"
 #include "server/collective/nodes/node_collective.h"
-#include "server/collective/nodes/peer_exchange.h"
-#include "server/collective/nodes/peer_gather.h"
 #include "server/daemon/core.h"
 #include "server/storage/job_slab.h"
 

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "common/process/spawn.h"
 #include "server/loop/monotonic_now.h"
-#include "server/metrics/listen_address.h"
+#include "server/metrics/http/listen_address.h"
 
 namespace shardd {
 

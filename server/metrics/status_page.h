@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/metrics/http_server.h"
+#include "server/metrics/http/http_server.h"
 #include "server/metrics/kept_answers.h"
 #include "server/metrics/metrics_source.h"
 #include "server/metrics/status_json.h"

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "server/metrics/socket_table.h"
+#include "server/metrics/http/socket_table.h"
 
 namespace shardd {
 namespace {

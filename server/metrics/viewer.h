@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "server/metrics/http_server.h"
+#include "server/metrics/http/http_server.h"
 #include "server/metrics/page_policy.h"
 
 namespace shardd {

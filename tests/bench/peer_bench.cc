@@ -18,7 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "server/collective/nodes/peer_exchange.h"
+#include "server/collective/nodes/links/peer_exchange.h"
 #include "server/peer/peer_network.h"
 
 namespace shardd {

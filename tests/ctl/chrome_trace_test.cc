@@ -1,4 +1,4 @@
-#include "client/ctl/chrome_trace.h"
+#include "client/ctl/trace/chrome_trace.h"
 
 #include <cmath>
 #include <cstdint>

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "google/protobuf/stubs/logging.h"
-#include "server/daemon/taken_up_job.h"
+#include "server/daemon/take_up/taken_up_job.h"
 #include "tests/fuzz/require.h"
 
 namespace shardd {

@@ -1,6 +1,6 @@
 // Whose memory lies on GPUs is taken up when the daemon before has ended, and with it what its streams were doing.
 
-#include "server/daemon/job_custody.h"
+#include "server/daemon/take_up/job_custody.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // What is read of a job that another daemon has left, where a record is whole and says what cannot be.
 
-#include "server/daemon/taken_up_job.h"
+#include "server/daemon/take_up/taken_up_job.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

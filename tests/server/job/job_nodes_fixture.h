@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/collective/nodes/links/peer_exchange.h"
+#include "server/collective/nodes/links/peer_gather.h"
 #include "server/collective/nodes/node_collective.h"
-#include "server/collective/nodes/peer_exchange.h"
-#include "server/collective/nodes/peer_gather.h"
 #include "server/device/devices.h"
 #include "server/multinode/node_events.h"
 #include "server/storage/job_slab.h"
@@ -320,10 +320,24 @@ class JobNodesTest : public ::testing::Test {
   }
   // All nodes, with gradients that average to 2.
   void TrainAll() {
-    for (int node = 0; node < count(); ++node) Train(node, node == 0 ? 1 : node == 1 ? 3 : 2);
+    for (int node = 0; node < count(); ++node) Train(node, GradientOf(node));
   }
+  static float GradientOf(int node) { return node == 0 ? 1 : node == 1 ? 3 : 2; }
   void TrainsTo(int64_t step) {
     TrainAll();
+    for (int node = 0; node < count(); ++node) IsAt(node, step);
+  }
+  // TrainsTo where nodes may have yet to hear of what happened: a rank whose epoch ends then attaches again, as
+  // trainers do, and gives its gradients anew.
+  void GoesOnTo(int64_t step) {
+    Given given;
+    EXPECT_TRUE(testing::PollUntil(
+        [&] {
+          bool all = true;
+          for (int node = 0; node < count(); ++node) all = !TrainsOn(node, step, &given) && all;
+          return all;
+        },
+        kPatience));
     for (int node = 0; node < count(); ++node) IsAt(node, step);
   }
   void IsAt(int node, int64_t step) {
@@ -344,20 +358,40 @@ class JobNodesTest : public ::testing::Test {
     return Until([&] { return job(node).sessions()[0].get() == nullptr; });
   }
   int count() const { return static_cast<int>(nodes_.size()); }
-  // As trainers do that attach again: each node's rank gives its gradients once for each version and epoch, while ranks
-  // and links come and go.
+  // By node: the epoch and version for which its rank has given gradients.
+  using Given = std::map<int, std::pair<uint64_t, uint64_t>>;
+  // Whether the node is behind `step`; then its rank does what comes next, as trainers do that attach again: it gives
+  // its gradients once for each version and epoch.
+  bool TrainsOn(int node, int64_t step, Given* given) {
+    bool attached = false;
+    bool behind = false;
+    std::pair<uint64_t, uint64_t> now;
+    OnLoop([&] {
+      attached = job(node).sessions()[0].get() != nullptr;
+      behind = job(node).view().committed_step() < step;
+      now = {job(node).committed().epoch(), job(node).committed().version()};
+      EXPECT_FALSE(job(node).closed());
+    });
+    if (!attached) {
+      (void)TryAttach(node);
+    } else if (behind && std::exchange((*given)[node], now) != now) {
+      if (now.second == 0) {
+        CommitParameters(node);
+      } else {
+        Train(node, GradientOf(node));
+      }
+    }
+    return behind;
+  }
+  // While ranks and links come and go.
   void RunSchedule(int seed) {
     constexpr int64_t kSteps = 150;
     std::mt19937_64 rng(static_cast<uint64_t>(seed));
-    std::array<std::pair<uint64_t, uint64_t>, 2> given;
+    Given given;
     bool up = true;
     const absl::Time until = MonotonicNow() + absl::Seconds(60);
-    const auto behind = [&](int node) {
-      bool result = false;
-      OnLoop([&] { result = job(node).view().committed_step() < kSteps; });
-      return result;
-    };
-    while ((behind(0) || behind(1)) && MonotonicNow() < until) {
+    std::array<bool, 2> behind = {true, true};
+    while ((behind[0] || behind[1]) && MonotonicNow() < until) {
       const int node = static_cast<int>(rng() % 2);
       const uint64_t what = rng() % static_cast<uint64_t>(8 * (1 + seed));
       if (what == 0) {
@@ -368,23 +402,7 @@ class JobNodesTest : public ::testing::Test {
         up = !up;
         wire_.SetUp(up);
       }
-      bool attached = false;
-      std::pair<uint64_t, uint64_t> now;
-      OnLoop([&] {
-        attached = job(node).sessions()[0].get() != nullptr;
-        now = {job(node).committed().epoch(), job(node).committed().version()};
-        EXPECT_FALSE(job(node).closed());
-      });
-      if (!attached) {
-        (void)TryAttach(node);
-      } else if (given[static_cast<size_t>(node)] != now && behind(node)) {
-        given[static_cast<size_t>(node)] = now;
-        if (now.second == 0) {
-          CommitParameters(node);
-        } else {
-          Train(node, node == 0 ? 1 : 3);
-        }
-      }
+      behind[static_cast<size_t>(node)] = TrainsOn(node, kSteps, &given);
     }
     for (int node = 0; node < 2; ++node) {
       EXPECT_TRUE(Until([&] { return job(node).view().committed_step() == kSteps; })) << "node " << node << Why(node);

@@ -1,4 +1,4 @@
-#include "server/metrics/listen_address.h"
+#include "server/metrics/http/listen_address.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Where metrics are served besides plain HTTP on the loopback: a Unix socket, and TLS.
 
-#include "server/metrics/listening.h"
+#include "server/metrics/http/listening.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>

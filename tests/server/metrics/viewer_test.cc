@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/shm/unique_fd.h"
-#include "server/metrics/socket_table.h"
+#include "server/metrics/http/socket_table.h"
 #include "tests/testing/http_get.h"
 #include "tests/testing/run_as_uid.h"
 

@@ -17,7 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "server/collective/nodes/nccl_exchange.h"
+#include "server/collective/nodes/nccl/nccl_exchange.h"
 #include "tests/fakes/nccl/nccl.h"
 #include "tests/server/collective/nccl/fake_nccl_world.h"
 #include "tests/server/collective/nodes/node_values.h"

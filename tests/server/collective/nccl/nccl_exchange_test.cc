@@ -1,12 +1,12 @@
 // Sums between nodes by NCCL: what is made when, what ends them, and that nothing hangs.
 
-#include "server/collective/nodes/nccl_exchange.h"
+#include "server/collective/nodes/nccl/nccl_exchange.h"
 
 #include <stdlib.h>
 
 #include <atomic>
 
-#include "server/collective/nodes/nccl_exchanges.h"
+#include "server/collective/nodes/nccl/nccl_exchanges.h"
 #include "tests/server/collective/nccl/nccl_exchange_fixture.h"
 
 namespace shardd {

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "server/collective/local/fan_out.h"
-#include "server/collective/nodes/nccl_exchange.h"
+#include "server/collective/nodes/nccl/nccl_exchange.h"
 #include "server/device/device_memory.h"
 #include "server/job/wait.h"
 #include "tests/server/collective/nodes/node_values.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
-#include "server/collective/nodes/nccl_gather.h"
+#include "server/collective/nodes/nccl/nccl_gather.h"
 #include "server/peer/peer_links.h"
 #include "tests/fakes/nccl/nccl.h"
 #include "tests/server/collective/nccl/await_ends.h"

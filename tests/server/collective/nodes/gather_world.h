@@ -16,7 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/plan/node_part.h"
 #include "common/tensor/kernels.h"
-#include "server/collective/nodes/peer_gather.h"
+#include "server/collective/nodes/links/peer_gather.h"
 #include "server/job/wait.h"
 #include "server/peer/peer_network.h"
 #include "tests/common/plan/spec_builder.h"

@@ -1,6 +1,6 @@
 // What nodes send each other where NCCL gathers their parameters.
 
-#include "server/collective/nodes/nccl_gather.h"
+#include "server/collective/nodes/nccl/nccl_gather.h"
 
 #include "absl/strings/match.h"
 #include "server/loop/monotonic_now.h"

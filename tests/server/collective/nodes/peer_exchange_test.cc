@@ -1,6 +1,6 @@
 // Sums over nodes, over queues of this process and over the daemons' sockets.
 
-#include "server/collective/nodes/peer_exchange.h"
+#include "server/collective/nodes/links/peer_exchange.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "server/collective/nodes/peer_exchange.h"
+#include "server/collective/nodes/links/peer_exchange.h"
 #include "server/job/wait.h"
 #include "server/peer/peer_network.h"
 #include "tests/server/collective/nodes/fake_links.h"

@@ -90,7 +90,7 @@ TEST_F(JobNode0Test, AStepThatNobodyElseHeardOfIsDoneAnew) {
   OpenAgain(0);
   AttachAll();
   for (int node = 0; node < 3; ++node) IsAt(node, 1);
-  TrainsTo(2);
+  GoesOnTo(2);
 }
 
 TEST_F(JobNode0Test, AnUnacknowledgedStepIsVisibleToNobodyAndBlocksAttaching) {
@@ -109,7 +109,7 @@ TEST_F(JobNode0Test, AnUnacknowledgedStepIsVisibleToNobodyAndBlocksAttaching) {
   wire_.SetUp(0, 2, true);
   for (int node = 0; node < 3; ++node) IsAt(node, 2);
   AttachAll();
-  TrainsTo(3);
+  GoesOnTo(3);
 }
 
 TEST_F(JobNode0Test, ALostAcknowledgementIsSentOnTheNextLink) {
@@ -128,7 +128,7 @@ TEST_F(JobNode0Test, ALostAcknowledgementIsSentOnTheNextLink) {
   }
   for (int node = 0; node < 3; ++node) IsAt(node, 2);
   AttachAll();
-  TrainsTo(3);
+  GoesOnTo(3);
 }
 
 TEST_F(JobNode0Test, LostNodesAreSentTheStepBeforeAllSeeIt) {
@@ -140,7 +140,7 @@ TEST_F(JobNode0Test, LostNodesAreSentTheStepBeforeAllSeeIt) {
   for (int node = 0; node < 3; ++node) IsAt(node, 2);
   EXPECT_TRUE(HasEvent("step 2 is sent to node 2"));
   AttachAll();
-  TrainsTo(3);
+  GoesOnTo(3);
 }
 
 TEST_F(JobNode0Test, AStepOneNodeHeardOfIsCommittedByAll) {
@@ -154,7 +154,7 @@ TEST_F(JobNode0Test, AStepOneNodeHeardOfIsCommittedByAll) {
   AttachAll();
   for (int node = 0; node < 3; ++node) IsAt(node, 2);
   EXPECT_FALSE(HasEvent("is sent to node 2")) << "its own gradients were enough";
-  TrainsTo(3);
+  GoesOnTo(3);
 }
 
 TEST_F(JobNode0Test, AlsoWhereTheRankThatPromisedHasDied) {
@@ -168,7 +168,7 @@ TEST_F(JobNode0Test, AlsoWhereTheRankThatPromisedHasDied) {
   ASSERT_TRUE(Until([&] { return job(0).committed().epoch() == 3 && job(1).committed().epoch() == 3; }));
   AttachAll();
   for (int node = 0; node < 3; ++node) IsAt(node, 1);
-  TrainsTo(2);
+  GoesOnTo(2);
 }
 
 TEST_F(JobNode0Test, AnOverlongPromiseEndsAndTheNodeGetsTheStep) {
@@ -179,7 +179,7 @@ TEST_F(JobNode0Test, AnOverlongPromiseEndsAndTheNodeGetsTheStep) {
   AttachAll();
   for (int node = 0; node < 3; ++node) IsAt(node, 2);
   EXPECT_TRUE(HasEvent("is sent to node 2"));
-  TrainsTo(3);
+  GoesOnTo(3);
 }
 
 // They have what they had, and it comes: they are not to give up.
@@ -197,7 +197,7 @@ TEST_F(JobNode0Test, RanksOfANodeAwaitingStateAreToldToReattach) {
   wire_.SetUp(0, 2, true);
   AttachAll();
   for (int node = 0; node < 3; ++node) IsAt(node, 2);
-  TrainsTo(3);
+  GoesOnTo(3);
 }
 
 // Who comes first to the place that a lost daemon has left is not to end what others train.
@@ -212,7 +212,7 @@ TEST_F(JobNode0Test, AnotherUsersJobInItsPlaceEndsNothing) {
   OpenAgain(0);
   AttachAll();
   for (int node = 0; node < 3; ++node) IsAt(node, 1);
-  TrainsTo(2);
+  GoesOnTo(2);
 }
 
 TEST_F(JobNode0Test, AnotherUsersJobOfTheNameEndsAnEmptyOne) {
@@ -233,7 +233,7 @@ TEST_F(JobNode0Test, BothOfTwoEmptyNodesAreSentTheState) {
   EXPECT_TRUE(HasEvent("step 1 came from node 2"));
   EXPECT_TRUE(HasEvent("step 1 came from node 0"));
   for (int node = 0; node < 3; ++node) IsAt(node, 1);
-  TrainsTo(2);
+  GoesOnTo(2);
 }
 
 TEST_F(JobNode0Test, NobodyAttachesToItBeforeAllHaveBeenHeard) {
@@ -253,7 +253,7 @@ TEST_F(JobNode0Test, NobodyAttachesToItBeforeAllHaveBeenHeard) {
   wire_.SetUp(0, 2, true);
   AttachAll();
   for (int node = 0; node < 3; ++node) IsAt(node, 1);
-  TrainsTo(2);
+  GoesOnTo(2);
 }
 
 TEST_F(JobNode0Test, IfNobodyHasTheStateAllBeginAnewFromNothing) {

@@ -1,0 +1,34 @@
+#include "server/collective/nodes/nccl/nccl_exchanges.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace shardd {
+
+absl::StatusOr<std::unique_ptr<NcclExchange>> NcclExchanges::Make(
+    const std::string& job, int node, int nodes, std::vector<Device*> devices, std::vector<char*> greetings,
+    std::function<void(int node, v1::PeerMessage message)> send) {
+  auto claim = std::make_shared<std::string>(job);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (const auto other = claim_.lock(); other != nullptr) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("open job \"", job,
+                       "\": gradients of several nodes are added by NCCL for one job at a time on a daemon's "
+                       "GPUs, and job \"",
+                       *other, "\" is there; close that one, or use a daemon on other GPUs"));
+    }
+    claim_ = claim;
+  }
+  NcclExchange::Options options;
+  options.node = node;
+  options.nodes = nodes;
+  for (size_t rank = 0; rank < devices.size(); ++rank) options.ordinals.push_back(ordinals_[rank % ordinals_.size()]);
+  options.devices = std::move(devices);
+  options.moves = !greetings.empty();
+  options.greetings = std::move(greetings);
+  options.send = std::move(send);
+  options.claim = std::move(claim);
+  return std::make_unique<NcclExchange>(library_, driver_, std::move(options));
+}
+
+}  // namespace shardd

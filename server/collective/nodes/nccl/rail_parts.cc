@@ -1,0 +1,47 @@
+#include "server/collective/nodes/nccl/rail_parts.h"
+
+#include "common/plan/node_part.h"
+#include "common/tensor/kernels.h"
+
+namespace shardd {
+
+RailParts::RailParts(const ShardPlan& plan, int group, int node, int rank) {
+  for (const int f : plan.groups[static_cast<size_t>(group)].flat_params) {
+    const FlatParamPlan& flat = plan.flat_params[static_cast<size_t>(f)];
+    const int64_t element_bytes = DTypeSizeBytes(flat.unsharded_dtype);
+    int64_t end = -1;  // of the range before, in elements
+    for (const Segment& segment : WorkSegmentsOn(plan, f, rank, node)) {
+      if (segment.offset != end) {
+        bytes_ = (bytes_ + kRailAlignmentBytes - 1) / kRailAlignmentBytes * kRailAlignmentBytes;
+        ranges_.push_back({.offset_bytes = bytes_,
+                           .shards_bytes = flat.shards_offset_bytes + segment.offset * DTypeSizeBytes(flat.dtype),
+                           .image_bytes = flat.pool_offset_bytes + segment.offset * element_bytes,
+                           .numel = 0,
+                           .from = flat.dtype,
+                           .to = flat.unsharded_dtype});
+      }
+      ranges_.back().numel += segment.numel;
+      bytes_ += segment.numel * element_bytes;
+      end = segment.offset + segment.numel;
+    }
+  }
+}
+
+std::vector<DeviceOp> RailParts::PackOps(const char* shards, char* part) const {
+  std::vector<DeviceOp> ops;
+  for (const Range& range : ranges_) {
+    ops.emplace_back(CastOp{shards + range.shards_bytes, range.from, part + range.offset_bytes, range.to, range.numel});
+  }
+  return ops;
+}
+
+std::vector<DeviceOp> RailParts::UnpackOps(const char* part, char* image) const {
+  std::vector<DeviceOp> ops;
+  for (const Range& range : ranges_) {
+    ops.emplace_back(
+        CopyOp{part + range.offset_bytes, image + range.image_bytes, range.numel * DTypeSizeBytes(range.to)});
+  }
+  return ops;
+}
+
+}  // namespace shardd

@@ -1,0 +1,161 @@
+#include "server/daemon/take_up/unfinished.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "common/status/status_macros.h"
+#include "server/device/cpu/cpu_ops.h"
+#include "server/device/device.h"
+#include "server/device/device_op.h"
+#include "server/device/ops/rest_of_update.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/loop/in_parallel.h"
+#include "server/optimizer/optimizer.h"
+#include "server/storage/job_memory.h"
+#include "server/storage/job_slab.h"
+#include "server/storage/take_up_log.h"
+#include "server/storage/undo_slab.h"
+
+namespace shardd {
+namespace {
+
+absl::StatusOr<DecidedStep> DecidedStepOf(const ShardPlan& plan, const v1::DecidedStepRecord& record) {
+  DecidedStep step;
+  step.groups.assign(record.groups().begin(), record.groups().end());
+  step.clip_factor = record.clip_factor();
+  step.step_counts.assign(record.step_counts().begin(), record.step_counts().end());
+  if (step.step_counts.size() != plan.params.size() || record.present().size() * 8 < plan.params.size() ||
+      record.groups_size() != OptimizerGroups(plan)) {
+    return absl::DataLossError(absl::StrCat("the record of step ", record.step(), " is of another plan"));
+  }
+  for (size_t param = 0; param < plan.params.size(); ++param) {
+    step.present.push_back((record.present()[param / 8] >> (param % 8) & 1) != 0);
+  }
+  return step;
+}
+
+// What a log says of a torn block is no reason to write elsewhere than there.
+absl::Status CheckLogs(const std::vector<DeviceOp>& ops, int64_t step) {
+  for (const DeviceOp& op : ops) {
+    const Logged* const logged = LoggedOf(op);
+    if (logged == nullptr || !logged->log->is_torn(step)) continue;
+    const int64_t most = logged->place.old == nullptr ? UpdateLog::kBlockNumel : logged->place.numel;
+    if (const int64_t numel = logged->log->block_numel(); numel < 1 || numel > most) {
+      return absl::DataLossError(absl::StrCat("take-up log: the block of step ", step, "'s update that is torn has ",
+                                              numel, " elements (want 1 to ", most, ")"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunHere(const std::vector<DeviceOp>& ops) {
+  for (const DeviceOp& op : ops) {
+    SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
+    CompleteCpuOp(op, /*step=*/0);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& record, const SlabPointers& slabs,
+                          const TakeUpLog& log, bool written) {
+  SHARDD_ASSIGN_OR_RETURN(const DecidedStep step, DecidedStepOf(plan, record));
+  std::vector<std::vector<DeviceOp>> parts;  // of all ranks
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    UpdateLog& update = log.update(rank);
+    // As the daemon before had divided it, or not at all yet.
+    const bool begun = update.is_of(record.step());
+    const int count = begun ? static_cast<int>(std::clamp<int64_t>(update.parts(), 1, log.parts())) : 1;
+    DeviceOps of_rank = SplitOps(UpdateOps(plan, slabs, step, rank, {&update}), count);
+    LogByPart(
+        of_rank.data(), count, [&](int part) -> UpdateLog& { return log.update(rank, part); },
+        [&](UpdateLog& of_part, int64_t first) {
+          if (!of_part.is_of(record.step())) of_part.Begin(record.step(), first, count);
+        });
+    for (std::vector<DeviceOp>& part : of_rank) parts.push_back(std::move(part));
+  }
+  for (const std::vector<DeviceOp>& part : parts) {
+    for (const DeviceOp& op : part) SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
+    SHARDD_RETURN_IF_ERROR(CheckLogs(part, record.step()));
+  }
+  // Ranks wait for this: a large model takes one thread seconds.
+  InParallel(parts.size(), [&](size_t part) {
+    for (const DeviceOp& op : parts[part]) CompleteCpuOp(op, record.step());
+  });
+  for (int rank = 0; rank < plan.world_size && written; ++rank) {
+    SHARDD_RETURN_IF_ERROR(RunHere(CommitOps(plan, slabs, rank)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunOnDevices(const std::vector<Device*>& devices, const char* label,
+                          std::vector<std::vector<DeviceOp>> by_rank) {
+  struct Running {
+    absl::Mutex mutex;
+    size_t left = 0;
+    absl::Status status;
+  } running;
+  running.left = by_rank.size();
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    devices[rank % devices.size()]->Submit(StreamId::kOptimizer,
+                                           {label, std::move(by_rank[rank]), [&running](const absl::Status& status) {
+                                              absl::MutexLock lock(&running.mutex);
+                                              running.status.Update(status);
+                                              --running.left;
+                                            }});
+  }
+  absl::MutexLock lock(&running.mutex);
+  running.mutex.Await(absl::Condition(
+      +[](size_t* left) { return *left == 0; }, &running.left));
+  return running.status;
+}
+
+absl::Status CompleteStepOnGpus(const ShardPlan& plan, const v1::DecidedStepRecord& record, const JobMemory& memory,
+                                const TakeUpLog& log, const std::vector<Device*>& devices) {
+  SHARDD_ASSIGN_OR_RETURN(const DecidedStep step, DecidedStepOf(plan, record));
+  std::vector<std::vector<DeviceOp>> put_back, rest;
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    UpdateLog& update = log.update(rank);
+    if (!update.is_of(record.step())) update.Begin(record.step());
+    const std::vector<DeviceOp> ops = UpdateOps(plan, memory.pointers(), step, rank, memory.LoggedBy(&update, rank));
+    SHARDD_RETURN_IF_ERROR(CheckLogs(ops, record.step()));
+    RestOfUpdate of_rank = RestOf(ops, record.step());
+    put_back.push_back(std::move(of_rank.put_back));
+    rest.push_back(std::move(of_rank.ops));
+  }
+  SHARDD_RETURN_IF_ERROR(RunOnDevices(devices, "put torn values back", std::move(put_back)));
+  for (int rank = 0; rank < plan.world_size; ++rank) log.update(rank).NotTorn();
+  return RunOnDevices(devices, "complete the step of the daemon before", std::move(rest));
+}
+
+absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot, KeptPart part) {
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    SHARDD_RETURN_IF_ERROR(RunHere(KeepOps(plan, slabs, snapshot, /*back=*/false, rank, part)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TakeBackLoadedValues(const ShardPlan& plan, const JobMemory& memory, std::optional<uint64_t> version,
+                                  const std::vector<Device*>& devices) {
+  UndoSlab* const undo = memory.undo();
+  if (undo == nullptr) return absl::OkStatus();
+  if (version.has_value() && undo->Has(*version)) {
+    for (bool more = true; more;) SHARDD_RETURN_IF_ERROR(undo->PutBack(*version, &more));
+    std::vector<std::vector<DeviceOp>> by_rank;  // the copies in another dtype, too
+    for (int rank = 0; rank < plan.world_size; ++rank) by_rank.push_back(CommitOps(plan, memory.pointers(), rank));
+    const bool here = memory.shards()->on_host();
+    if (!here) {
+      SHARDD_RETURN_IF_ERROR(RunOnDevices(devices, "take back values that were loaded", std::move(by_rank)));
+    }
+    for (size_t rank = 0; here && rank < by_rank.size(); ++rank) {
+      SHARDD_RETURN_IF_ERROR(RunHere(by_rank[rank]));
+    }
+  }
+  for (bool more = undo->bytes() > 0; more;) undo->Forget(&more);
+  return absl::OkStatus();
+}
+
+}  // namespace shardd
