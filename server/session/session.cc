@@ -133,8 +133,8 @@ void Session::Poison(uint64_t epoch) {
 }
 
 std::string Session::last_command() const {
-  if (last_command_group_ < 0) return std::string(last_command_);
-  return absl::StrCat(last_command_, " ", plan_->groups[static_cast<size_t>(last_command_group_)].name);
+  const auto [what, group] = last_command_;
+  return group < 0 ? std::string(what) : absl::StrCat(what, " ", plan_->groups[static_cast<size_t>(group)].name);
 }
 
 }  // namespace shardd

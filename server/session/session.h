@@ -101,10 +101,7 @@ class Session {
   // every command is one.
   std::string last_command() const;
   // `what`: a literal. `group`: -1 where it names none.
-  void SetLastCommand(absl::string_view what, int group = -1) {
-    last_command_ = what;
-    last_command_group_ = group;
-  }
+  void SetLastCommand(absl::string_view what, int group = -1) { last_command_ = {what, group}; }
 
   // State kept here because it dies with the session.
   std::vector<Handle> handles;            // by group
@@ -143,8 +140,11 @@ class Session {
   SessionWords words_;
   CommandRing ring_;
   TraceRecords trace_;
-  absl::string_view last_command_;
-  int last_command_group_ = -1;
+  struct LastCommand {
+    absl::string_view what;
+    int group = -1;
+  };
+  LastCommand last_command_;
 };
 
 }  // namespace shardd
