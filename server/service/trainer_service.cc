@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "common/shm/open_files.h"
 #include "common/status/grpc_status.h"
@@ -19,9 +20,11 @@ namespace {
 constexpr MessageLimits kJobMessage = {256 << 20, 512 << 20};
 constexpr int64_t kMaxDecodedBytesPerUid = int64_t{2} << 30;
 
-grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext* context, const absl::Status& status) {
+// The answer of a call that `begin` begins, or refuses with the status that it returns.
+grpc::ServerUnaryReactor* AnswerCall(grpc::CallbackServerContext* context,
+                                     absl::FunctionRef<absl::Status(grpc::ServerUnaryReactor*)> begin) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpcStatus(status));
+  if (absl::Status status = begin(reactor); !status.ok()) reactor->Finish(ToGrpcStatus(status));
   return reactor;
 }
 
@@ -35,92 +38,62 @@ TrainerService::TrainerService(Core* core, const PeerRegistry* peers)
 
 grpc::ServerUnaryReactor* TrainerService::OpenJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
                                                   grpc::ByteBuffer* response) {
-  absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
-  if (!peer.ok()) {
-    return FinishNow(context, peer.status());
-  }
-  absl::StatusOr<JobSecret> secret = SecretOf(*context);
-  if (!secret.ok()) {
-    return FinishNow(context, secret.status());
-  }
-  if (absl::Status status = CheckOpenFiles("open job"); !status.ok()) {
-    return FinishNow(context, status);
-  }
-  v1::OpenJobRequest request;
-  absl::StatusOr<DecodedMemory::Hold> hold = DecodeFor("open job", *bytes, kJobMessage, peer->uid, *decoded_, &request);
-  if (!hold.ok()) {
-    return FinishNow(context, hold.status());
-  }
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  core_->OpenJob(*peer, *std::move(secret), std::move(request),
-                 [hold = *std::move(hold), done = MakeDone<v1::OpenJobResponse>(reactor, response)](
-                     absl::StatusOr<v1::OpenJobResponse> result) { done(std::move(result)); });
-  return reactor;
+  return AnswerCall(context, [&](grpc::ServerUnaryReactor* reactor) -> absl::Status {
+    SHARDD_ASSIGN_OR_RETURN(const PeerCredentials peer, peers_->Lookup(context->peer()));
+    SHARDD_ASSIGN_OR_RETURN(JobSecret secret, SecretOf(*context));
+    SHARDD_RETURN_IF_ERROR(CheckOpenFiles("open job"));
+    v1::OpenJobRequest request;
+    SHARDD_ASSIGN_OR_RETURN(DecodedMemory::Hold hold,
+                            DecodeFor("open job", *bytes, kJobMessage, peer.uid, *decoded_, &request));
+    core_->OpenJob(peer, std::move(secret), std::move(request),
+                   [hold = std::move(hold), done = MakeDone<v1::OpenJobResponse>(reactor, response)](
+                       absl::StatusOr<v1::OpenJobResponse> result) { done(std::move(result)); });
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* TrainerService::ExtendJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
                                                     grpc::ByteBuffer* response) {
-  absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
-  if (!peer.ok()) {
-    return FinishNow(context, peer.status());
-  }
-  v1::ExtendJobRequest request;
-  absl::StatusOr<DecodedMemory::Hold> hold =
-      DecodeFor("extend job", *bytes, kJobMessage, peer->uid, *decoded_, &request);
-  if (!hold.ok()) {
-    return FinishNow(context, hold.status());
-  }
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  core_->ExtendJob(*peer, std::move(request),
-                   [hold = *std::move(hold), done = MakeDone<v1::ExtendJobResponse>(reactor, response)](
-                       absl::StatusOr<v1::ExtendJobResponse> result) { done(std::move(result)); });
-  return reactor;
+  return AnswerCall(context, [&](grpc::ServerUnaryReactor* reactor) -> absl::Status {
+    SHARDD_ASSIGN_OR_RETURN(const PeerCredentials peer, peers_->Lookup(context->peer()));
+    v1::ExtendJobRequest request;
+    SHARDD_ASSIGN_OR_RETURN(DecodedMemory::Hold hold,
+                            DecodeFor("extend job", *bytes, kJobMessage, peer.uid, *decoded_, &request));
+    core_->ExtendJob(peer, std::move(request),
+                     [hold = std::move(hold), done = MakeDone<v1::ExtendJobResponse>(reactor, response)](
+                         absl::StatusOr<v1::ExtendJobResponse> result) { done(std::move(result)); });
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* TrainerService::AttachRank(grpc::CallbackServerContext* context,
                                                      const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
-  absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
-  if (!peer.ok()) {
-    return FinishNow(context, peer.status());
-  }
-  const absl::StatusOr<JobSecret> secret = SecretOf(*context);
-  if (!secret.ok()) {
-    return FinishNow(context, secret.status());
-  }
-  if (absl::Status status = CheckOpenFiles("attach rank"); !status.ok()) {
-    return FinishNow(context, status);
-  }
-  v1::AttachRankRequest request;
-  if (absl::Status status = DecodeWithin("attach rank", *bytes, kSmallMessage, &request); !status.ok()) {
-    return FinishNow(context, status);
-  }
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  core_->AttachRank(*peer, *secret, peers_->DupPidfd(context->peer()), std::move(request),
-                    MakeDone<v1::AttachRankResponse>(reactor, response));
-  return reactor;
+  return AnswerCall(context, [&](grpc::ServerUnaryReactor* reactor) -> absl::Status {
+    SHARDD_ASSIGN_OR_RETURN(const PeerCredentials peer, peers_->Lookup(context->peer()));
+    SHARDD_ASSIGN_OR_RETURN(const JobSecret secret, SecretOf(*context));
+    SHARDD_RETURN_IF_ERROR(CheckOpenFiles("attach rank"));
+    v1::AttachRankRequest request;
+    SHARDD_RETURN_IF_ERROR(DecodeWithin("attach rank", *bytes, kSmallMessage, &request));
+    core_->AttachRank(peer, secret, peers_->DupPidfd(context->peer()), std::move(request),
+                      MakeDone<v1::AttachRankResponse>(reactor, response));
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* TrainerService::CloseJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
                                                    grpc::ByteBuffer* response) {
-  absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
-  if (!peer.ok()) {
-    return FinishNow(context, peer.status());
-  }
-  const absl::StatusOr<JobSecret> secret = SecretOf(*context);
-  if (!secret.ok()) {
-    return FinishNow(context, secret.status());
-  }
-  v1::CloseJobRequest request;
-  if (absl::Status status = DecodeWithin("close job", *bytes, kSmallMessage, &request); !status.ok()) {
-    return FinishNow(context, status);
-  }
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const bool is_admin = peer->uid == 0 && peers_->MayAdminister(context->peer());
-  core_->CloseJob(*peer, *secret, is_admin, request.job_id(),
-                  [done = MakeDone<v1::CloseJobResponse>(reactor, response)](absl::Status status) {
-                    done(status.ok() ? absl::StatusOr<v1::CloseJobResponse>(v1::CloseJobResponse()) : status);
-                  });
-  return reactor;
+  return AnswerCall(context, [&](grpc::ServerUnaryReactor* reactor) -> absl::Status {
+    SHARDD_ASSIGN_OR_RETURN(const PeerCredentials peer, peers_->Lookup(context->peer()));
+    SHARDD_ASSIGN_OR_RETURN(const JobSecret secret, SecretOf(*context));
+    v1::CloseJobRequest request;
+    SHARDD_RETURN_IF_ERROR(DecodeWithin("close job", *bytes, kSmallMessage, &request));
+    const bool is_admin = peer.uid == 0 && peers_->MayAdminister(context->peer());
+    core_->CloseJob(peer, secret, is_admin, request.job_id(),
+                    [done = MakeDone<v1::CloseJobResponse>(reactor, response)](absl::Status status) {
+                      done(status.ok() ? absl::StatusOr<v1::CloseJobResponse>(v1::CloseJobResponse()) : status);
+                    });
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainerService::Session(
