@@ -10,6 +10,10 @@
 //
 // This is format 1; kJournalFormats says what this build reads. Magic and format have the same place in all formats,
 // and a journal keeps its format for as long as its job lives.
+//
+// Who calls it: Commits::Decide (server/job/step/commits.cc) has a step written before any shard changes, and Committed
+// (committed.cc there) the header with every epoch, step and version, both on the loop. The setup thread makes it
+// (server/daemon/core_extend.cc); the next daemon reads it (server/daemon/take_up/taken_up_job.cc).
 
 #include <cstdint>
 #include <memory>

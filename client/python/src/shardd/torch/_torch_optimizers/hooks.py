@@ -1,7 +1,7 @@
 """torch's own optimizers on shards: what their hooks do.
 
 Before a step the job gives the optimizer its state. After it, and after a load, what the optimizer has made moves into the
-job (memory.py), and is marked: the commit is one, where the next pass begins.
+job (optimizer_state.py), and is marked: the commit is one, where the next pass begins.
 """
 
 from __future__ import annotations
