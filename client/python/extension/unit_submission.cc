@@ -43,6 +43,7 @@ void UnitGradients::BeforeSubmit(int id) {
   for (const size_t index : group_of(id).params) {
     if (params_[index]->trainable) {
       params_[index]->shard().LeaveGradientToJob(engine_->steps(), options_.shows_gradients());
+      LeaveToOthers(*params_[index]);
     }
   }
 }
@@ -109,6 +110,18 @@ void UnitGradients::SubmitRest() {
       }
     }
     Check(lives().SubmitOwed(group.id));
+  }
+}
+
+void UnitGradients::LeaveToOthers(ManagedParam& param) {
+  if (param.trainable && !param.contributed && !param.pending && !in_slot(param)) {
+    param.shard().LeaveGradientToOthers(engine_->steps(), /*alone=*/has_hook());
+  }
+}
+
+void UnitGradients::LeaveToOthers() {
+  for (const auto& param : params_) {
+    LeaveToOthers(*param);
   }
 }
 
