@@ -44,6 +44,9 @@ class UnitGradients {
   void BeforeSubmit(int group);
   void AfterSubmit(int group);
   void SubmitRest();  // what this backward still owes
+  // Before a backward's first gradient: the job is told of gradients of plain tensors that the program has dropped
+  // without a step. Where it gives none again, ranks that hold nothing of them could not tell.
+  void SayDropped();
   // Before the backward is closed: other ranks may give what this one has not given in it.
   void LeaveToOthers();
   void EndBackward();  // what was submitted in it is no more this rank's own

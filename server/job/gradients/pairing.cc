@@ -347,6 +347,7 @@ Wait Pairing::WaitingFor(int rank) const {
 
 void Pairing::EndStep() {
   pairs_.clear();
+  presence_.BeginStep();
   given_by_others_.Clear();
   any_seen_ = false;
   for (Rank& rank : ranks_) {

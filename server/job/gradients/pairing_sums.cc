@@ -123,7 +123,10 @@ void Pairing::FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ran
     for (int rank : ranks) {
       said |= says(rank, i);
     }
-    if (said != 3) {
+    // Where it gives the step's first of it, and nobody who holds some gives any, it replaces what is there from before
+    // the step, as theirs would (kAsksForOthers).
+    const bool may_be_first = said == 2 && presence_.has(params[i]) && !presence_.IsOfStep(params[i]);
+    if (said != 3 && !may_be_first) {
       continue;
     }
     const std::vector<bool>& holders = presence_.Holders(params[i]);
@@ -132,8 +135,11 @@ void Pairing::FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ran
       of_holders |= holders[rank] ? says(rank, i) : 0;
     }
     for (int rank : ranks) {
+      Contribution& contribution = pair.waiting[rank].front();
       if (!holders[rank] && of_holders != 0) {
-        pair.waiting[rank].front().fresh[i] = of_holders == 1;
+        contribution.fresh[i] = of_holders == 1;
+      } else if (!holders[rank] && may_be_first && contribution.asks) {
+        contribution.fresh[i] = true;
       }
     }
   }

@@ -104,6 +104,7 @@ void Engine::QueueFinal(bool whole) {
   used_gradients_.MarkWanted();
   for (Unit* unit : units_) {
     unit->gradients().HideOwn();
+    unit->gradients().SayDropped();
     if (unit->graph_kept()) {
       unit->Unshard();
     }

@@ -263,6 +263,31 @@ TEST_F(PairingTest, WhoHasNotAskedAboutOthersGradientsAddsToThem) {
   }
 }
 
+TEST_F(PairingTest, WhoHoldsNothingReplacesWhatIsFromBeforeTheStep) {
+  // One row: rank 0 holds it, and rank 1 nothing.
+  SpecBuilder builder(/*world_size=*/2);
+  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
+  builder.config().set_layout(v1::LAYOUT_DIM0);
+  builder.Param(0, "root", {8});
+  builder.Param(builder.AddSharded(0, "a"), "w", {1});
+  plan_ = std::make_shared<const ShardPlan>(builder.Plan());
+  pairing_ = std::make_unique<Pairing>(plan_, &committed_);
+  ASSERT_THAT(pairing_->presence().Holders(plan_->groups[kGroup].params.front()), ElementsAre(true, false));
+  const auto give = [this](bool holder_gives) {
+    const PairKey key = *Give(1, kGroup, /*fresh=*/false, /*present=*/true, kAsksForOthers);
+    EXPECT_TRUE(Give(0, kGroup, /*fresh=*/holder_gives, /*present=*/holder_gives, kAsksForOthers).ok());
+    const absl::StatusOr<Pairing::Sum> sum = Add(key, {0, 1});
+    EXPECT_TRUE(sum.ok()) << sum.status();
+    pairing_->Close(0, 0);
+    pairing_->Close(1, 0);
+    return sum->modes.front();
+  };
+  EXPECT_EQ(give(/*holder_gives=*/true), GradientMode::kOverwrite);
+  pairing_->EndStep();  // of the trainers': the gradient is still there
+  EXPECT_EQ(give(/*holder_gives=*/false), GradientMode::kOverwrite);
+  EXPECT_EQ(give(/*holder_gives=*/false), GradientMode::kAccumulate) << "of the same step";
+}
+
 TEST_F(PairingTest, PresenceIsNotSaidInAnOpenBackward) {
   ASSERT_TRUE(Give(0, kGroup).ok());
   const int param = plan_->groups[kGroup].params.front();
