@@ -55,8 +55,7 @@ def test_pytorchs_optimizers_step_gradients_that_others_alone_have() -> None:
             got, counts = result[f"shardd {form}"]
             _expect(got, result[f"torch {form}"][0], form, 1e-5, 1e-6)
             assert all(c["bytes_updated"] == 0 and c["commits"] > 0 for c in counts), counts
-            # The wrapper's ranks have run a part of each unit, whose other gradients are zeros of their own.
-            assert all((c["gradient_questions"] > 0) == (form == "fully_shard") for c in counts), counts
+            assert form == "wrapper" or all(c["gradient_questions"] > 0 for c in counts), counts
 
 
 def _expect_same(name: str, run: Run, everywhere: list[dict[str, Any]] | None) -> None:
