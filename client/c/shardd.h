@@ -466,6 +466,15 @@ SHARDD_API const void* shardd_stored_parameter_data(const shardd_job* job, int32
 SHARDD_API void* shardd_gradient_shard_data(const shardd_job* job, int32_t param);
 /* Until every backward that this rank has closed is closed by all ranks and reduced. [waits] */
 SHARDD_API shardd_status* shardd_wait_gradients(shardd_job* job);
+/* The parameters of whose gradients this rank has given none, and others have, in the backwards of the running step
+ * that it has closed since it called this last. Its shards of them hold the reduced gradients all the same. *params:
+ * ascending, valid until the next call; some of them it may have given in another submission. After
+ * shardd_wait_gradients (FAILED_PRECONDITION before). Asks the daemon only where that has said that there are some
+ * [waits then, for the answer alone]; else costs two loads. A program calls it once before its first backward, too:
+ * from then on a gradient whose mask `fresh` says that it replaces is added to what others gave in backwards that it
+ * has not asked about, as where it looks at gradients after the last one only. None, with a daemon older than this
+ * call. */
+SHARDD_API shardd_status* shardd_given_by_others(shardd_job* job, const int32_t** params, int32_t* count);
 /* Says of this rank's shard of a parameter's gradient, after shardd_wait_gradients and before the next backward or
  * step: present != 0: it holds a gradient, because the trainer has written it; 0: it holds none, the trainer has
  * dropped it (PyTorch's .grad = None). The last word counts; what is not spoken of is as the backwards have left it.

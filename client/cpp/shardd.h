@@ -384,6 +384,15 @@ class Job {
 // Of a job whose trainers have an optimizer of their own; see shardd.h.
 inline Status AwaitStore(const Job& job) { return Status::Take(shardd_await_store(job.c_job())); }
 
+// After WaitGradients: the parameters whose gradients others gave and this rank did not; see shardd.h.
+inline Status GivenByOthers(const Job& job, std::vector<int32_t>* params) {
+  const int32_t* given = nullptr;
+  int32_t count = 0;
+  Status status = Status::Take(shardd_given_by_others(job.c_job(), &given, &count));
+  params->assign(given, given + count);
+  return status;
+}
+
 }  // namespace shardd
 
 #endif  // SHARDD_CLIENT_CPP_SHARDD_H_

@@ -60,6 +60,10 @@ struct DaemonPage {
   // The same number as soon as no rank can delay it any more: devices have all additions. A stream may then wait for
   // `reduced`.
   alignas(128) TimelineWord reducing;
+  // In the same line. epoch << 40 | number, as `reducing` counts, of the last backward in which some rank gave a
+  // gradient of a parameter that this rank did not give. Written before `reducing`. A daemon that moves it serves
+  // TrainerService.OthersGradients. 0: there was no such backward, or the daemon is older and says nothing of it.
+  TimelineWord others_gave;
   alignas(128) TimelineWord passes;  // epoch << 40 | number of EnterPass granted to this rank in this session
   // In the same line. Of ranks that ask before they store (kAsksToStore): epoch << 40 | number of snapshots that were
   // begun behind the copies of a pass, written before `passes`; and of those that are whole. While they differ devices

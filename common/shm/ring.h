@@ -20,7 +20,7 @@ enum class Opcode : uint32_t {
   kInvalid = 0,
   kUnshard = 1,          // group, arg0 = v1::Phase
   kReshard = 2,          // group
-  kSubmitGradients = 3,  // group; flags: kHasPresent, kHasFresh (masks area)
+  kSubmitGradients = 3,  // group; flags: kHasPresent, kHasFresh (masks area), kAsksForOthers
   kBackwardDone = 4,     // arg0 = index, flags: kLast
   kStep = 5,             // arg0 = bytes of the serialized v1::Step in the payload area
   // flags: kOfGradient, or from bit kWrittenStateShift on WriteParameters.optimizer_state in 16 bits; group = parameter
@@ -52,6 +52,9 @@ inline constexpr uint32_t kOfGradient = 256;
 // EnterPass: before the rank stores into state of its optimizer it waits until no snapshot is under way
 // (DaemonPage::snapshots_whole). A daemon that does not know it has taken the snapshot when it lets the rank in.
 inline constexpr uint32_t kAsksToStore = 512;
+// SubmitGradients: the rank asks which gradients others gave. What replaces is added to a gradient that others gave in
+// a backward that the rank has not asked about. To a daemon that does not know it, it replaces.
+inline constexpr uint32_t kAsksForOthers = 1024;
 inline constexpr int kWrittenStateShift = 16;
 // Limit on the updates of one parameter by the daemon's optimizer that a trainer may write.
 inline constexpr int64_t kMaxUpdates = int64_t{1} << 53;

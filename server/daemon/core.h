@@ -101,6 +101,9 @@ class Core final : public JobsSource {
   void FetchFds(FdRequest request, PeerCredentials peer,
                 std::function<void(absl::Status, const std::vector<int>&)> done);
 
+  friend void AnswerOthersGradients(Core* core, PeerCredentials peer, v1::OthersGradientsRequest request,
+                                    JobsSource::Done<v1::OthersGradientsResponse> done);
+
   // JobsSource.
   void GetDaemon(const Caller& caller, Done<v1::Daemon> done) override;
   void ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) override;
@@ -267,6 +270,10 @@ class Core final : public JobsSource {
   CoreLoop join_{nullptr, "join", CoreLoop::Urgency::kQueue};  // plans what comes: computes, and waits for nothing
   CoreLoop loop_;
 };
+
+// What a rank asks beside its commands (TrainerService.OthersGradients). Calls `done` once, from any thread.
+void AnswerOthersGradients(Core* core, PeerCredentials peer, v1::OthersGradientsRequest request,
+                           JobsSource::Done<v1::OthersGradientsResponse> done);
 
 }  // namespace shardd
 

@@ -143,6 +143,10 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   bool PollRings(absl::Time until = absl::InfiniteFuture());
   // What comes by streams.
   CommandIntake& commands() { return commands_; }
+  // As Gradients::GivenByOthers.
+  std::vector<int> GivenByOthers(const Session& session, uint64_t since) {
+    return gradients_.GivenByOthers(session, since);
+  }
   // Deadlines: ranks that others wait for and that send nothing.
   void CheckSilence(absl::Time now);
 

@@ -80,6 +80,21 @@ grpc::ServerUnaryReactor* TrainerService::AttachRank(grpc::CallbackServerContext
   });
 }
 
+grpc::ServerUnaryReactor* TrainerService::OthersGradients(grpc::CallbackServerContext* context,
+                                                          const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
+  absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
+  if (!peer.ok()) {
+    return FinishNow(context, peer.status());
+  }
+  v1::OthersGradientsRequest request;
+  if (absl::Status status = DecodeWithin("others' gradients", *bytes, kSmallMessage, &request); !status.ok()) {
+    return FinishNow(context, status);
+  }
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  AnswerOthersGradients(core_, *peer, std::move(request), MakeDone<v1::OthersGradientsResponse>(reactor, response));
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* TrainerService::CloseJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
                                                    grpc::ByteBuffer* response) {
   return AnswerCall(context, [&](grpc::ServerUnaryReactor* reactor) -> absl::Status {

@@ -12,10 +12,10 @@
 namespace shardd {
 
 // Every method gets its requests as bytes (message.h).
-using RawTrainerService =
-    v1::TrainerService::WithRawCallbackMethod_OpenJob<v1::TrainerService::WithRawCallbackMethod_AttachRank<
-        v1::TrainerService::WithRawCallbackMethod_Session<v1::TrainerService::WithRawCallbackMethod_ExtendJob<
-            v1::TrainerService::WithRawCallbackMethod_CloseJob<v1::TrainerService::Service>>>>>;
+using RawTrainerService = v1::TrainerService::WithRawCallbackMethod_OpenJob<
+    v1::TrainerService::WithRawCallbackMethod_AttachRank<v1::TrainerService::WithRawCallbackMethod_Session<
+        v1::TrainerService::WithRawCallbackMethod_ExtendJob<v1::TrainerService::WithRawCallbackMethod_OthersGradients<
+            v1::TrainerService::WithRawCallbackMethod_CloseJob<v1::TrainerService::Service>>>>>>;
 
 // shardd.v1.TrainerService over the core: identifies the caller, passes the call on, answers. Thread-safe. Refuses
 // callers that did not come through the listener's Unix socket: without SO_PEERCRED a job has no owner.
@@ -30,6 +30,8 @@ class TrainerService final : public RawTrainerService {
                                       grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* AttachRank(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                        grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* OthersGradients(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                            grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* CloseJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                      grpc::ByteBuffer* response) override;
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(grpc::CallbackServerContext* context) override;

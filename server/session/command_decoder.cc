@@ -92,6 +92,7 @@ absl::StatusOr<RankCommand> CommandDecoder::Decode(const v1::Command& in) const 
       command.group = submit.group();
       SHARDD_ASSIGN_OR_RETURN(command.present, mask(submit.present(), submit.group()));
       SHARDD_ASSIGN_OR_RETURN(command.fresh, mask(submit.fresh(), submit.group()));
+      command.flags = submit.asks_for_others() ? kAsksForOthers : 0;
       break;
     }
     case v1::Command::kBackwardDone:

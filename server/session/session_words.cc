@@ -132,6 +132,19 @@ void SessionWords::PublishReduced(int closed) {
   }
 }
 
+void SessionWords::PublishOthersGave(int backward) {
+  if (const uint64_t number = backwards_before_step_ + static_cast<uint64_t>(backward) + 1; number > others_gave_) {
+    others_gave_ = number;
+    Store(page_.page().others_gave, others_gave_);
+    if (told_ != nullptr) told_->Change().set_others_gave(others_gave_);
+  }
+}
+
+int SessionWords::BackwardOfStep(uint64_t closed) const {
+  constexpr uint64_t kMost = std::numeric_limits<int>::max();
+  return closed < backwards_before_step_ ? -1 : static_cast<int>(std::min(closed - backwards_before_step_, kMost));
+}
+
 void SessionWords::SetAwake(bool awake) { page_.page().awake.store(awake ? 1 : 0, std::memory_order_seq_cst); }
 
 void SessionWords::Poison(uint64_t epoch) {

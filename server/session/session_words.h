@@ -55,6 +55,12 @@ class SessionWords {
   void PublishReduced(int closed);
   // The same when all that they add up is with devices.
   void PublishReducing(int closed);
+  // In backward `backward` of the running step, of which this rank was not told that it is reduced, some rank gives a
+  // gradient of a parameter that this one does not give.
+  void PublishOthersGave(int backward);
+  // Which backward of the running step comes behind the first `closed` ones of this session; below 0: one of an earlier
+  // step.
+  int BackwardOfStep(uint64_t closed) const;
   void SetAwake(bool awake);
   // Lets every waiter go: all words move to `epoch`.
   void Poison(uint64_t epoch);
@@ -83,6 +89,7 @@ class SessionWords {
   uint64_t backwards_before_step_ = 0;  // of them, in earlier steps
   uint64_t reduced_ = 0;
   uint64_t reducing_ = 0;
+  uint64_t others_gave_ = 0;
   std::vector<uint64_t> released_;  // by slot
   std::vector<uint64_t> issued_;    // by slot
   std::unique_ptr<ToldWords> told_;

@@ -104,6 +104,30 @@ TEST_F(BadInput, OnlyAWiderJobIsAdoptedAndOnlyOnRequest) {
   ExpectJobIntact();
 }
 
+TEST_F(BadInput, OnlyAnAttachedRankAsksWhatOthersGave) {
+  StartDaemonWithJob();
+  RawClient client(socket());
+  ASSERT_TRUE(client.Enter(SpecOf({{"name", "other"}, {"world", "1"}}), 0).ok());
+  const auto ask = [&](uint64_t session_id, const std::string& token, uint64_t since) {
+    v1::OthersGradientsRequest request;
+    request.set_session_id(session_id);
+    request.set_token(token);
+    request.set_since(since);
+    v1::OthersGradientsResponse response;
+    grpc::ClientContext context;
+    const absl::Status status = FromGrpcStatus(client.stub().OthersGradients(&context, request, &response));
+    EXPECT_EQ(response.params_size(), 0);
+    return status;
+  };
+  const uint64_t session = client.session().session_id();
+  const std::string& token = client.session().token();
+  ExpectStatus(ask(session + 1000, token, 0), absl::StatusCode::kUnauthenticated, "no such session");
+  ExpectStatus(ask(session, "guess", 0), absl::StatusCode::kUnauthenticated, "wrong token");
+  EXPECT_TRUE(ask(session, token, 0).ok());
+  EXPECT_TRUE(ask(session, token, std::numeric_limits<uint64_t>::max()).ok()) << "more than it can have closed";
+  ExpectJobIntact();
+}
+
 TEST_F(BadInput, OnlyAnAttachedRankExtendsWhatItsJobTrains) {
   StartDaemonWithJob();
   RawClient client(socket());

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <utility>
+#include <vector>
 
 #include "client/c/api/api_internal.h"
 #include "client/c/attachment/shards.h"
@@ -56,6 +57,16 @@ absl::Status Step(shardd_job* job, const shardd_step_options& options) {
   step.mutable_left_groups()->Add(options.left_groups, options.left_groups + options.left_group_count);
   step.set_part(options.part != 0);
   return job->impl->steps().Send(std::move(step), {static_cast<const char*>(options.state), options.state_bytes});
+}
+
+absl::Status GivenByOthers(ClientJob& job, const int32_t** params, int32_t* count) {
+  if (params == nullptr || count == nullptr) {
+    return absl::InvalidArgumentError("given_by_others: params or count is NULL");
+  }
+  SHARDD_ASSIGN_OR_RETURN(const std::vector<int32_t>* given, job.gradients().GivenByOthers());
+  *params = given->data();
+  *count = static_cast<int32_t>(given->size());
+  return absl::OkStatus();
 }
 
 // Of a program that was built before there were parts of steps, too.
@@ -218,6 +229,11 @@ void* shardd_gradient_shard_data(const shardd_job* job, int32_t param) {
 }
 shardd_status* shardd_wait_gradients(shardd_job* job) {
   SHARDD_CHECKED(api::CheckJob("wait_gradients", job), job->impl->gradients().WaitReduced());
+}
+shardd_status* shardd_given_by_others(shardd_job* job, const int32_t** params, int32_t* count) {
+  if (params != nullptr) *params = nullptr;
+  if (count != nullptr) *count = 0;
+  SHARDD_CHECKED(api::CheckJob("given_by_others", job), api::GivenByOthers(*job->impl, params, count));
 }
 shardd_status* shardd_enter_pass(shardd_job* job, int stepped, const void* state, size_t state_bytes) {
   SHARDD_CHECKED(api::CheckJob("enter_pass", job),

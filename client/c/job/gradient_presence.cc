@@ -1,17 +1,19 @@
 // Gradients that a rank gives up, drops or gives back: after an exception in user code, where a step has none for a
-// parameter, and where nobody needs their memory.
+// parameter, and where nobody needs their memory; and those that only other ranks have given.
 
 #include <sys/mman.h>
 
 #include "absl/strings/str_cat.h"
 #include "client/c/attachment/call_span.h"
 #include "client/c/attachment/shards.h"
+#include "client/c/daemon/unary_call.h"
 #include "client/c/job/gradients.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
 namespace {
 
+constexpr absl::Duration kSessionEndIsKnown = absl::Seconds(1);
 constexpr int64_t kLeastGivenBackBytes = int64_t{1} << 17;  // less is not worth the calls
 
 }  // namespace
@@ -74,6 +76,53 @@ absl::Status Gradients::SetPresence(int index, bool present) {
   record.group = index;
   record.arg0 = present ? 1 : 0;
   return span.Of(attachment_.Send(record, /*act=*/false, {"set_gradient_presence", &param.fqn, "space in the ring"}));
+}
+
+absl::StatusOr<const std::vector<int32_t>*> Gradients::GivenByOthers() {
+  SHARDD_RETURN_IF_ERROR(attachment_.Live());
+  ClientSession& session = attachment_.session();
+  const WordWaits& waits = session.waits();
+  given_by_others_.clear();
+  asks_for_others_ = true;
+  if (waits.SequenceOf(attachment_.page().reducing) < backwards_closed_) {
+    SHARDD_RETURN_IF_ERROR(attachment_.Live());
+    return absl::FailedPreconditionError(absl::StrCat("given_by_others job \"", attachment_.plan().job(),
+                                                      "\": a closed backward is not reduced (rank=", attachment_.rank(),
+                                                      "); call shardd_wait_gradients first"));
+  }
+  // The daemon has written it before `reducing`.
+  const uint64_t others_gave = waits.SequenceOf(attachment_.page().others_gave);
+  if (others_gave <= others_seen_) {
+    others_seen_ = backwards_closed_;
+    return &given_by_others_;
+  }
+  CallSpan span(attachment_, v1::TRACE_CALL_WAIT_GRADIENTS);
+  v1::OthersGradientsRequest request;
+  request.set_session_id(session.id());
+  request.set_token(session.token());
+  request.set_since(others_seen_);
+  v1::OthersGradientsResponse response;
+  const absl::Status asked = AsUnavailable(
+      UnaryCall("given_by_others", session.life().stream().stub(), &v1::TrainerService::Stub::AsyncOthersGradients,
+                request, absl::Now() + attachment_.timeout(), attachment_.interrupt(), &response));
+  if (!asked.ok()) {
+    // What ended the session says more than that the call has failed.
+    const bool over = absl::IsUnavailable(asked) || absl::IsUnauthenticated(asked);
+    SHARDD_RETURN_IF_ERROR(
+        over ? session.life().stream().EndStatus(absl::Now() + kSessionEndIsKnown, attachment_.interrupt())
+             : absl::OkStatus());
+    return asked;
+  }
+  for (const int32_t param : response.params()) {
+    if (param < 0 || static_cast<size_t>(param) >= attachment_.plan().plan().params.size()) {
+      return absl::InternalError(absl::StrCat("given_by_others job \"", attachment_.plan().job(),
+                                              "\": the daemon names no parameter (got ", param, ", want 0 to ",
+                                              attachment_.plan().plan().params.size() - 1, ")"));
+    }
+    given_by_others_.push_back(param);
+  }
+  others_seen_ = backwards_closed_;
+  return span.Of(absl::StatusOr<const std::vector<int32_t>*>(&given_by_others_));
 }
 
 absl::Status Gradients::GiveBack(int index) {

@@ -15,6 +15,8 @@ void Gradients::Reset() {
   mask_record_.assign(attachment_.plan().groups(), 0);
   backwards_ = 0;
   backwards_closed_ = 0;
+  others_seen_ = 0;
+  given_by_others_.clear();
   last_closed_ = backward_open_ = has_gradients_ = false;
 }
 
@@ -144,9 +146,9 @@ absl::Status Gradients::Submit(int index, const uint8_t* present, const uint8_t*
   SHARDD_RETURN_IF_ERROR(handles_.Apply(index, HandleEvent::kSubmitGradients));
   record.opcode = Opcode::kSubmitGradients;
   record.group = index;
-  record.flags = PutMasks(index, present, fresh);
+  record.flags = PutMasks(index, present, fresh) | (asks_for_others_ ? kAsksForOthers : 0u);
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
-  if (record.flags != 0) {
+  if (present != nullptr || fresh != nullptr) {
     mask_record = attachment_.session().ring().submitted();
   }
   backward_open_ = has_gradients_ = true;

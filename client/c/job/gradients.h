@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/c/attachment/attachment.h"
 #include "client/c/attachment/handle_set.h"
 
@@ -27,6 +28,7 @@ class Gradients {
   absl::Status SetPresence(int param, bool present);
   absl::Status GiveBack(int param);
   absl::Status WaitReduced();
+  absl::StatusOr<const std::vector<int32_t>*> GivenByOthers();
   void* ShardData(int param) const;
 
   // Returns FAILED_PRECONDITION if all parameters of the group are frozen.
@@ -63,6 +65,9 @@ class Gradients {
   std::vector<uint64_t> mask_record_;  // by group: the last record that uses its masks
   int backwards_ = 0;
   uint64_t backwards_closed_ = 0;
+  bool asks_for_others_ = false;          // the program has called GivenByOthers
+  uint64_t others_seen_ = 0;              // of these, whether others gave what this rank did not is known
+  std::vector<int32_t> given_by_others_;  // the last answer
   bool last_closed_ = false;
   bool backward_open_ = false;
   bool has_gradients_ = false;  // the running step may have some, of this rank or written by any

@@ -43,6 +43,8 @@ class ClientStream {
   // From here on the daemon tells what its words say, which the reader stores into `words`, whose memory outlives this,
   // and commands may be pushed. To be called once, before the session's first command.
   absl::Status TellWords(const ToldWords& words) ABSL_LOCKS_EXCLUDED(mutex_);
+  // For the session's other calls, by its connection.
+  v1::TrainerService::Stub* stub() { return stub_.get(); }
   // Null before TellWords.
   StreamWriter* writer() { return writer_.get(); }
 

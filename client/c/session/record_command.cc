@@ -55,6 +55,7 @@ v1::Command CommandOfRecord(const CommandRecord& record, const ShardPlan& plan, 
       if ((record.flags & kHasFresh) != 0) {
         command.mutable_submit_gradients()->set_fresh(masks + mask_bytes, mask_bytes);
       }
+      command.mutable_submit_gradients()->set_asks_for_others((record.flags & kAsksForOthers) != 0);
       break;
     }
     case Opcode::kBackwardDone:

@@ -18,7 +18,7 @@ void ToldWords::Store(TimelineWord& word, uint64_t sequence) const {
 void ToldWords::Store(const v1::SessionEvent::Words& told) const {
   DaemonPage& page = page_.page();
   // In the order in which the daemon publishes what belongs together: places before groups, the version before the pass
-  // that reads it, what a command does before that it was executed.
+  // that reads it, what others gave before that it is reduced, what a command does before that it was executed.
   for (const auto& [index, group] : told.groups()) {
     if (index < 0 || index >= page_.groups()) continue;
     GroupEntry& entry = page_.group(index);
@@ -31,6 +31,7 @@ void ToldWords::Store(const v1::SessionEvent::Words& told) const {
     Store(page_.slot(index).issued, slot.issued());
     Store(page_.slot(index).released, slot.released());
   }
+  Store(page.others_gave, told.others_gave());
   Store(page.reducing, told.reducing());
   Store(page.reduced, told.reduced());
   Store(page.version, told.version());

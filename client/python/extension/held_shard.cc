@@ -258,6 +258,7 @@ bool HeldShard::BeginGradient(int64_t steps, bool alone) {
   }
   carry_ = std::move(kept);
   carried_from_job_ = at::Tensor();
+  carries_all_ = false;
   return true;
 }
 
@@ -287,6 +288,9 @@ void HeldShard::TakeLateGradient() {
 void HeldShard::ShowGradient(int64_t steps) {
   if (shows_no_gradient()) {
     return;
+  }
+  if (std::exchange(carries_all_, false)) {
+    carried_from_job_ = at::Tensor();
   }
   TakeLateGradient();
   if (!gradient_) {

@@ -88,7 +88,11 @@ class HeldShard {
   // job's afterwards. What the job is told is the same with and without: ranks differ in it. May be called without the
   // GIL.
   void LeaveGradientToJob(int64_t steps, bool shown_after_backward);
-  // The end of that, where ShowGradient does not come. REQUIRES: the job is not adding gradients.
+  // The same of a gradient that this rank has not given so far in the backward, and others may give: where theirs would
+  // replace what the job holds, what `.grad` shows is kept and added to it, as BeginGradient does for an own one.
+  // May be called without the GIL.
+  void LeaveGradientToOthers(int64_t steps, bool alone);
+  // The end of either, where ShowGradient does not come. REQUIRES: the job is not adding gradients.
   bool is_left_to_job() const { return carried_from_job_.defined(); }
   void TakeGradientFromJob();
   // A step of the daemon has used what the job had, which the next gradient replaces.
@@ -184,6 +188,7 @@ class HeldShard {
   // already.
   at::Tensor carry_;
   at::Tensor carried_from_job_;
+  bool carries_all_ = false;  // what others give replaces what the job had: all of carry_ is added to it
   const bool whole_;
   const int64_t own_numel_;
   at::Tensor own_;

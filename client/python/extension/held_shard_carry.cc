@@ -24,6 +24,26 @@ void HeldShard::LeaveGradientToJob(int64_t steps, bool shown_after_backward) {
   }
 }
 
+void HeldShard::LeaveGradientToOthers(int64_t steps, bool alone) {
+  if (carry_.defined() || !gradient_ || shows_no_gradient() || local_.numel() == 0) {
+    return;
+  }
+  const at::Tensor& shown = sharded_tensor().grad();
+  if (shown.defined() && gradient_step_ == steps && !alone) {
+    return;  // theirs are added to it
+  }
+  const py::gil_scoped_acquire gil;
+  if (shown.defined() && IsOurs(shown)) {
+    const c10::AutoGradMode no_grad(false);
+    carried_from_job_ = gradient_shard().clone();
+    carry_ = carried_from_job_.clone();
+    carries_all_ = true;
+    PointGradient(carry_.mutable_data_ptr());
+  } else if (gradient_ && GradientIsHeldElsewhere()) {
+    CopyGradientOut();
+  }
+}
+
 void HeldShard::TakeGradientFromJob() {
   if (!carried_from_job_.defined()) {
     return;
@@ -57,6 +77,7 @@ void HeldShard::DropCarry() {
   }
   carry_ = at::Tensor();
   carried_from_job_ = at::Tensor();
+  carries_all_ = false;
 }
 
 }  // namespace shardd::python

@@ -58,6 +58,22 @@ bool UnitGradients::HasPending() const {
          std::any_of(params_.begin(), params_.end(), [](const auto& param) { return param->pending; });
 }
 
+bool UnitGradients::MayLack() const {
+  return options_.shows_gradients() && !options_.replaces_reduction &&
+         std::any_of(params_.begin(), params_.end(),
+                     [](const auto& param) { return param->trainable && param->requires_grad(); });
+}
+
+void UnitGradients::TakeFromOthers(const std::vector<int32_t>& given) {
+  for (const auto& param : params_) {
+    if (param->trainable && param->requires_grad() &&
+        std::binary_search(given.begin(), given.end(), param->daemon_param)) {
+      param->pending = param->in_job = true;
+      param->left_in_job = false;
+    }
+  }
+}
+
 void UnitGradients::Show() {
   if (!options_.shows_gradients()) {
     return;

@@ -43,7 +43,12 @@ class UnitGradients {
   // Around the submission of what the group's slot holds, likewise.
   void BeforeSubmit(int group);
   void AfterSubmit(int group);
-  void SubmitRest();   // what this backward still owes
+  void SubmitRest();  // what this backward still owes
+  // Before a backward's first gradient: the job is told of gradients of plain tensors that the program has dropped
+  // without a step. Where it gives none again, ranks that hold nothing of them could not tell.
+  void SayDropped();
+  // Before the backward is closed: other ranks may give what this one has not given in it.
+  void LeaveToOthers();
   void EndBackward();  // what was submitted in it is no more this rank's own
   void AbandonBackward();
 
@@ -56,6 +61,10 @@ class UnitGradients {
   // REQUIRES: options.replaces_reduction. Nothing where there are none, or they are not to be synchronised.
   void Replace();
   bool HasPending() const;  // the job has one that `.grad` is to show
+  // It may have one without HasPending, which others gave alone.
+  bool MayLack() const;
+  // Others gave these of the daemon's parameters, in ascending order, and so the job has them.
+  void TakeFromOthers(const std::vector<int32_t>& given);
   void Show();
   // FAILED_PRECONDITION where one is not: it is not synchronised.
   void CheckShown() const;
@@ -95,6 +104,7 @@ class UnitGradients {
     return options_.replaces_reduction ||
            (!options_.reduce_grads && param.keeps_own_gradient(!options_.reshard_after_backward));
   }
+  void LeaveToOthers(ManagedParam& param);
   // What backwards without synchronisation have left, of parameters without a gradient in this one.
   void SubmitOwn();
   // Parameters of a flat parameter that has got a gradient in this backward, and they have not.

@@ -43,6 +43,7 @@ void UnitGradients::BeforeSubmit(int id) {
   for (const size_t index : group_of(id).params) {
     if (params_[index]->trainable) {
       params_[index]->shard().LeaveGradientToJob(engine_->steps(), options_.shows_gradients());
+      LeaveToOthers(*params_[index]);
     }
   }
 }
@@ -109,6 +110,31 @@ void UnitGradients::SubmitRest() {
       }
     }
     Check(lives().SubmitOwed(group.id));
+  }
+}
+
+void UnitGradients::SayDropped() {
+  for (const auto& param : params_) {
+    HeldShard& shard = param->shard();
+    if (!param->in_job || param->pending || !shard.is_plain() || shard.shows_no_gradient() ||
+        shard.sharded_tensor().grad().defined()) {
+      continue;
+    }
+    param->in_job = param->left_in_job = false;
+    const NoGil no_gil;
+    Check(Status::Take(shardd_set_gradient_presence(engine_->job().c_job(), param->daemon_param, 0)));
+  }
+}
+
+void UnitGradients::LeaveToOthers(ManagedParam& param) {
+  if (param.trainable && !param.contributed && !param.pending && !in_slot(param)) {
+    param.shard().LeaveGradientToOthers(engine_->steps(), /*alone=*/has_hook());
+  }
+}
+
+void UnitGradients::LeaveToOthers() {
+  for (const auto& param : params_) {
+    LeaveToOthers(*param);
   }
 }
 

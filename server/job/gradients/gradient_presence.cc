@@ -7,12 +7,16 @@
 namespace shardd {
 
 GradientPresence::GradientPresence(std::shared_ptr<const ShardPlan> plan)
-    : plan_(std::move(plan)), present_(plan_->params.size(), false), said_(static_cast<size_t>(plan_->world_size)) {}
+    : plan_(std::move(plan)),
+      present_(plan_->params.size(), false),
+      of_step_(present_),
+      said_(static_cast<size_t>(plan_->world_size)) {}
 
 void GradientPresence::Clear() { present_.assign(present_.size(), false); }
 
 void GradientPresence::Reset() {
   Clear();
+  BeginStep();
   said_.assign(said_.size(), {});
   some_said_ = false;
 }

@@ -30,7 +30,12 @@ class GradientPresence {
 
   bool has(int param) const { return present_[static_cast<size_t>(param)]; }
   const std::vector<bool>& by_param() const { return present_; }
-  void Set(int param, bool present) { present_[static_cast<size_t>(param)] = present; }
+  // Set, with `present`, in the running step: what a shard has had since before a step of the trainers' is not of it.
+  bool IsOfStep(int param) const { return of_step_[static_cast<size_t>(param)]; }
+  void BeginStep() { of_step_.assign(of_step_.size(), false); }
+  void Set(int param, bool present) {
+    present_[static_cast<size_t>(param)] = of_step_[static_cast<size_t>(param)] = present;
+  }
   void SetAll(std::vector<bool> present) { present_ = std::move(present); }  // by parameter
   // Nothing is present: a step is committed.
   void Clear();
@@ -60,6 +65,7 @@ class GradientPresence {
 
   const std::shared_ptr<const ShardPlan> plan_;
   std::vector<bool> present_;                            // by parameter
+  std::vector<bool> of_step_;                            // by parameter
   std::vector<std::map<int, SaidPresence>> said_;        // by rank, by parameter
   bool some_said_ = false;                               // false: `said_` is empty
   absl::flat_hash_map<int, std::vector<bool>> holders_;  // by parameter that was asked for

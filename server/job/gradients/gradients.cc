@@ -95,6 +95,9 @@ absl::Status Gradients::Abandon(Session* session) {
   for (int slot : abandoned.freed_slots) {
     reductions_.DropSlot(rank, slot);
   }
+  if (abandoned.stays > 0) {  // the sum holds what the rank may not give again
+    session->words().PublishOthersGave(backward);
+  }
   TellAbandon(rank, backward, abandoned);
   return absl::OkStatus();
 }
@@ -113,6 +116,12 @@ void Gradients::TellAbandon(int rank, int backward, const Pairing::Abandoned& ab
 
 absl::Status Gradients::SetPresence(int rank, const RankCommand& command) {
   return pairing_.SetPresence(rank, command.group, command.arg0 != 0, see_.decision->committing());
+}
+
+std::vector<int> Gradients::GivenByOthers(const Session& session, uint64_t since) {
+  counters_->set_gradient_questions(counters_->gradient_questions() + 1);
+  const int rank = session.rank();
+  return pairing_.given_by_others().Ask(rank, session.words().BackwardOfStep(since), pairing_.closed(rank));
 }
 
 void Gradients::Sleep(int rank, int group) {

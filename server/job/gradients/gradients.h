@@ -1,7 +1,9 @@
 #ifndef SHARDD_SERVER_JOB_GRADIENTS_GRADIENTS_H_
 #define SHARDD_SERVER_JOB_GRADIENTS_GRADIENTS_H_
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -48,6 +50,9 @@ class Gradients final : public JobPart {
   absl::Status Abandon(Session* session);
   // The rank has dropped a gradient between backwards, or written it by itself.
   absl::Status SetPresence(int rank, const RankCommand& command);
+  // The rank asks for the parameters of which, behind its session's first `since` backwards, others gave a gradient and
+  // it did not; ascending.
+  std::vector<int> GivenByOthers(const Session& session, uint64_t since);
   // The rank's client sleeps until the group's slot is free, or it sends something.
   void Sleep(int rank, int group);
   void Wake(int rank) { pairing_.Wake(rank); }

@@ -21,7 +21,7 @@ bool AnyPositive(const std::vector<int>& counts) {
 }  // namespace
 
 Pairing::Pairing(std::shared_ptr<const ShardPlan> plan, const Committed* committed)
-    : plan_(std::move(plan)), committed_(committed), presence_(plan_) {
+    : plan_(std::move(plan)), committed_(committed), presence_(plan_), given_by_others_(plan_) {
   EndEpoch();
 }
 
@@ -73,6 +73,7 @@ absl::StatusOr<Contribution> Pairing::Check(int rank, RankCommand command, absl:
   const size_t bits = group.params.size();
   Contribution contribution;
   contribution.done = command.done;
+  contribution.asks = (command.flags & kAsksForOthers) != 0;
   contribution.fresh = command.fresh.empty() ? std::vector<bool>(bits, false) : std::move(command.fresh);
   contribution.present.resize(bits);
   for (size_t i = 0; i < bits; ++i) {
@@ -190,6 +191,13 @@ Pairing::Abandoned Pairing::Abandon(int rank) {
     }
     pair.submitted[rank] = pair.stays[rank] = pair.added[rank];
     abandoned.stays += pair.added[rank];
+    if (pair.added[rank] > 0) {
+      std::vector<bool> added(pair.given.size());
+      for (size_t i = 0; i < added.size(); ++i) {
+        added[i] = pair.given[i] != 0 || pair.touched[i] != 0;
+      }
+      given_by_others_.NoteTakenBack(rank, backward, it->first.second, added);
+    }
   }
   of(rank).abandoned.insert(backward);
   return abandoned;
@@ -339,6 +347,8 @@ Wait Pairing::WaitingFor(int rank) const {
 
 void Pairing::EndStep() {
   pairs_.clear();
+  presence_.BeginStep();
+  given_by_others_.Clear();
   any_seen_ = false;
   for (Rank& rank : ranks_) {
     rank.closed = 0;
@@ -355,6 +365,7 @@ void Pairing::EndEpoch() {
     rank.slots.resize(plan_->gradient_slots.size());
   }
   presence_.Reset();
+  given_by_others_.Clear();
   uneven_ = absl::OkStatus();
 }
 

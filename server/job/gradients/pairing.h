@@ -6,7 +6,8 @@
 // added together, which gradients a sum replaces or adds to, and who waits for whom; somebody else adds them.
 //
 // Owns: how many backwards each rank has closed, what it has submitted and not got added, what lies in its gradient
-// slots, and which gradient shards hold a gradient (GradientPresence).
+// slots, which gradient shards hold a gradient (GradientPresence), and which gradients some ranks gave alone
+// (GivenByOthers).
 
 #include <cstdint>
 #include <deque>
@@ -22,6 +23,7 @@
 #include "absl/strings/string_view.h"
 #include "common/plan/plan.h"
 #include "server/collective/gradient_mode.h"
+#include "server/job/gradients/given_by_others.h"
 #include "server/job/gradients/gradient_presence.h"
 #include "server/job/wait.h"
 #include "server/session/rank_command.h"
@@ -38,6 +40,7 @@ struct Contribution {
   std::vector<bool> present;
   std::vector<bool> fresh;  // replaces what the sum holds
   uint64_t done = 0;        // the signal with which the slot may be read
+  bool asks = false;        // the rank asks what others gave (kAsksForOthers)
 };
 
 // Loop-confined. A method that returns an error has changed nothing, unless it says otherwise.
@@ -48,6 +51,7 @@ class Pairing {
 
   GradientPresence& presence() { return presence_; }
   const GradientPresence& presence() const { return presence_; }
+  GivenByOthers& given_by_others() { return given_by_others_; }
 
   // Backwards ----------------------------------------------------------------------------------------
   // How many the rank has closed in this step; kAllBackwards: it has asked for the step.
@@ -111,6 +115,8 @@ class Pairing {
   struct Sum {
     std::vector<GradientMode> modes;
     std::vector<Contribution> given;
+    // Ranks of this node that give less than all together.
+    std::vector<int> lacking;
   };
   absl::StatusOr<Sum> Take(PairKey key, const std::vector<int>& ranks, const GivenGradients* others);
   // The occurrence is complete, the next one begins.
@@ -200,6 +206,7 @@ class Pairing {
   std::vector<Rank> ranks_;
   std::map<PairKey, Pair> pairs_;
   GradientPresence presence_;
+  GivenByOthers given_by_others_;
   bool any_seen_ = false;
   absl::Status uneven_;
 };

@@ -76,6 +76,15 @@ absl::Status Pairing::TakeUneven() { return std::exchange(uneven_, absl::OkStatu
 
 absl::StatusOr<Pairing::Sum> Pairing::Take(PairKey key, const std::vector<int>& ranks, const GivenGradients* others) {
   Pair& pair = pairs_.at(key);
+  Sum sum;
+  {  // before anything of what ranks said is changed: a rank shows what it gave, whatever becomes of that
+    std::vector<GivenByOthers::Part> parts;
+    parts.reserve(ranks.size());
+    for (int rank : ranks) {
+      parts.push_back({rank, &pair.waiting[rank].front().present});
+    }
+    sum.lacking = given_by_others_.Note(key.first, key.second, parts, others == nullptr ? nullptr : &others->present);
+  }
   FollowHolders(key, pair, ranks);
   const std::vector<bool> again = DropWhatStays(key, pair, ranks);
   for (int rank : ranks) {
@@ -85,7 +94,6 @@ absl::StatusOr<Pairing::Sum> Pairing::Take(PairKey key, const std::vector<int>& 
       fresh[i] = fresh[i] && pair.given[i] == 0;
     }
   }
-  Sum sum;
   SHARDD_RETURN_IF_ERROR(ChooseModes(key, pair, ranks, again, others, &sum.modes));
   for (int rank : ranks) {
     sum.given.push_back(std::move(pair.waiting[rank].front()));
@@ -94,9 +102,18 @@ absl::StatusOr<Pairing::Sum> Pairing::Take(PairKey key, const std::vector<int>& 
   return sum;
 }
 
-// A rank that holds nothing of a gradient cannot tell whether it replaces: it does as those that hold some.
+// A rank that has not asked about backwards in which others gave a gradient cannot tell that there is one, as where its
+// program looks at gradients after the last backward only: what it gives is added. Nor can one that holds nothing of a
+// gradient tell whether it replaces: it does as those that hold some.
 void Pairing::FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ranks) {
   const std::vector<int>& params = plan_->groups[static_cast<size_t>(key.second)].params;
+  for (size_t i = 0; !given_by_others_.empty() && i < params.size(); ++i) {
+    for (int rank : ranks) {
+      Contribution& contribution = pair.waiting[rank].front();
+      contribution.fresh[i] =
+          contribution.fresh[i] && !(contribution.asks && given_by_others_.IsUnaware(rank, params[i], key.first));
+    }
+  }
   const auto says = [&pair](int rank, size_t i) {
     const Contribution& contribution = pair.waiting[rank].front();
     return contribution.present[i] ? (contribution.fresh[i] ? 1 : 2) : 0;
@@ -106,7 +123,10 @@ void Pairing::FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ran
     for (int rank : ranks) {
       said |= says(rank, i);
     }
-    if (said != 3) {
+    // Where it gives the step's first of it, and nobody who holds some gives any, it replaces what is there from before
+    // the step, as theirs would (kAsksForOthers).
+    const bool may_be_first = said == 2 && presence_.has(params[i]) && !presence_.IsOfStep(params[i]);
+    if (said != 3 && !may_be_first) {
       continue;
     }
     const std::vector<bool>& holders = presence_.Holders(params[i]);
@@ -115,8 +135,11 @@ void Pairing::FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ran
       of_holders |= holders[rank] ? says(rank, i) : 0;
     }
     for (int rank : ranks) {
+      Contribution& contribution = pair.waiting[rank].front();
       if (!holders[rank] && of_holders != 0) {
-        pair.waiting[rank].front().fresh[i] = of_holders == 1;
+        contribution.fresh[i] = of_holders == 1;
+      } else if (!holders[rank] && may_be_first && contribution.asks) {
+        contribution.fresh[i] = true;
       }
     }
   }
@@ -172,6 +195,7 @@ void Pairing::BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks) 
   for (size_t i = 0; i < params.size(); ++i) {
     if (!given[i] && pair.own[i] != 0) {
       presence_.Set(params[i], false);
+      given_by_others_.Forget(params[i]);
     }
   }
   pair.stays.assign(pair.stays.size(), 0);

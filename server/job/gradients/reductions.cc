@@ -17,6 +17,7 @@
 #include "server/job/writes/passes.h"
 #include "server/job/writes/trainer_writes.h"
 #include "server/loop/core_loop.h"
+#include "server/multinode/backwards.h"
 #include "server/multinode/given_gradients.h"
 #include "server/session/session.h"
 #include "server/storage/job_memory.h"
@@ -134,6 +135,12 @@ absl::Status Reductions::Issue(PairKey key, const std::vector<int>& ranks, const
     }
     reduction.request.sources.push_back(std::move(source));
     reduction.keep.push_back(session.memory());
+  }
+  for (int rank : sum->lacking) {  // before any of them is told that the backward is reduced
+    Session* const session = (*see_.sessions)[rank].get();
+    if (session != nullptr && pairing_->closed(rank) != kAllBackwards) {  // who has asked for the step looks at none
+      session->words().PublishOthersGave(key.first);
+    }
   }
   ++under_way_;
   use_.counters->set_reductions(use_.counters->reductions() + 1);

@@ -64,6 +64,8 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
   auto step_result = Sized<shardd_step_result>();
   auto counters = Sized<shardd_counters>();
   int32_t graph = 0;
+  const int32_t* given = nullptr;
+  int32_t given_count = 0;
   const int group = rank.Group("a");
   const int param = rank.Param("a.weight");
   const int unsharded = rank.GroupInfo(0).params[0];
@@ -111,6 +113,7 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
       {"shardd_stored_parameter_data", [&] { return shardd_stored_parameter_data(job, param) == nullptr; }},
       {"shardd_gradient_shard_data", [&] { return shardd_gradient_shard_data(job, param) == nullptr; }},
       {"shardd_wait_gradients", [&] { return refused(shardd_wait_gradients(job)); }},
+      {"shardd_given_by_others", [&] { return refused(shardd_given_by_others(job, &given, &given_count)); }},
       {"shardd_set_interrupt", [&] { return refused(shardd_set_interrupt(job, nullptr, nullptr)); }},
       {"shardd_step", [&] { return refused(shardd_step(job, &sgd, 1, 0, nullptr, 0)); }},
       {"shardd_step_with", [&] { return refused(shardd_step_with(job, &step_options)); }},

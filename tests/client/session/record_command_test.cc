@@ -104,6 +104,9 @@ TEST_F(RecordCommandTest, FlagsAndNumbersAreKept) {
   enter.group = 0;
   enter.flags = kRank0Only | kNotRecurse;
   EXPECT_EQ(Of(enter).enter_full_params().ShortDebugString(), "rank0_only: true scope: 1 not_recurse: true");
+  CommandRecord submit = Record(Opcode::kSubmitGradients);
+  submit.flags = kAsksForOthers;
+  EXPECT_EQ(Of(submit).submit_gradients().ShortDebugString(), "asks_for_others: true");
   CommandRecord done = Record(Opcode::kBackwardDone);
   done.arg0 = 4;
   done.flags = kLast;

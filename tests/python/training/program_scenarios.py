@@ -79,6 +79,21 @@ def all_forms(name: str) -> dict[str, Result]:
     return out
 
 
+def stock_forms(name: str) -> dict[str, Result]:
+    """On PyTorch's forms and on shardd's, with PyTorch's optimizers on both."""
+    import shardd.torch
+
+    out: dict[str, Result] = {}
+    with quiet():
+        for swapped in (False, True):
+            if swapped:
+                shardd.torch.install(optimizers=False)
+            for form in ("fully_shard", "wrapper"):
+                out[f"{'shardd' if swapped else 'torch'} {form}"] = _run(name, form, "", swapped)
+        shardd.torch.uninstall()
+    return out
+
+
 class _Killer:
     """Ends this process, or the daemon of kept_daemon, when it has made ``steps`` and comes to ``moment``: "forward" (in a module of the model), "backward",
     "before" or "after" the next step."""

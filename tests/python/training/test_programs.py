@@ -12,6 +12,7 @@ from cluster import run_ranks
 from kept_daemon import kept_daemon
 from torchrun import Run, relaunched
 from training import program_scenarios
+from training.programs import mixture
 from training.programs.table import PROGRAMS
 
 
@@ -46,6 +47,15 @@ def test_a_program_sees_the_same_everywhere_and_after_a_kill(name: str, tmp_path
     run = relaunched(program_scenarios.disturbed, 2, name, str(tmp_path), restarts=1, name=name, limit_s=120)
     assert run.code == 0 and len(run.of("killed")) == 1, run.log
     _expect_same(name, run, everywhere)
+
+
+def test_pytorchs_optimizers_step_gradients_that_others_alone_have() -> None:
+    for result in run_ranks(program_scenarios.stock_forms, 2, mixture.left_out_experts.__name__):
+        for form in ("fully_shard", "wrapper"):
+            got, counts = result[f"shardd {form}"]
+            _expect(got, result[f"torch {form}"][0], form, 1e-5, 1e-6)
+            assert all(c["bytes_updated"] == 0 and c["commits"] > 0 for c in counts), counts
+            assert form == "wrapper" or all(c["gradient_questions"] > 0 for c in counts), counts
 
 
 def _expect_same(name: str, run: Run, everywhere: list[dict[str, Any]] | None) -> None:

@@ -81,6 +81,22 @@ TEST_F(SessionTest, BackwardsAreReducedOnlyOnceTheRankClosedThem) {
   EXPECT_EQ(page().reduced, TimelineValue(kEpoch, 2));
 }
 
+TEST_F(SessionTest, WhatOthersGaveIsCountedAsBackwardsAre) {
+  SessionWords& words = session_->words();
+  words.CountBackward();
+  words.CountBackward();
+  words.PublishOthersGave(1);
+  EXPECT_EQ(page().others_gave, TimelineValue(kEpoch, 2));
+  words.PublishOthersGave(0);
+  EXPECT_EQ(page().others_gave, TimelineValue(kEpoch, 2)) << "it only grows";
+  words.EndStepBackwards();
+  words.PublishOthersGave(0);
+  EXPECT_EQ(page().others_gave, TimelineValue(kEpoch, 3));
+  EXPECT_EQ(words.BackwardOfStep(2), 0);
+  EXPECT_EQ(words.BackwardOfStep(3), 1);
+  EXPECT_LT(words.BackwardOfStep(1), 0) << "of an earlier step";
+}
+
 TEST_F(SessionTest, ALaterEpochLetsEveryWaiterGo) {
   session_->words().PublishVersion(4);
   EXPECT_EQ(page().version, TimelineValue(kEpoch, 4));

@@ -87,6 +87,7 @@ TEST_F(SessionToldTest, EveryWordOfThePageIsTold) {
   Turn([](SessionWords&) {});
   const std::vector<std::string> told = Turn([&](SessionWords& words) {
     words.CountBackward();
+    words.PublishOthersGave(0);
     words.PublishReducing(1);
     words.PublishReduced(1);
     words.PublishPassIssued();
@@ -98,7 +99,8 @@ TEST_F(SessionToldTest, EveryWordOfThePageIsTold) {
   });
   EXPECT_THAT(told, ElementsAre("passes: 1 passes_issued: 1 reduced: 1 reducing: 1 "
                                 "slots { key: 0 value { released: 1 issued: 1 } } "
-                                "groups { key: 1 value { unsharded: 4 pool_offset_bytes: 64 issued: 4 } }"));
+                                "groups { key: 1 value { unsharded: 4 pool_offset_bytes: 64 issued: 4 } } "
+                                "others_gave: 1"));
 }
 
 // Else the newer of two events that are merged would take back what the older says of the entry.

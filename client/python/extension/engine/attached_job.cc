@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "client/python/extension/errors.h"
 #include "client/torch/stream_wait.h"
@@ -51,6 +52,8 @@ std::unique_ptr<AttachedJob> AttachedJob::Attach(const std::string& spec_json, i
     Check(Job::Attach(options, &job));
   }
   Check(Status::Take(shardd_set_interrupt(job->c_job(), &PendingSignal, nullptr)));
+  std::vector<int32_t> none;
+  Check(GivenByOthers(*job, &none));  // from now on the job knows that this rank will ask
   try {
     CheckDevice(job->info(), gpu);
   } catch (...) {

@@ -2,8 +2,10 @@
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,39 @@
 #include "client/python/extension/unit.h"
 
 namespace shardd::python {
+namespace {
+
+// Waits for what all ranks' backwards, of which this one's is closed, have added up. False: nothing of it is to be
+// shown.
+bool AwaitGradients(Engine& engine, bool partial) {
+  const auto some = [&engine](bool (UnitGradients::*has)() const) {
+    return std::any_of(engine.units().begin(), engine.units().end(),
+                       [has](const Unit* unit) { return (unit->gradients().*has)(); });
+  };
+  // A rank that has given nothing waits where the program has asked for the gradients of all parameters; not where it
+  // wants some alone (torch.autograd.grad), which others need not do with it.
+  const auto* const wanted = torch::autograd::get_current_graph_task_exec_info();
+  const bool of_all = !partial && wanted != nullptr && wanted->empty();
+  if (!some(&UnitGradients::HasPending) && !(of_all && some(&UnitGradients::MayLack))) {
+    return false;
+  }
+  Job& job = engine.job();
+  std::vector<int32_t> given;
+  {
+    const NoGil no_gil;
+    Check(job.WaitGradients());
+    Check(GivenByOthers(job, &given));
+  }
+  engine.attached().AwaitHostState();
+  for (Unit* unit : engine.units()) {
+    if (!given.empty()) {
+      unit->gradients().TakeFromOthers(given);
+    }
+  }
+  return some(&UnitGradients::HasPending);
+}
+
+}  // namespace
 
 bool Engine::RootPreForward(Unit* unit) {
   if (iteration_.in_forward() && (iteration_.IsForwardRoot(unit) || IsRoot(unit))) {
@@ -69,6 +104,7 @@ void Engine::QueueFinal(bool whole) {
   used_gradients_.MarkWanted();
   for (Unit* unit : units_) {
     unit->gradients().HideOwn();
+    unit->gradients().SayDropped();
     if (unit->graph_kept()) {
       unit->Unshard();
     }
@@ -84,6 +120,9 @@ void Engine::QueueFinal(bool whole) {
 
 void Engine::EndUnits(bool partial) {
   const auto done = [this] {
+    for (Unit* unit : units_) {
+      unit->gradients().LeaveToOthers();
+    }
     const NoGil no_gil;  // a stream may have to be waited for
     Check(job().BackwardDone(/*last=*/false));
   };
@@ -120,15 +159,7 @@ void Engine::FinalCallback(uint64_t generation) {
   const bool partial = iteration_.EndBackward();
   EndUnits(partial);
   program_.CompleteBackward();
-  const bool show =
-      std::any_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->gradients().HasPending(); });
-  if (show) {
-    {
-      const NoGil no_gil;
-      Check(job().WaitGradients());
-    }
-    attached_->AwaitHostState();
-  }
+  const bool show = AwaitGradients(*this, partial);
   if (partial) {
     Check(passes_.StopReading());
   } else if (AnyUnsharded()) {  // set_reshard_after_backward(False), create_graph

@@ -43,6 +43,7 @@ PROGRAMS = {
         Program(language.nano_gpt, ("fully_shard", 1, 3, "backward"), loose=1e-3),
         Program(tying.weight_tying, ("wrapper", 0, 2, "forward"), plain=True, cannot=("wrapper",)),
         Program(mixture.experts, ("fully_shard", 0, 3, "before")),
+        Program(mixture.left_out_experts, ("fully_shard", 1, 5, "backward"), stock=True),
         Program(vit.vit, ("fully_shard", 1, 3, "forward"), stock=True),
         Program(unet.unet, ("wrapper", 0, 2, "backward")),
         Program(adapters.lora, ("fully_shard", 1, 2, "after")),

@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "common/shm/ring.h"
 #include "server/job/step/committed.h"
 #include "server/multinode/backwards.h"
 #include "server/storage/journal.h"
@@ -35,8 +36,9 @@ class PairingTest : public ::testing::Test {
     pairing_ = std::make_unique<Pairing>(plan_, &committed_);
   }
 
-  absl::StatusOr<PairKey> Give(int rank, int group, bool fresh = false, bool present = true) {
+  absl::StatusOr<PairKey> Give(int rank, int group, bool fresh = false, bool present = true, uint32_t flags = 0) {
     RankCommand command;
+    command.flags = flags;
     command.group = group;
     command.present = {present};
     command.fresh = {fresh};
@@ -55,6 +57,8 @@ class PairingTest : public ::testing::Test {
     }
     return sum;
   }
+
+  std::vector<int> Ask(int rank) { return pairing_->given_by_others().Ask(rank, 0, pairing_->closed(rank)); }
 
   std::shared_ptr<const ShardPlan> plan_;
   Committed committed_{"job", 3, 2, nullptr};
@@ -217,6 +221,71 @@ TEST_F(PairingTest, TheEndOfAStepKeepsWhatLiesInSlots) {
   EXPECT_TRUE(pairing_->HoldsSlot(0, plan_->groups[kGroup].gradient_slot)) << "until it is released";
   pairing_->EndEpoch();
   EXPECT_FALSE(pairing_->HoldsSlot(0, plan_->groups[kGroup].gradient_slot));
+}
+
+TEST_F(PairingTest, WhoGivesNothingLacksWhatOthersGive) {
+  const PairKey key = *Give(0, kGroup);
+  ASSERT_TRUE(Give(1, kGroup, /*fresh=*/false, /*present=*/false).ok());
+  EXPECT_THAT(Add(key, {0, 1})->lacking, ElementsAre(1));
+  EXPECT_THAT(Ask(1), ElementsAre(plan_->groups[kGroup].params.front()));
+  EXPECT_THAT(Ask(0), IsEmpty());
+  pairing_->EndStep();
+  EXPECT_THAT(Ask(1), IsEmpty());
+}
+
+TEST_F(PairingTest, ASecondTryThatLeavesOutTheFirstOnesGradientLacksIt) {
+  const PairKey key = *Give(0, kGroup);
+  ASSERT_TRUE(Give(1, kGroup).ok());
+  EXPECT_THAT(Add(key, {0, 1})->lacking, IsEmpty());
+  EXPECT_THAT(Ask(0), IsEmpty());
+  EXPECT_EQ(pairing_->Abandon(0).stays, 1);
+  EXPECT_THAT(Ask(0), ElementsAre(plan_->groups[kGroup].params.front()));
+}
+
+TEST_F(PairingTest, WhoHasNotAskedAboutOthersGradientsAddsToThem) {
+  enum class Asks { kNever, kNotYet, kHasAsked };
+  for (const Asks asks : {Asks::kNever, Asks::kNotYet, Asks::kHasAsked}) {
+    const uint32_t flags = asks == Asks::kNever ? 0 : kAsksForOthers;
+    const PairKey first = *Give(0, kGroup, /*fresh=*/true, /*present=*/true, flags);
+    ASSERT_TRUE(Give(1, kGroup, /*fresh=*/false, /*present=*/false, flags).ok());
+    ASSERT_TRUE(Add(first, {0, 1}).ok());
+    pairing_->Close(0, 0);
+    pairing_->Close(1, 0);
+    if (asks == Asks::kHasAsked) Ask(1);
+    const PairKey second = *Give(1, kGroup, /*fresh=*/true, /*present=*/true, flags);
+    ASSERT_TRUE(Give(0, kGroup, /*fresh=*/false, /*present=*/false, flags).ok());
+    const absl::StatusOr<Pairing::Sum> sum = Add(second, {0, 1});
+    ASSERT_TRUE(sum.ok()) << sum.status();
+    const bool adds = asks == Asks::kNotYet;  // else it knows, or its client is older, and does as it says
+    EXPECT_THAT(sum->modes, ElementsAre(adds ? GradientMode::kAccumulate : GradientMode::kOverwrite));
+    pairing_->EndStep();
+    pairing_->presence().Clear();
+  }
+}
+
+TEST_F(PairingTest, WhoHoldsNothingReplacesWhatIsFromBeforeTheStep) {
+  // One row: rank 0 holds it, and rank 1 nothing.
+  SpecBuilder builder(/*world_size=*/2);
+  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
+  builder.config().set_layout(v1::LAYOUT_DIM0);
+  builder.Param(0, "root", {8});
+  builder.Param(builder.AddSharded(0, "a"), "w", {1});
+  plan_ = std::make_shared<const ShardPlan>(builder.Plan());
+  pairing_ = std::make_unique<Pairing>(plan_, &committed_);
+  ASSERT_THAT(pairing_->presence().Holders(plan_->groups[kGroup].params.front()), ElementsAre(true, false));
+  const auto give = [this](bool holder_gives) {
+    const PairKey key = *Give(1, kGroup, /*fresh=*/false, /*present=*/true, kAsksForOthers);
+    EXPECT_TRUE(Give(0, kGroup, /*fresh=*/holder_gives, /*present=*/holder_gives, kAsksForOthers).ok());
+    const absl::StatusOr<Pairing::Sum> sum = Add(key, {0, 1});
+    EXPECT_TRUE(sum.ok()) << sum.status();
+    pairing_->Close(0, 0);
+    pairing_->Close(1, 0);
+    return sum->modes.front();
+  };
+  EXPECT_EQ(give(/*holder_gives=*/true), GradientMode::kOverwrite);
+  pairing_->EndStep();  // of the trainers': the gradient is still there
+  EXPECT_EQ(give(/*holder_gives=*/false), GradientMode::kOverwrite);
+  EXPECT_EQ(give(/*holder_gives=*/false), GradientMode::kAccumulate) << "of the same step";
 }
 
 TEST_F(PairingTest, PresenceIsNotSaidInAnOpenBackward) {
