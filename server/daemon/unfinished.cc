@@ -138,6 +138,13 @@ absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, 
   return absl::OkStatus();
 }
 
+absl::Status MakeCopies(const ShardPlan& plan, const SlabPointers& slabs) {
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    SHARDD_RETURN_IF_ERROR(RunHere(CommitOps(plan, slabs, rank)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status TakeBackLoadedValues(const ShardPlan& plan, const JobMemory& memory, std::optional<uint64_t> version,
                                   const std::vector<Device*>& devices) {
   UndoSlab* const undo = memory.undo();

@@ -35,6 +35,9 @@ absl::Status CompleteStepOnGpus(const ShardPlan& plan, const v1::DecidedStepReco
 // Copies `part` of what trainers write into the snapshot. REQUIRES: nobody stores into what that is copied from.
 absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot, KeptPart part);
 
+// Makes the copies that passes read, on the host, of the shards that `slabs` names.
+absl::Status MakeCopies(const ShardPlan& plan, const SlabPointers& slabs);
+
 // Ranks were loading values, and the daemon ended before these were a version, or when they were. `version`: the
 // committed one; nothing: what counts is made anew.
 absl::Status TakeBackLoadedValues(const ShardPlan& plan, const JobMemory& memory, std::optional<uint64_t> version,
