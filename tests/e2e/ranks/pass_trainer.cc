@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kPeriod = 251;  // of initial values: no power of two, so that what is moved is seen
 constexpr float kLr = 1.0f / 64;
 
-size_t Kind(int param, int64_t i) { return static_cast<size_t>((i + 37 * param) % kPeriod); }
+size_t KindOf(int param, int64_t i) { return static_cast<size_t>((i + 37 * param) % kPeriod); }
 float Initial(size_t kind) { return 1 + static_cast<float>(kind) / 256; }
 
 // One element. `number` counts from 1.
@@ -135,7 +135,7 @@ Status PassTrainer::Initialize() {
   std::vector<float> values;
   for (int param = info.rank; param < info.param_count; param += info.world_size) {
     values.resize(static_cast<size_t>(job_->parameter_info(param).numel));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = Initial(Kind(param, static_cast<int64_t>(i)));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = Initial(KindOf(param, static_cast<int64_t>(i)));
     RETURN_IF_ERROR(job_->WriteParameter(param, values.data(), 0, static_cast<int64_t>(values.size())));
   }
   return job_->CommitParameters();
@@ -295,7 +295,7 @@ Status PassTrainer::LookAt(int param, const std::vector<float>& want) const {
   const float* const got = buffers_[static_cast<size_t>(param)].value;
   const int64_t numel = job_->parameter_info(param).numel;
   for (int64_t i = 0; i < numel; ++i) {
-    const double wanted = factor_ * want[Kind(param, i)];
+    const double wanted = factor_ * want[KindOf(param, i)];
     if (std::abs(got[i] - wanted) <= tolerance * std::abs(wanted)) continue;
     return Status(Code::kDataLoss, "parameter " + std::to_string(param) + ", element " + std::to_string(i) + " of " +
                                        std::to_string(numel) + ": got " + std::to_string(got[i]) + ", want " +

@@ -49,7 +49,7 @@ def test_fully_shard_trains_as_torch_does(two: Nodes, mesh: tuple[int, ...], mor
 @pytest.mark.parametrize("kind", ["adamw", "nadam", "sgd", "adagrad"])
 def test_optimizers_train_as_unsharded_ones_do(two: Nodes, mesh: tuple[int, ...], kind: str) -> None:
     want = nodes_stock_scenarios.alone(kind, 4)
-    for rank, result in enumerate(run_on_nodes(two, nodes_stock_scenarios.trained, kind, mesh, loads=True)):
+    for rank, result in enumerate(run_on_nodes(two, nodes_stock_scenarios.trained, kind, mesh, -1, True)):
         _close(result["losses"], want["losses"][rank])
         _close(result["evaluated"], [want["losses"][rank][step] for step in (3, 6)])
         for name, value in want["parameters"].items():
