@@ -67,17 +67,25 @@ TEST_P(NodesPassDeath, AKillAnywhereTakesAllNodesBackByOneStepAtMost) {
 INSTANTIATE_TEST_SUITE_P(Placements, NodesPassDeath, ::testing::Values("HYBRID_SHARD", "FULL_SHARD"),
                          [](const auto& info) { return std::string(info.param[0] == 'F' ? "Cut" : "Replicas"); });
 
-class NodesPassLost : public Nodes {};
+class NodesPassLost : public Nodes {
+ protected:
+  // The daemon is another one, which has nothing, and its rank another process, as whoever restarts it makes it.
+  void LoseWithRank(int lost, const Args& args, std::vector<testing::Child>* ranks) {
+    ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(lost));
+    EXPECT_EQ((*ranks)[static_cast<size_t>(lost)].Wait(), 0);
+    (*ranks)[static_cast<size_t>(lost)] = StartRank(lost, 0, args);
+  }
+};
 
 // Without a custodian its replica is sent what is committed; where parts exist once the job ends by name.
 TEST_F(NodesPassLost, ALostDaemonsReplicaGoesOnFromTheCommittedVersion) {
   Start(2, 1);
-  const Args args = kPass.With({{"recover", "1"}, {"trained", "adam"}, {"steps", "60"}, {"await_daemon", "1"}});
+  const Args args = kPass.With({{"recover", "1"}, {"trained", "adam"}, {"steps", "60"}});
   std::vector<testing::Child> ranks;
   for (int k = 0; k < 2; ++k) ranks.push_back(StartRank(k, 0, args));
   for (int k = 1; k >= 0; --k) {
     ASSERT_TRUE(testing::PollUntil([&] { return node(1 - k).Job().committed_step() > 20 - 10 * k; }));
-    ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(k));
+    ASSERT_NO_FATAL_FAILURE(LoseWithRank(k, args, &ranks));
   }
   for (testing::Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
   ExpectAllOk(Reports(args));
@@ -89,7 +97,7 @@ TEST_F(NodesPassLost, APartThatIsNowhereElseEndsTheJobByName) {
   std::vector<testing::Child> ranks;
   for (int k = 0; k < 2; ++k) ranks.push_back(StartRank(k, 0, args));
   ASSERT_TRUE(testing::PollUntil([&] { return node(0).Job().committed_step() > 10; }));
-  ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(1));
+  ASSERT_NO_FATAL_FAILURE(LoseWithRank(1, args, &ranks));
   for (testing::Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
   EXPECT_TRUE(absl::StrContains(Report(0, 0, args).message, "has nothing of what other nodes have committed"))
       << Report(0, 0, args).message;
