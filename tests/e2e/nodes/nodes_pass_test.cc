@@ -3,6 +3,8 @@
 
 #include <signal.h>
 
+#include <map>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/nodes/nodes.h"
@@ -70,10 +72,11 @@ INSTANTIATE_TEST_SUITE_P(Placements, NodesPassDeath, ::testing::Values("HYBRID_S
 class NodesPassLost : public Nodes {
  protected:
   // The daemon is another one, which has nothing, and its rank another process, as whoever restarts it makes it.
-  void LoseWithRank(int lost, const Args& args, std::vector<testing::Child>* ranks) {
+  void LoseWithRank(int lost, const Args& args, std::map<int, testing::Child>* ranks) {
     ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(lost));
-    EXPECT_EQ((*ranks)[static_cast<size_t>(lost)].Wait(), 0);
-    (*ranks)[static_cast<size_t>(lost)] = StartRank(lost, 0, args);
+    EXPECT_EQ(ranks->at(lost).Wait(), 0);
+    ranks->erase(lost);
+    ranks->emplace(lost, StartRank(lost, 0, args));
   }
 };
 
@@ -81,24 +84,24 @@ class NodesPassLost : public Nodes {
 TEST_F(NodesPassLost, ALostDaemonsReplicaGoesOnFromTheCommittedVersion) {
   Start(2, 1);
   const Args args = kPass.With({{"recover", "1"}, {"trained", "adam"}, {"steps", "60"}});
-  std::vector<testing::Child> ranks;
-  for (int k = 0; k < 2; ++k) ranks.push_back(StartRank(k, 0, args));
+  std::map<int, testing::Child> ranks;
+  for (int k = 0; k < 2; ++k) ranks.emplace(k, StartRank(k, 0, args));
   for (int k = 1; k >= 0; --k) {
     ASSERT_TRUE(testing::PollUntil([&] { return node(1 - k).Job().committed_step() > 20 - 10 * k; }));
     ASSERT_NO_FATAL_FAILURE(LoseWithRank(k, args, &ranks));
   }
-  for (testing::Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
+  for (auto& [node, rank] : ranks) EXPECT_EQ(rank.Wait(), 0) << node;
   ExpectAllOk(Reports(args));
 }
 
 TEST_F(NodesPassLost, APartThatIsNowhereElseEndsTheJobByName) {
   Start(2, 1);
   const Args args = kPass.With({{"strategy", "FULL_SHARD"}, {"recover", "1"}, {"steps", "100000"}});
-  std::vector<testing::Child> ranks;
-  for (int k = 0; k < 2; ++k) ranks.push_back(StartRank(k, 0, args));
+  std::map<int, testing::Child> ranks;
+  for (int k = 0; k < 2; ++k) ranks.emplace(k, StartRank(k, 0, args));
   ASSERT_TRUE(testing::PollUntil([&] { return node(0).Job().committed_step() > 10; }));
   ASSERT_NO_FATAL_FAILURE(LoseWithRank(1, args, &ranks));
-  for (testing::Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
+  for (auto& [node, rank] : ranks) EXPECT_EQ(rank.Wait(), 0) << node;
   EXPECT_TRUE(absl::StrContains(Report(0, 0, args).message, "has nothing of what other nodes have committed"))
       << Report(0, 0, args).message;
 }
