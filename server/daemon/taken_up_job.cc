@@ -105,17 +105,6 @@ std::optional<std::vector<PastProcess>> FormerProcesses(const TakeUpLog& log, in
   return former;
 }
 
-// Its pages go at once, so that those of what is made in its place take no more.
-void DropHost(const char* name, JobMemory::Kept* kept) {
-  const auto it = kept->find(name);
-  if (it == kept->end()) return;
-  struct stat object {};
-  if (fstat(it->second.get(), &object) == 0) {
-    (void)fallocate(it->second.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, object.st_size);
-  }
-  kept->erase(it);
-}
-
 // Memory of the job, as the daemon before has left it. `anew`: but for what is to be made of the snapshot.
 absl::StatusOr<std::unique_ptr<JobMemory>> TakeUpOnGpus(const ShardPlan& plan, const v1::CustodyJob& job,
                                                         JobMemory::Kept kept, const SlabPlace& place, bool anew) {
@@ -370,9 +359,8 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
     if (two) {
       result.committed.second_snapshot = left.second;
       // What passes read may have been on its way to the other one.
-      SlabPointers from = slabs;
-      from.shards = mapped.At("snapshot") + (left.second ? plan.memory.snapshot_bytes : 0);
-      SHARDD_RETURN_IF_ERROR(MakeCopies(plan, from));
+      char* const snapshot = mapped.At("snapshot") + (left.second ? plan.memory.snapshot_bytes : 0);
+      SHARDD_RETURN_IF_ERROR(MakeCopies(plan, slabs, snapshot));
     } else if (completes) {
       SHARDD_RETURN_IF_ERROR(BeginSnapshotOf(*decided, header, result.log.get()));
     }
