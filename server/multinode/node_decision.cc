@@ -151,8 +151,9 @@ absl::Status NodeCoordinator::CompareAsks() const {
 absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& values) {
   Node& from = nodes_[static_cast<size_t>(node)];
   // Between steps alone: what a step sums, or has decided, is of the values before.
-  const bool may_write = !plan_->cut_over_nodes || values.of_pass() ||
-                         (may_write_times_ > 0 && from.asks_to_write.times() == may_write_times_);
+  const bool of_pass = values.of_pass() && plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  const bool may_write =
+      !plan_->cut_over_nodes || of_pass || (may_write_times_ > 0 && from.asks_to_write.times() == may_write_times_);
   const bool in_turn = !initialized_ || (may_write && Version() > 0 && values.version() == Version() + 1 &&
                                          all_closed_ != kAllBackwards);
   if (!in_turn || from.values.has_value() || values.digests_size() != static_cast<int>(plan_->params.size())) {

@@ -112,8 +112,13 @@ void StateTransfers::NodeBeginFetch(int from, uint64_t transfer) {
       use_.links->Send(from, std::move(message));
     }
   };
+  // Devices may still copy what ranks had stored to where the state comes.
+  auto ask_behind_devices = [this, ask = std::move(ask)] {
+    use_.devices->Submit("await copies of before", DeviceOps(static_cast<size_t>(use_.devices->count())),
+                         use_.work->Join(use_.devices->count(), [ask](const absl::Status&) { ask(); }));
+  };
   // Behind what still writes initial values of an attempt that has ended.
-  tell_.behind_writes([this, ask = std::move(ask)]() mutable {
+  tell_.behind_writes([this, ask = std::move(ask_behind_devices)]() mutable {
     use_.worker->Post([this, ask = std::move(ask)]() mutable { use_.work->loop()->Post(std::move(ask)); });
   });
 }

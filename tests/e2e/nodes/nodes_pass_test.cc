@@ -47,7 +47,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 class NodesPassDeath : public Nodes, public ::testing::WithParamInterface<const char*> {};
 
-TEST_P(NodesPassDeath, AKillAnywhereTakesAllNodesBackByOneStepAtMost) {
+TEST_P(NodesPassDeath, AKillAnywhereCostsOneStepAtMost) {
   Start(2, 2);
   const Args args = kPass.With({{"strategy", GetParam()}, {"recover", "1"}, {"trained", "adam"}, {"steps", "8"}});
   int on = 0;
@@ -94,7 +94,7 @@ TEST_F(NodesPassLost, ALostDaemonsReplicaGoesOnFromTheCommittedVersion) {
   ExpectAllOk(Reports(args));
 }
 
-TEST_F(NodesPassLost, APartThatIsNowhereElseEndsTheJobByName) {
+TEST_F(NodesPassLost, APartNowhereElseEndsTheJobByName) {
   Start(2, 1);
   const Args args = kPass.With({{"strategy", "FULL_SHARD"}, {"recover", "1"}, {"steps", "100000"}});
   std::map<int, testing::Child> ranks;

@@ -99,6 +99,12 @@ class Wire {
       }
     });
   }
+  // Its end is no more.
+  bool Gone(int node) {
+    bool gone = false;
+    loop_.RunAndWait([&] { gone = ends_[static_cast<size_t>(node)] == nullptr; });
+    return gone;
+  }
   // What `by` answers the calls of `node`.
   void Refuse(int node, int by, const absl::Status& why) {
     loop_.RunAndWait([&] { ends_[static_cast<size_t>(node)]->OnDown(by, why); });
@@ -228,7 +234,8 @@ class JobNodesTest : public ::testing::Test {
       node.job.reset();
     });
     node.device->Shutdown();
-    ASSERT_TRUE(testing::PollUntil([&] { return gone.expired(); }, kPatience));
+    // Whoever held it last takes it down, and its links with it.
+    ASSERT_TRUE(testing::PollUntil([&] { return gone.expired() && wire_.Gone(number); }, kPatience));
   }
   // With a new daemon's.
   void OpenAgain(int number) {

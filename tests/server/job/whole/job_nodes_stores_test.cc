@@ -5,6 +5,8 @@
 #include <random>
 #include <string>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "tests/server/job/stores_over_nodes.h"
 
 namespace shardd {
@@ -39,10 +41,11 @@ TEST_P(JobNodesStores, NoRankEntersBeforeTheOtherNodeHasStored) {
   EXPECT_EQ(job(0).committed().step(), 1);
   Enter(1, 2);
   ASSERT_TRUE(testing::PollUntil([&] { return Passes(0) == before + 1; }, kPatience)) << Why(0);
+  ASSERT_TRUE(Until([&] { return job(1).committed().step() == 2; }));
   for (int node = 0; node < 2; ++node) IsOf(node, 2);
 }
 
-TEST_P(JobNodesStores, APassWithoutAStepIsAVersionOfWhatWasStored) {
+TEST_P(JobNodesStores, APassWithoutAStepCommitsWhatWasStored) {
   Begin();
   Pass();
   const uint64_t version = job(0).committed().version();
@@ -74,7 +77,7 @@ TEST_P(JobNodesStores, ARankThatDiesTakesAllNodesBack) {
   GoesOnFrom(1);
 }
 
-TEST_P(JobNodesStores, ALinkThatBreaksBeforeTheDecisionTakesAllNodesBack) {
+TEST_P(JobNodesStores, ALinkLostBeforeTheDecisionTakesAllBack) {
   StoreStepTwo();
   Enter(1, 2);
   wire_.SetUp(false);
@@ -86,7 +89,7 @@ TEST_P(JobNodesStores, ALinkThatBreaksBeforeTheDecisionTakesAllNodesBack) {
 }
 
 // Node 1 has promised the step; whether it was decided it hears on the next link.
-TEST_P(JobNodesStores, ADecisionThatALinkLosesComesWithTheNextOne) {
+TEST_P(JobNodesStores, ADecisionALinkLosesComesWithTheNextOne) {
   StoreStepTwo();
   wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_decided() && to == 1; });
   for (int node = 0; node < 2; ++node) Enter(node, 2);
@@ -111,17 +114,17 @@ TEST_P(JobNodesStores, APromiseOutlivesTheRankThatStored) {
   wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_decided() && to == 1; });
   for (int node = 0; node < 2; ++node) Enter(node, 2);
   ASSERT_TRUE(Until([&] { return !job(0).nodes().promised() && Read(0) == -2; }));
+  wire_.SetUp(false);  // a link that lives on loses nothing
+  wire_.Drop(nullptr);
   Lose(1);
   Store(1, 100, 100);
-  wire_.SetUp(false);
-  wire_.Drop(nullptr);
   wire_.SetUp(true);
   ASSERT_TRUE(Until([&] { return job(1).committed().step() == 2 && job(0).view().committed_step() == 2; }));
   ASSERT_TRUE(Gone(0) && Gone(1));
   GoesOnFrom(2);
 }
 
-TEST_P(JobNodesStores, APassThatTheOtherNodeHeardOfIsAgreedOnTheNextLink) {
+TEST_P(JobNodesStores, AnAgreedPassComesWithTheNextLink) {
   Begin();
   Pass();
   for (int node = 0; node < 2; ++node) Leave(node);
@@ -138,6 +141,43 @@ TEST_P(JobNodesStores, APassThatTheOtherNodeHeardOfIsAgreedOnTheNextLink) {
   LoseRank(1);
   AttachAll();
   for (int node = 0; node < 2; ++node) EXPECT_EQ(Value(node), 7);
+}
+
+// By commands, as full parameters are written back.
+TEST_P(JobNodesStores, WrittenValuesAreWhatAllGoBackTo) {
+  Begin();
+  Pass();
+  Step(1);
+  const uint64_t version = job(0).committed().version();
+  for (int node = 0; node < 2; ++node) {
+    Leave(node);
+    v1::Command command;
+    command.mutable_enter_full_params()->set_writeback(true);
+    Send(node, command);
+  }
+  const auto inside = [&](int node) {
+    return job(node).view().IsMidStep() && StreamOf(node).FullParams().number() == 1;
+  };
+  for (int node = 0; node < 2; ++node) ASSERT_TRUE(Until([&] { return inside(node); })) << Why(node);
+  for (int node = 0; node < 2; ++node) WriteWhole(node, 7);
+  for (int node = 0; node < 2; ++node) CommitParameters(node);
+  for (int node = 0; node < 2; ++node) {
+    ASSERT_TRUE(Until([&] { return job(node).committed().version() == version + 1; })) << Why(node);
+    v1::Command command;
+    command.mutable_leave_full_params();
+    Send(node, command);
+  }
+  for (int node = 0; node < 2; ++node) Store(node, 100, 100);
+  LoseRank(1);
+  AttachAll();
+  for (int node = 0; node < 2; ++node) {
+    EXPECT_EQ(Value(node), static_cast<float>(7 + first(node)));
+    EXPECT_EQ(*At(job(node).memory().optimizer(), node), 2) << "the state is of step 1";
+    EXPECT_EQ(job(node).committed().version(), version + 1);
+    EXPECT_EQ(job(node).committed().trainer_states()[0], "step 1");
+  }
+  Pass();
+  for (int node = 0; node < 2; ++node) EXPECT_EQ(Read(node), static_cast<float>(7 + first(node)));
 }
 
 TEST_P(JobNodesStores, NodesThatDifferInWhetherTheySteppedAreNamed) {
@@ -199,6 +239,30 @@ TEST_P(JobNodesReplicaStores, ALostDaemonIsSentWhatWasCommitted) {
     ASSERT_TRUE(Until([&] { return job(lost).committed().version() > 0; }));
     GoesOnFrom(step);
   }
+}
+
+// What it had stored is still being copied when the state comes that it lacks.
+TEST_P(JobNodesReplicaStores, AStateComesBehindCopiesOfAnEndedAttempt) {
+  StoreStepTwo();
+  wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_decided() && to == 1; });
+  for (int node = 0; node < 2; ++node) Enter(node, 2);
+  ASSERT_TRUE(Until([&] { return !job(0).nodes().promised() && Read(0) == -2; }));
+  wire_.SetUp(false);
+  wire_.Drop(nullptr);
+  OnLoop([&] { job(1).CheckSilence(MonotonicNow() + absl::Hours(1)); });
+  ASSERT_TRUE(Gone(1));
+  Attach(1);
+  absl::Notification go_on;
+  nodes_[1].device->Submit(StreamId::kOptimizer,
+                           {"held", {}, [&](const absl::Status&) { go_on.WaitForNotification(); }});
+  Store(1, 100, 100);
+  Enter(1);
+  wire_.SetUp(true);
+  EXPECT_TRUE(Until([&] { return job(1).committed().version() == 0; })) << "it is sent the state";
+  absl::SleepFor(absl::Milliseconds(50));  // which is small
+  go_on.Notify();
+  ASSERT_TRUE(Until([&] { return job(1).committed().version() > 0; }));
+  GoesOnFrom(2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Placements, JobNodesReplicaStores, ::testing::Values(v1::STRATEGY_HYBRID_SHARD),
