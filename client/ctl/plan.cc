@@ -64,14 +64,14 @@ v1::Memory Describe(const v1::JobSpec& spec, const ShardPlan& plan, bool on_gpus
   };
   // As shardctl memory names them.
   add("shards", memory.held_shards_bytes);
-  add("parameters", memory.parameters_bytes);
+  add("parameters", memory.held_parameters_bytes);
   add("gradients", memory.held_gradients_bytes);
   add("optimizer", memory.held_optimizer_bytes);
   add("unsharded pool", memory.unsharded_pool_bytes);
   add("gradient staging", memory.gradient_staging_bytes);
   add("gather staging", on_gpus ? memory.gather_staging.stride_bytes * plan.world_size : 0);
   add("node receive", on_gpus ? 0 : memory.node_receive_bytes);
-  add("snapshot", memory.kept_bytes);
+  add("snapshot", memory.held_kept_bytes);
   add("journal", memory.journal_bytes);
   add("writeback undo", memory.undo_bytes);
   add("session", memory.session_bytes * plan.world_size);

@@ -252,9 +252,19 @@ absl::Status CheckNodes(const v1::JobConfig& config, int world_size) {
           v1::Strategy_Name(strategy), ", want UNSHARD_MODE_POOLED or none)");
     }
   }
-  if (!config.trainers_never_write()) {
-    return refuse("trainers that write their shards are not served on several nodes (got trainers_never_write false, ",
-                  "want true, with an optimizer of the daemon's)");
+  const bool in_trainers = config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  if (!config.trainers_never_write() && !in_trainers) {
+    return refuse("trainers that write their shards beside an optimizer of the daemon's are not served on several ",
+                  "nodes (got trainers_never_write false with ", v1::OptimizerKind_Name(config.optimizer().kind()),
+                  ", want true, or OPTIMIZER_KIND_TRAINER)");
+  }
+  if (in_trainers && config.replica_copies()) {
+    return refuse("copies for replicas within a node are not served with an optimizer in the trainers (got ",
+                  "replica_copies true, want false)");
+  }
+  if (in_trainers && config.keep_every() > 1) {
+    return refuse("with an optimizer in the trainers each pass has its snapshot, to which all nodes can go back (got ",
+                  "keep_every ", config.keep_every(), ", want 0 or 1)");
   }
   if (config.offload() == v1::OFFLOAD_HOST) {
     return refuse("offload to the host is not served on several nodes (got OFFLOAD_HOST, want OFFLOAD_NONE)");
@@ -327,7 +337,8 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
     filled.set_pass_copies(true);  // every step stores into the shards, and nobody sees when
   }
   if (filled.keep_every() == 0 && !filled.trainers_never_write()) {
-    filled.set_keep_every(filled.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER ? 10 : 1);
+    const bool rarely = filled.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER && !filled.has_nodes();
+    filled.set_keep_every(rarely ? 10 : 1);
   }
   const bool daemon_updates = OptimizerGroups(filled.optimizer()) > 0;
   if (filled.keep_every() > 1 && (daemon_updates || !filled.pass_copies())) {

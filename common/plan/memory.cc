@@ -254,8 +254,9 @@ int64_t HeldBytes(const ShardPlan& plan, HeldSlab which, int64_t size_bytes) {
 
 // Whether passes read a copy of all that trainers write, as stored, so that it can serve as snapshot.
 bool KeepsWhatPassesRead(const ShardPlan& plan) {
-  return plan.config.pass_copies() && plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER &&
-         plan.memory.optimizer_bytes == 0 && plan.shard_copies == 1 &&
+  return plan.nodes() == 1 && plan.config.pass_copies() &&
+         plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER && plan.memory.optimizer_bytes == 0 &&
+         plan.shard_copies == 1 &&
          std::all_of(plan.flat_params.begin(), plan.flat_params.end(),
                      [](const FlatParamPlan& flat) { return flat.unsharded_dtype == flat.dtype; });
 }
@@ -274,7 +275,9 @@ absl::Status LayOutMemory(ShardPlan& plan) {
   plan.memory.session_bytes = session.memory_bytes + session.daemon_page_bytes;
   if (!plan.config.trainers_never_write() && !KeepsWhatPassesRead(plan)) {
     const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-    plan.memory.kept_bytes = plan.memory.shards_bytes + (in_trainers ? plan.memory.optimizer_bytes : 0);
+    plan.memory.snapshot_bytes = plan.memory.shards_bytes + (in_trainers ? plan.memory.optimizer_bytes : 0);
+    // Over nodes one is of what is committed, and the next of what this node has promised to the others.
+    plan.memory.kept_bytes = plan.memory.snapshot_bytes * (plan.nodes() > 1 ? 2 : 1);
   }
   // A decided step: hyperparameters, masks and counts by parameter, every rank's trainer state.
   const int64_t decided = kPageBytes + plan.world_size * (kMaxTrainerStateBytes + 16) +
@@ -286,6 +289,8 @@ absl::Status LayOutMemory(ShardPlan& plan) {
   plan.memory.held_shards_bytes = HeldBytes(plan, HeldSlab::kShards, plan.memory.shards_bytes);
   plan.memory.held_gradients_bytes = HeldBytes(plan, HeldSlab::kGradients, plan.memory.gradients_bytes);
   plan.memory.held_optimizer_bytes = HeldBytes(plan, HeldSlab::kOptimizer, plan.memory.optimizer_bytes);
+  plan.memory.held_parameters_bytes = HeldBytes(plan, HeldSlab::kParameters, plan.memory.parameters_bytes);
+  plan.memory.held_kept_bytes = HeldBytes(plan, HeldSlab::kKept, plan.memory.kept_bytes);
   return absl::OkStatus();
 }
 
@@ -331,9 +336,9 @@ PlacedMemory PredictPlacedMemory(const ShardPlan& plan) {
 }
 
 int64_t MemoryPlan::TotalBytes(int world_size) const {
-  return held_shards_bytes + parameters_bytes + held_gradients_bytes + held_optimizer_bytes + unsharded_pool_bytes +
-         gradient_staging_bytes + node_receive_bytes + kept_bytes + journal_bytes + undo_bytes +
-         world_size * session_bytes;
+  return held_shards_bytes + held_parameters_bytes + held_gradients_bytes + held_optimizer_bytes +
+         unsharded_pool_bytes + gradient_staging_bytes + node_receive_bytes + held_kept_bytes + journal_bytes +
+         undo_bytes + world_size * session_bytes;
 }
 
 int64_t MemoryPlan::TotalBytesOnGpus(int world_size) const {

@@ -108,30 +108,43 @@ GatherStaging SizeGatherStaging(const ShardPlan& plan) {
 }
 
 std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which) {
-  const int64_t size = which == HeldSlab::kShards      ? plan.memory.shards_bytes
-                       : which == HeldSlab::kGradients ? plan.memory.gradients_bytes
-                                                       : plan.memory.optimizer_bytes;
+  const MemoryPlan& memory = plan.memory;
+  const int64_t size = which == HeldSlab::kShards       ? memory.shards_bytes
+                       : which == HeldSlab::kGradients  ? memory.gradients_bytes
+                       : which == HeldSlab::kOptimizer  ? memory.optimizer_bytes
+                       : which == HeldSlab::kParameters ? memory.parameters_bytes
+                                                        : memory.kept_bytes;
   std::vector<ByteRange> ranges;
   if (!plan.cut_over_nodes) {
     AddPages(0, size, ranges);
     return ranges;
   }
+  // The layout of a snapshot is that of the shards, and then that of the state.
+  const int64_t stride = which == HeldSlab::kKept ? memory.snapshot_bytes : 0;
+  const int64_t copies = stride > 0 ? memory.kept_bytes / stride : 1;
   for (size_t f = 0; f < plan.flat_params.size(); ++f) {
     const FlatParamPlan& flat = plan.flat_params[f];
     const auto add = [&](int64_t base_bytes, int64_t element_bytes, const std::vector<FlatRange>& own) {
-      for (const FlatRange& range : own) {
-        AddPages(base_bytes + range.offset * element_bytes, base_bytes + (range.offset + range.numel) * element_bytes,
-                 ranges);
+      for (int64_t copy = 0; copy < copies; ++copy) {
+        for (const FlatRange& range : own) {
+          const int64_t first = copy * stride + base_bytes + range.offset * element_bytes;
+          AddPages(first, first + range.numel * element_bytes, ranges);
+        }
       }
     };
     const std::vector<FlatRange> own = RangesOf(plan, static_cast<int>(f), plan.node);
-    if (which == HeldSlab::kShards) {
+    const bool kept = which == HeldSlab::kKept && stride > 0;
+    if (which == HeldSlab::kShards || kept) {
       add(flat.shards_offset_bytes, DTypeSizeBytes(flat.dtype), own);
+    }
+    if (which == HeldSlab::kParameters && flat.params_offset_bytes >= 0) {
+      add(flat.params_offset_bytes, DTypeSizeBytes(flat.unsharded_dtype), own);
     } else if (which == HeldSlab::kGradients && flat.gradients_offset_bytes >= 0) {
       add(flat.gradients_offset_bytes, int64_t{sizeof(float)}, own);
-    } else if (which == HeldSlab::kOptimizer && flat.optimizer_offset_bytes >= 0) {
+    } else if ((which == HeldSlab::kOptimizer || kept) && flat.optimizer_offset_bytes >= 0) {
       for (int state = 0; state < flat.optimizer_states; ++state) {
-        add(flat.optimizer_offset_bytes + state * flat.StateStrideBytes(), int64_t{sizeof(float)}, own);
+        add((kept ? memory.shards_bytes : 0) + flat.optimizer_offset_bytes + state * flat.StateStrideBytes(),
+            int64_t{sizeof(float)}, own);
       }
     }
   }

@@ -54,7 +54,7 @@ inline constexpr int64_t kHeldPageBytes = 4096;
 
 // The pages of a slab of which this node holds something: ascending, no two ranges adjacent. All pages if nothing is
 // cut over nodes; none if the plan has no such slab.
-enum class HeldSlab { kShards, kGradients, kOptimizer };
+enum class HeldSlab { kShards, kGradients, kOptimizer, kParameters, kKept };
 std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which);
 
 }  // namespace shardd

@@ -236,8 +236,8 @@ absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec, int node) {
   ShardPlan plan;
   plan.world_size = spec.world_size();
   SHARDD_ASSIGN_OR_RETURN(plan.config, plan_internal::FillConfig(spec.config(), spec.world_size()));
-  plan.snapshots_by_cost =
-      spec.config().keep_every() == 0 && plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  plan.snapshots_by_cost = spec.config().keep_every() == 0 &&
+                           plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER && plan.nodes() == 1;
   if (node < 0 || node >= plan.nodes()) {
     return absl::InvalidArgumentError(absl::StrCat("plan job ", Quoted(spec.name()), ": no such node (got ", node,
                                                    ", want 0 <= node < ", plan.nodes(), ")"));

@@ -125,7 +125,8 @@ struct MemoryPlan {
   int64_t node_receive_bytes = 0;      // several nodes: host memory for what the other nodes send
   int64_t gradient_slots_bytes = 0;    // of one rank
   int64_t session_bytes = 0;           // of one rank: session memory (gradient slots included) and daemon page
-  int64_t kept_bytes = 0;              // trainers write: the snapshot
+  int64_t kept_bytes = 0;              // trainers write: the snapshot; over nodes two of them, one behind the other
+  int64_t snapshot_bytes = 0;          // of one of them
   int64_t journal_bytes = 0;           // two decided steps, trainer states included
   int64_t undo_bytes = 0;              // several optimizers: old bytes of what parts of a step change, which stay
   // Bytes of these slabs that have memory: all of them, unless parameters are cut over nodes. In that case the slabs
@@ -133,6 +134,8 @@ struct MemoryPlan {
   int64_t held_shards_bytes = 0;
   int64_t held_gradients_bytes = 0;
   int64_t held_optimizer_bytes = 0;
+  int64_t held_parameters_bytes = 0;
+  int64_t held_kept_bytes = 0;
   GatherStaging gather_staging;
   // Where the devices are CPUs; and GPUs, which receive from other nodes into staging of their own, and serve no parts
   // of steps.

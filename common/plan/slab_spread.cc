@@ -59,7 +59,7 @@ std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus);
 // Shards, followed by the optimizer state that trainers keep: each byte is near what it is a copy of.
 std::vector<Near> NearOfKept(const ShardPlan& plan, int gpus) {
   std::vector<Near> all = NearOf(plan, SpreadSlab::kShards, gpus);
-  if (plan.memory.kept_bytes > plan.memory.shards_bytes) {
+  if (plan.memory.snapshot_bytes > plan.memory.shards_bytes) {
     for (Near state : NearOf(plan, SpreadSlab::kOptimizer, gpus)) {
       state.offset_bytes += plan.memory.shards_bytes;
       all.push_back(state);

@@ -85,6 +85,12 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
   nodes->worker = &node_values_;
   std::string serialized = init->spec.SerializeAsString();
   const bool on_gpus = devices_.front()->memory() != nullptr;
+  if (on_gpus && !plan.config.trainers_never_write()) {
+    return absl::UnimplementedError(
+        absl::StrCat("open job \"", init->spec.name(),
+                     "\": optimizers that step in the trainers are not served on GPUs of several nodes (got "
+                     "OPTIMIZER_KIND_TRAINER, want an optimizer of the daemon's)"));
+  }
   PeerJoin join;
   join.data_path = on_gpus ? NcclLibrary::Settings() : "links";
   nodes->events = std::make_shared<NodeEvents>(
@@ -104,7 +110,8 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
         nodes->links.get(), plan.world_size * plan.node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots,
         plan.node_piece_bytes / static_cast<int64_t>(sizeof(float)));
     if (plan.cut_over_nodes) {
-      nodes->gather = std::make_unique<PeerGather>(init->plan, nodes->links.get(), init->memory->shards()->At(0));
+      const JobSlab* const source = plan.config.pass_copies() ? init->memory->parameters() : init->memory->shards();
+      nodes->gather = std::make_unique<PeerGather>(init->plan, nodes->links.get(), source->At(0));
     }
   } else {
     const std::vector<char*> staging = init->memory->GatherStagingByRank(plan);  // none: nothing is cut over nodes

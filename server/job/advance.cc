@@ -31,7 +31,10 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](JobCore& job) { job.nodes_.states().Restore(); }, nullptr, "the slabs and the counts of the other node",
        "All of another node's state has come.", "Everything below reads what is committed."},
       {"copy back", kNobodyAttached, 0,
-       [](const JobCore& job) { return job.snapshots_.MayCopyBack() && !job.values_.undo().undoing(); },
+       [](const JobCore& job) {
+         return job.snapshots_.MayCopyBack() && !job.values_.undo().undoing() && !job.nodes_.promised() &&
+                !job.commits_.decision().deciding();  // where it goes back to is not decided yet
+       },
        [](JobCore& job) { job.snapshots_.CopyBack(); }, nullptr,
        "the processes that may still store into the shards: attach, or their end",
        "Shards go back to the snapshot when nobody can store into them any more.",
@@ -164,7 +167,8 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](const JobCore& job) {
          return job.writes_.passes().announced() && !job.writes_.passes().copied() &&
                 !job.writes_.passes().awaits_devices() && job.writes_.NoStepComesFirst() &&
-                !job.snapshots_.snapshot().behind();  // it reads the copies of before
+                !job.snapshots_.snapshot().behind() &&  // it reads the copies of before
+                (!job.nodes_.over_nodes() || (job.unsharding_.pending_fills() == 0 && job.MaySayStores()));
        },
        [](JobCore& job) { return job.pass_commits_.CommitBehindDevices(); }, nullptr, "signals of the ranks' devices",
        "All ranks enter a pass, nothing stores into the shards, and nobody reads the copies of before.",

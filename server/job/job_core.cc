@@ -52,7 +52,7 @@ JobCore::JobCore(Init init)
                   &events_}),
       values_({plan().get(), &commits_.decision(), &summons_, &extensions_, &sessions_},
               {memory_.get(), &committed_, &gradients_.presence(), &commits_, &events_, &work_, this,
-               [this] { nodes_.EndWriting(); }},
+               [this] { nodes_.EndWriting(); }, &snapshots_},
               init.copier, WorkOwner{init.owner.uid, init.id}),
       summons_({&identity_.spec, plan().get(), init.nodes != nullptr, &committed_, &commits_.decision(), &sessions_,
                 &gradients_.pairing(), &writes_, &extensions_, &leavers_, &values_.undo()},
@@ -66,7 +66,10 @@ JobCore::JobCore(Init init)
                &extensions_, &snapshots_.snapshot()},
               &counters_),
       pass_commits_({plan().get(), memory_.get(), &writes_, &committed_, &commits_, &snapshots_, &unsharding_,
-                     &summons_, &waits_.given_back(), &work_}),
+                     &summons_, &waits_.given_back(), &work_,
+                     init.nodes == nullptr
+                         ? PassCommits::SayPass()
+                         : [this](std::vector<std::string> states) { nodes_.SayPass(std::move(states)); }}),
       leavers_(world_size(), {&committed_, &sessions_, &commits_.steps(), &gradients_.pairing(), &writes_.passes(),
                               &writes_.hand_ins(), &summons_.full_params(), &values_.commit()}),
       renewal_({plan().get(), &sessions_, &commits_.decision(), &values_.undo(), &end_,
@@ -79,17 +82,26 @@ JobCore::JobCore(Init init)
                                  &writes_.passes(), &writes_.hand_ins(), &summons_.full_params()}),
       unsharding_(plan(), {&committed_, &commits_.decision(), &commits_.steps(), &writes_, &sessions_, memory_.get()},
                   {devices_.collective(), &waits_.given_back(), &work_, &events_, &counters_, this}),
-      nodes_(init.nodes.get(),
-             {plan(), memory_.get(), &commits_.decision(), &commits_.steps(), &leavers_, &devices_.optimizer(),
-              &summons_.full_params()},
-             {&committed_, &gradients_.pairing(), &gradients_.presence(), &values_, &work_, &events_, this},
-             {[this](PairKey key, int occurrence, const GivenGradients& given) {
-                return gradients_.reductions().AddGiven(key, occurrence, given);
-              },
-              {[this](double norm) { commits_.Measured(norm); },
-               [this](const v1::PeerMessage::Decided& decided) { commits_.Heard(decided); },
-               [this] { values_.Commit(); }, [this](const absl::Status& cause) { AwaitEndBehindStep(cause); }},
-              [this](const absl::Status& cause) { EndEpoch(end_.TakeOr(cause)); }}),
+      nodes_(
+          init.nodes.get(),
+          {plan(), memory_.get(), &commits_.decision(), &commits_.steps(), &leavers_, &devices_.optimizer(),
+           &summons_.full_params()},
+          {&committed_, &gradients_.pairing(), &gradients_.presence(), &values_, &snapshots_, &work_, &events_, this},
+          {[this](PairKey key, int occurrence, const GivenGradients& given) {
+             return gradients_.reductions().AddGiven(key, occurrence, given);
+           },
+           {[this](double norm) { commits_.Measured(norm); },
+            [this](const v1::PeerMessage::Decided& decided) { commits_.Heard(decided); },
+            [this] {
+              if (!writes_.passes().saying()) {
+                values_.Commit();
+                return;
+              }
+              nodes_.StopReading();
+              pass_commits_.Agreed();
+            },
+            [this](const absl::Status& cause) { AwaitEndBehindStep(cause); }},
+           [this](const absl::Status& cause) { EndEpoch(end_.TakeOr(cause)); }}),
       memory_account_({&identity_.spec, plan().get(), memory_.get(), &sessions_, &renewal_.writers(),
                        &snapshots_.snapshot(), &summons_.full_params()},
                       std::move(init.reserved_by_all)),
@@ -135,8 +147,11 @@ JobCore::JobCore(Init init)
       absent_.SessionEnded(process.rank, process.pid, std::move(process.process));
     // On the host shards are made anew where the snapshot counts.
     if (memory_->place().memory == nullptr) init.former.clear();
-    if (init.committed.in_snapshot) snapshots_.TakeUp(std::move(init.former));
     const bool promised_values = init.committed.promised_values.has_value();
+    if (init.committed.in_snapshot) {
+      snapshots_.TakeUp(std::move(init.former), init.committed.second_snapshot.value_or(false),
+                        promised_values || init.committed.promised.has_value());
+    }
     if (init.committed.promised.has_value()) commits_.TakeUp(*init.committed.promised);
     if (promised_values) values_.TakeUp(*init.committed.promised_values);
     if (promised_values || init.committed.promised.has_value()) {

@@ -19,9 +19,10 @@
 namespace shardd {
 
 int64_t MemoryAccount::reserved_bytes() const {
-  const int64_t kept = see_.snapshot->exists() || see_.memory->kept() != nullptr
-                           ? 0
-                           : see_.plan->memory.kept_bytes;  // a copy that is out of date counts twice, for a moment
+  const int64_t kept =
+      see_.snapshot->exists() || see_.memory->kept() != nullptr
+          ? 0
+          : see_.plan->memory.held_kept_bytes;  // a copy that is out of date counts twice, for a moment
   return (see_.plan->world_size - see_.sessions->attached()) * HostSessionBytes(*see_.plan, see_.memory->place()) +
          kept + reserved_undo_bytes() + see_.memory->given_back_bytes();
 }

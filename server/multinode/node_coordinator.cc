@@ -290,6 +290,7 @@ absl::Status NodeCoordinator::OnClosed(int node, const v1::PeerMessage::Closed& 
   from.closed = closed.backwards();
   if (closed.has_ranks_step()) {
     from.step = closed.ranks_step();
+    SHARDD_RETURN_IF_ERROR(CheckSameCommit(node));
   }
   for (auto it = pending_.begin(); it != pending_.end() && std::get<0>(it->first) < from.closed;) {
     const Key key = (it++)->first;
@@ -355,8 +356,10 @@ std::string NodeCoordinator::Waiting() const {
     return text(Missing(asked), " has not asked to write values, which all nodes do together");
   }
   if (any(given) && Missing(given) >= 0) {
-    return text(Missing(given),
-                initialized_ ? " has not given the values that others write" : " has not given its initial values");
+    const bool of_pass = any([](const Node& n) { return n.values.has_value() && n.values->of_pass(); });
+    return text(Missing(given), of_pass        ? " has not entered the pass that others enter"
+                                : initialized_ ? " has not given the values that others write"
+                                               : " has not given its initial values");
   }
   return "";
 }

@@ -129,6 +129,7 @@ class NodeCoordinator {
   absl::Status CompareSteps() const;
   absl::Status CompareAsks() const;
   absl::Status CompareValues() const;
+  absl::Status CheckSameCommit(int node) const;
   uint64_t Version() const;  // 0: not known
   void ForgetStep();
   void NextGeneration(const absl::Status& cause);

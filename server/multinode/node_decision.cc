@@ -151,8 +151,9 @@ absl::Status NodeCoordinator::CompareAsks() const {
 absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& values) {
   Node& from = nodes_[static_cast<size_t>(node)];
   // Between steps alone: what a step sums, or has decided, is of the values before.
+  const bool of_pass = values.of_pass() && plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   const bool may_write =
-      !plan_->cut_over_nodes || (may_write_times_ > 0 && from.asks_to_write.times() == may_write_times_);
+      !plan_->cut_over_nodes || of_pass || (may_write_times_ > 0 && from.asks_to_write.times() == may_write_times_);
   const bool in_turn = !initialized_ || (may_write && Version() > 0 && values.version() == Version() + 1 &&
                                          all_closed_ != kAllBackwards);
   if (!in_turn || from.values.has_value() || values.digests_size() != static_cast<int>(plan_->params.size())) {
@@ -162,6 +163,7 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
         plan_->params.size(), ")"));
   }
   from.values = values;
+  SHARDD_RETURN_IF_ERROR(CheckSameCommit(node));
   if (Missing([](const Node& n) { return n.values.has_value(); }) >= 0) {
     return absl::OkStatus();
   }
@@ -178,6 +180,25 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
   message.set_generation(generation_);
   message.mutable_values_agreed();
   SendAll(message);
+  return absl::OkStatus();
+}
+
+// With an optimizer in the trainers every pass is a version, and what makes it one is alike on all nodes.
+absl::Status NodeCoordinator::CheckSameCommit(int node) const {
+  const auto what = [](const Node& of) -> absl::string_view {
+    if (of.closed == kAllBackwards) return "a step, and enter the pass behind it";
+    if (!of.values.has_value()) return "";
+    return of.values->of_pass() ? "no step, and enter a pass" : "values, which they have written";
+  };
+  if (plan_->config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER) return absl::OkStatus();
+  const absl::string_view got = what(nodes_[static_cast<size_t>(node)]);
+  for (size_t other = 0; other < nodes_.size(); ++other) {
+    const absl::string_view want = what(nodes_[other]);
+    if (want.empty() || want == got) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "EnterPass: nodes differ in what their ranks commit (got ", got, ", on ", NodeText(node), ", and ", want,
+        ", on ", NodeText(static_cast<int>(other)), "); ranks of all nodes step, enter passes and write together"));
+  }
   return absl::OkStatus();
 }
 

@@ -37,7 +37,7 @@ void NodeRestore::Take(const v1::PeerData& header, absl::string_view elements) {
         " at ", header.offset() * kElementBytes, " of ", header.numel() * kElementBytes, ", want ",
         v1::Slab_Name(slab.name), " at ", received_[index], " of ", slab.bytes, ")"));
   } else {
-    status = slab.slab->Write(received_[index], elements.data(), size);
+    status = slab.slab->Write(slab.first_bytes + received_[index], elements.data(), size);
     received_[index] += size;
   }
   if (!status.ok() || (received_[0] == slabs_[0].bytes && received_[1] == slabs_[1].bytes)) {
@@ -63,7 +63,8 @@ void StateSender::Run() {
     }
     const auto piece = std::make_shared<std::string>();
     piece->resize(static_cast<size_t>(std::min(kPieceBytes, slab.bytes - sent_bytes_)));
-    if (const absl::Status read = slab.slab->Read(sent_bytes_, piece->data(), static_cast<int64_t>(piece->size()));
+    if (const absl::Status read =
+            slab.slab->Read(slab.first_bytes + sent_bytes_, piece->data(), static_cast<int64_t>(piece->size()));
         !read.ok()) {
       cancelled_ = true;
       failed_(read);

@@ -28,6 +28,7 @@ struct StateSlab {
   v1::Slab name = v1::SLAB_UNSPECIFIED;
   const JobSlab* slab = nullptr;  // outlives the transfer
   int64_t bytes = 0;              // of the plan: a multiple of 4
+  int64_t first_bytes = 0;        // where these begin in it
 };
 using StateSlabs = std::array<StateSlab, 2>;
 

@@ -284,7 +284,7 @@ std::vector<DeviceOp> KeepOps(const ShardPlan& plan, const SlabPointers& slabs, 
   const auto add = [&](char* slab, char* copy, int64_t size_bytes) {
     ops.emplace_back(CopyOp{back ? copy : slab, back ? slab : copy, size_bytes});
   };
-  const bool keeps_states = plan.memory.kept_bytes > plan.memory.shards_bytes;
+  const bool keeps_states = plan.memory.snapshot_bytes > plan.memory.shards_bytes;
   for (size_t f = 0; f < plan.flat_params.size(); ++f) {
     const FlatParamPlan& flat = plan.flat_params[f];
     const std::vector<Range> ranges = WorkRanges(

@@ -91,17 +91,17 @@ namespace {
 // Where parameters are cut over nodes, with memory for what this one holds alone.
 absl::StatusOr<std::unique_ptr<Slab>> MakeHostSlab(const ShardPlan& plan, SpreadSlab which, const char* name,
                                                    int64_t size_bytes) {
-  const bool is_cut =
-      which == SpreadSlab::kShards || which == SpreadSlab::kGradients || which == SpreadSlab::kOptimizer;
-  if (!plan.cut_over_nodes || !is_cut) {
+  static const std::map<SpreadSlab, HeldSlab> kCut = {{SpreadSlab::kShards, HeldSlab::kShards},
+                                                      {SpreadSlab::kGradients, HeldSlab::kGradients},
+                                                      {SpreadSlab::kOptimizer, HeldSlab::kOptimizer},
+                                                      {SpreadSlab::kParameters, HeldSlab::kParameters},
+                                                      {SpreadSlab::kKept, HeldSlab::kKept}};
+  const auto cut = kCut.find(which);
+  if (!plan.cut_over_nodes || cut == kCut.end()) {
     return Slab::Create(name, SlabBacking::kSealedMemfd, size_bytes);
   }
   std::vector<Slab::Range> held;
-  for (const ByteRange& range : HeldRanges(plan, which == SpreadSlab::kShards      ? HeldSlab::kShards
-                                                 : which == SpreadSlab::kGradients ? HeldSlab::kGradients
-                                                                                   : HeldSlab::kOptimizer)) {
-    held.push_back({range.first, range.end});
-  }
+  for (const ByteRange& range : HeldRanges(plan, cut->second)) held.push_back({range.first, range.end});
   return Slab::CreateParts(name, SlabBacking::kSealedMemfd, size_bytes, held);
 }
 
@@ -148,7 +148,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
   if (outlives) host_bytes += TakeUpLog::SizeBytes(TakeUpLog::SizesFor(plan));
   if (on_host || offloaded) {
     host_bytes += want.held_shards_bytes + want.held_gradients_bytes + want.held_optimizer_bytes +
-                  want.parameters_bytes + want.kept_bytes;
+                  want.held_parameters_bytes + want.held_kept_bytes;
   }
   if (on_host) {
     host_bytes += want.unsharded_pool_bytes + want.gradient_staging_bytes + want.node_receive_bytes;
@@ -300,7 +300,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
       elsewhere_bytes(memory->gradients(), want.gradients_bytes, want.held_gradients_bytes);
   memory->elsewhere_bytes_ = elsewhere_bytes(memory->shards(), want.shards_bytes, want.held_shards_bytes) +
                              elsewhere_bytes(memory->optimizer(), want.optimizer_bytes, want.held_optimizer_bytes) +
-                             memory->elsewhere_gradients_bytes_;
+                             want.parameters_bytes - want.held_parameters_bytes + want.kept_bytes -
+                             want.held_kept_bytes + memory->elsewhere_gradients_bytes_;
   return memory;
 }
 

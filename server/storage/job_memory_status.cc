@@ -56,7 +56,7 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
     }
   };
   add("shards", plan.memory.held_shards_bytes, shards());
-  add("parameters", plan.memory.parameters_bytes, parameters());
+  add("parameters", plan.memory.held_parameters_bytes, parameters());
   add("gradients", plan.memory.held_gradients_bytes, gradients());
   add("optimizer", plan.memory.held_optimizer_bytes, optimizer());
   add(kUnshardedPoolName, plan.memory.unsharded_pool_bytes, pool());
@@ -71,7 +71,7 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
     out->mutable_purposes()->rbegin()->set_allocated_bytes(plan.memory.node_receive_bytes);
   }
   if (plan.memory.kept_bytes > 0) {
-    add("snapshot", plan.memory.kept_bytes, kept());
+    add("snapshot", plan.memory.held_kept_bytes, kept());
   }
   if (old_values_ != nullptr) {
     add(kOldValuesName, static_cast<int64_t>(plan.world_size) * old_values_plan_->stride_bytes, old_values_.get());

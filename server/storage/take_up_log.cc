@@ -36,6 +36,7 @@ constexpr uint32_t kTouched = 1;
 constexpr uint32_t kPromised = 2;
 constexpr uint32_t kFinished = 4;
 constexpr uint32_t kPromisedValues = 8;
+constexpr uint32_t kSecond = 16;
 // In the place of kSnapshotBeingTaken, so that a daemon that does not know of it refuses the log.
 constexpr uint32_t kCountsBehindPass = 3;
 // Beside any of these, likewise.
@@ -97,6 +98,7 @@ absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const 
                    : (last.flags & kPromisedValues) != 0 ? Promised::kValues
                                                          : Promised::kNothing;
   log->finished_ = (last.flags & kFinished) != 0;
+  log->second_ = (last.flags & kSecond) != 0;
   return log;
 }
 
@@ -183,12 +185,13 @@ absl::Status TakeUpLog::PromiseValues(const v1::PromisedValuesRecord& record) {
   return absl::OkStatus();
 }
 
-absl::Status TakeUpLog::Commit(const v1::CommittedRecord& facts, const Header& header, Counts counts) {
+absl::Status TakeUpLog::Commit(const v1::CommittedRecord& facts, const Header& header, Counts counts, bool second) {
   const uint32_t place = facts_ == 1 ? 2 : 1;  // the header that counts means another one
   SHARDD_RETURN_IF_ERROR(WriteRecord(PlaceOf(place), sizes_.place_bytes, facts));
   header_ = header;
   facts_ = place;
   counts_ = counts;
+  second_ = second;
   touched_ = behind_pass_ = false;
   if (!std::exchange(keeps_promise_, false)) promised_ = Promised::kNothing;
   Write();
@@ -214,7 +217,7 @@ void TakeUpLog::End() {
   header_ = {};
   facts_ = 0;
   counts_ = Counts::kShards;
-  touched_ = finished_ = behind_pass_ = writing_ = false;
+  touched_ = finished_ = behind_pass_ = writing_ = second_ = false;
   promised_ = Promised::kNothing;
   Write();
 }
@@ -241,7 +244,8 @@ void TakeUpLog::Write() {
   raw.version = header_.version;
   raw.facts = facts_;
   raw.flags = (touched_ ? kTouched : 0) | (promised_ == Promised::kStep ? kPromised : 0) |
-              (promised_ == Promised::kValues ? kPromisedValues : 0) | (finished_ ? kFinished : 0);
+              (promised_ == Promised::kValues ? kPromisedValues : 0) | (finished_ ? kFinished : 0) |
+              (second_ ? kSecond : 0);
   raw.counts = (behind_pass_ ? kCountsBehindPass : static_cast<uint32_t>(counts_)) | (writing_ ? kCountsWriting : 0);
   raw.crc = TakeUpCrc(raw);
   char* const place = slab_->At<char>(static_cast<int64_t>(sequence_ % 2) * static_cast<int64_t>(sizeof(raw)));
@@ -266,6 +270,7 @@ absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
   left.header = {best.epoch, best.step, best.version};
   left.touched = (best.flags & kTouched) != 0;
   left.finished = (best.flags & kFinished) != 0;
+  left.second = (best.flags & kSecond) != 0;
   const uint32_t counts = best.counts & ~kCountsWriting;
   left.behind_pass = counts == kCountsBehindPass;
   left.counts = left.behind_pass ? Counts::kSnapshotBeingTaken : static_cast<Counts>(counts);

@@ -20,7 +20,7 @@
 // neither a version nor taken back, where parameters are cut over nodes, so that an older daemon refuses the log: it
 // takes nothing back there, and would serve them as the version before. `flags`: 1: touched; 2: the step behind the
 // committed one is promised, and its record is there; 4: the ranks have finished; 8: values are promised to be the next
-// version, and their record is there.
+// version, and their record is there; 16: of two snapshots (over nodes) the second one is of the step.
 //
 // This is format 1; kTakeUpFormats says what this build reads. Magic and format have the same place in all formats, and
 // a log keeps its format for as long as its job lives.
@@ -103,7 +103,9 @@ class TakeUpLog {
   void CommitStep(const Header& header);
   // Anything else is committed, or taken over, or the snapshot counts from here on. Only CommitStep and Commit with
   // kShards let shards count again.
-  absl::Status Commit(const v1::CommittedRecord& facts, const Header& header, Counts counts = Counts::kShards);
+  // `second`: of two snapshots that one counts.
+  absl::Status Commit(const v1::CommittedRecord& facts, const Header& header, Counts counts = Counts::kShards,
+                      bool second = false);
   // What the daemon before had promised stays so behind the next Commit.
   void KeepPromise() { keeps_promise_ = true; }
   // REQUIRES: made with `promises`. RESOURCE_EXHAUSTED: it is too large.
@@ -132,6 +134,7 @@ class TakeUpLog {
     bool touched = false;
     bool finished = false;
     Counts counts = Counts::kShards;
+    bool second = false;       // of two snapshots it is that one that counts
     bool behind_pass = false;  // kSnapshotBeingTaken: KeptPart::kBehindPass is what is left of it
     bool facts_in_journal = false;
     v1::CommittedRecord facts;
@@ -167,6 +170,7 @@ class TakeUpLog {
   enum class Promised { kNothing, kStep, kValues };
   Promised promised_ = Promised::kNothing;
   bool finished_ = false;
+  bool second_ = false;
   bool behind_pass_ = false;
   bool writing_ = false;
   bool keeps_promise_ = false;

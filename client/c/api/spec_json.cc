@@ -74,13 +74,13 @@ std::string PlanToJson(const v1::JobSpec& spec, const ShardPlan& plan) {
   root["offload"] = Word(v1::Offload_Name(plan.config.offload()), sizeof("OFFLOAD_") - 1);
   root["digest"] = absl::BytesToHexString(plan.digest);
   root["bytes"] = {{"shards", plan.memory.held_shards_bytes},
-                   {"parameters", plan.memory.parameters_bytes},
+                   {"parameters", plan.memory.held_parameters_bytes},
                    {"gradients", plan.memory.held_gradients_bytes},
                    {"optimizer", plan.memory.held_optimizer_bytes},
                    {"unsharded_pool", plan.memory.unsharded_pool_bytes},
                    {"gradient_staging", plan.memory.gradient_staging_bytes},
                    {"node_receive", plan.memory.node_receive_bytes},
-                   {"snapshot", plan.memory.kept_bytes},
+                   {"snapshot", plan.memory.held_kept_bytes},
                    {"journal", plan.memory.journal_bytes},
                    {"undo", plan.memory.undo_bytes},
                    {"session_per_rank", plan.memory.session_bytes},

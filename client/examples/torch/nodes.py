@@ -31,7 +31,7 @@ def main() -> None:
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = AdamW(model.parameters(), lr=args.lr)  # torch's own optimizers are not served on several nodes
+    optimizer = AdamW(model.parameters(), lr=args.lr)
 
     first, state = resume()
     characters = state["characters"] if state else 0

@@ -105,17 +105,6 @@ std::optional<std::vector<PastProcess>> FormerProcesses(const TakeUpLog& log, in
   return former;
 }
 
-// Its pages go at once, so that those of what is made in its place take no more.
-void DropHost(const char* name, JobMemory::Kept* kept) {
-  const auto it = kept->find(name);
-  if (it == kept->end()) return;
-  struct stat object {};
-  if (fstat(it->second.get(), &object) == 0) {
-    (void)fallocate(it->second.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, object.st_size);
-  }
-  kept->erase(it);
-}
-
 // Memory of the job, as the daemon before has left it. `anew`: but for what is to be made of the snapshot.
 absl::StatusOr<std::unique_ptr<JobMemory>> TakeUpOnGpus(const ShardPlan& plan, const v1::CustodyJob& job,
                                                         JobMemory::Kept kept, const SlabPlace& place, bool anew) {
@@ -253,7 +242,9 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
   // shards is one when its snapshot is taken, and any other is the snapshot's.
   const absl::StatusOr<v1::DecidedStepRecord> decided = result.journal->ReadDecided(header.step + 1);
   const bool pass_copies = plan.config.pass_copies();
-  const bool completes = decided.ok() && decided->epoch() == header.epoch && (DaemonUpdates(plan) || !pass_copies);
+  const bool two = plan.memory.kept_bytes > plan.memory.snapshot_bytes;  // snapshots: the other one is of that step
+  const bool completes =
+      decided.ok() && decided->epoch() == header.epoch && (DaemonUpdates(plan) || !pass_copies || two);
   if (left.touched && (pass_copies || !completes)) {
     return absl::DataLossError("the daemon had not written down what it committed last, as its log says");
   }
@@ -261,8 +252,9 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
   if (shards_count && !decided.ok() && HasBegun(*result.log, plan.world_size, header.step + 1)) {
     return absl::DataLossError(absl::StrCat(decided.status().message(), ", whose update had begun"));
   }
-  const bool in_snapshot = completes ? pass_copies : left.counts != TakeUpLog::Counts::kShards;
-  const bool completes_snapshot = in_snapshot && (completes || left.counts == TakeUpLog::Counts::kSnapshotBeingTaken);
+  const bool in_snapshot = (two || completes) ? pass_copies : left.counts != TakeUpLog::Counts::kShards;
+  const bool completes_snapshot =
+      !two && in_snapshot && (completes || left.counts == TakeUpLog::Counts::kSnapshotBeingTaken);
   if (completes) {
     ++header.step;
     ++header.version;
@@ -294,7 +286,9 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
     // Parts of a step that is completed have made no cast copies.
     const bool written = !pass_copies && (left.touched || left.counts != TakeUpLog::Counts::kShards ||
                                           HasSeveralOptimizers(plan.config.optimizer()));
-    if (!on_gpus) {
+    if (two) {
+      left.second = !left.second;
+    } else if (!on_gpus) {
       SHARDD_RETURN_IF_ERROR(CompleteStep(plan, *decided, slabs, *result.log, written));
     } else if (!pass_copies) {
       SHARDD_RETURN_IF_ERROR(CompleteStepOf(plan, *decided, *result.memory, *result.log, written, on.devices));
@@ -324,7 +318,7 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
   const std::optional<uint64_t> undone =
       completes || (in_snapshot && in_trainers) ? std::nullopt : std::optional(header.version);
   // Old bytes of promised values stay, too: where parameters are cut over nodes nobody could send what was agreed on.
-  const bool keeps_values = left.promised_values.has_value() && !on_gpus && !completes && !in_snapshot;
+  const bool keeps_values = left.promised_values.has_value() && !on_gpus && !completes && (!in_snapshot || two);
   // Of a promise nothing is kept there: nodes are replicas, and send what this one lacks.
   if (on_gpus) {
     SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
@@ -362,7 +356,14 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
   }
   result.committed.in_snapshot = in_snapshot;
   if (in_snapshot) {
-    if (completes) SHARDD_RETURN_IF_ERROR(BeginSnapshotOf(*decided, header, result.log.get()));
+    if (two) {
+      result.committed.second_snapshot = left.second;
+      // What passes read may have been on its way to the other one.
+      char* const snapshot = mapped.At("snapshot") + (left.second ? plan.memory.snapshot_bytes : 0);
+      SHARDD_RETURN_IF_ERROR(MakeCopies(plan, slabs, snapshot));
+    } else if (completes) {
+      SHARDD_RETURN_IF_ERROR(BeginSnapshotOf(*decided, header, result.log.get()));
+    }
     if (completes_snapshot) {
       SHARDD_RETURN_IF_ERROR(CompleteSnapshot(plan, slabs,
                                               mapped.At(plan.memory.kept_bytes > 0 ? "snapshot" : "parameters"),

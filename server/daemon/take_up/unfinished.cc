@@ -1,5 +1,8 @@
 #include "server/daemon/take_up/unfinished.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -134,6 +137,24 @@ absl::Status CompleteStepOnGpus(const ShardPlan& plan, const v1::DecidedStepReco
 absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot, KeptPart part) {
   for (int rank = 0; rank < plan.world_size; ++rank) {
     SHARDD_RETURN_IF_ERROR(RunHere(KeepOps(plan, slabs, snapshot, /*back=*/false, rank, part)));
+  }
+  return absl::OkStatus();
+}
+
+void DropHost(const char* name, JobMemory::Kept* kept) {
+  const auto it = kept->find(name);
+  if (it == kept->end()) return;
+  struct stat object {};
+  if (fstat(it->second.get(), &object) == 0) {
+    (void)fallocate(it->second.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, object.st_size);
+  }
+  kept->erase(it);
+}
+
+absl::Status MakeCopies(const ShardPlan& plan, SlabPointers slabs, char* snapshot) {
+  slabs.shards = snapshot;
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    SHARDD_RETURN_IF_ERROR(RunHere(CommitOps(plan, slabs, rank)));
   }
   return absl::OkStatus();
 }

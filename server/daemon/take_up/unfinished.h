@@ -12,12 +12,12 @@
 #include "common/plan/plan.h"
 #include "server/device/device_op.h"
 #include "server/optimizer/optimizer.h"
+#include "server/storage/job_memory.h"
 #include "shardd/v1/journal.pb.h"
 
 namespace shardd {
 
 class Device;
-class JobMemory;
 struct SlabPointers;
 class TakeUpLog;
 
@@ -34,6 +34,13 @@ absl::Status CompleteStepOnGpus(const ShardPlan& plan, const v1::DecidedStepReco
 
 // Copies `part` of what trainers write into the snapshot. REQUIRES: nobody stores into what that is copied from.
 absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot, KeptPart part);
+
+// Makes the copies that passes read, on the host, of the shards with which `snapshot` begins.
+absl::Status MakeCopies(const ShardPlan& plan, SlabPointers slabs, char* snapshot);
+
+// Drops memory of the host that was handed over. Its pages go at once, so that those of what is made in its place take
+// no more.
+void DropHost(const char* name, JobMemory::Kept* kept);
 
 // Ranks were loading values, and the daemon ended before these were a version, or when they were. `version`: the
 // committed one; nothing: what counts is made anew.

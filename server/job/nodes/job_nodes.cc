@@ -13,6 +13,7 @@
 #include "server/job/step/step_decision.h"
 #include "server/job/unshard/node_gathers.h"
 #include "server/job/work/job_work.h"
+#include "server/job/writes/snapshot_keeper.h"
 #include "server/job/writes/value_writes.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/node_member.h"
@@ -43,8 +44,9 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
   NodeMember* const member = member_.get();
   left_ = std::move(parts->left);
   digests_ = std::make_unique<ModelDigests>(
-      ModelDigests::Facts{plan, see_.memory, use_.committed},
-      ModelDigests::Services{member, parts->worker, use_.work, use_.job, [this] { Promise(); }});
+      ModelDigests::Facts{plan, see_.memory, use_.committed, &use_.snapshots->snapshot()},
+      ModelDigests::Services{member, parts->worker, use_.work, use_.job, [this] { Promise(); },
+                             [this](std::function<void()> then) { TakeNext(std::move(then)); }});
   sums_ = std::make_unique<SumsOverNodes>(
       SumsOverNodes::Facts{plan, use_.committed, see_.decision, see_.steps, use_.pairing},
       SumsOverNodes::Services{member, use_.job}, tell_.add);
@@ -52,11 +54,16 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
       std::make_unique<StepsOverNodes>(StepsOverNodes::Facts{plan, see_.steps, see_.decision, digests_.get()},
                                        StepsOverNodes::Services{use_.committed, member, use_.presence}, tell_.steps);
   states_ = std::make_unique<StateTransfers>(
-      StateTransfers::Facts{plan, see_.memory, see_.decision, see_.steps, see_.full_params, &use_.values->undo()},
+      StateTransfers::Facts{plan, see_.memory, see_.decision, see_.steps, see_.full_params, &use_.values->undo(),
+                            &use_.snapshots->snapshot()},
       StateTransfers::Services{member, links_.get(), events_.get(), parts->worker, use_.committed, use_.work,
                                see_.devices, use_.events, use_.job},
       StateTransfers::Results{
-          [values = use_.values] { values->BeginRestore(); }, [values = use_.values] { values->Restored(); },
+          [values = use_.values] { values->BeginRestore(); },
+          [values = use_.values, snapshots = use_.snapshots] {
+            values->Restored();
+            if (snapshots->snapshot().two()) snapshots->Restored();
+          },
           [values = use_.values](absl::AnyInvocable<void()> then) { values->Behind(std::move(then)); }});
   if (parts->gather != nullptr) {
     gathers_ = std::make_unique<NodeGathers>(
@@ -108,6 +115,25 @@ void JobNodes::Promise() {
   const uint64_t version = use_.committed->version();
   if (see_.plan->cut_over_nodes && version > 0) use_.committed->PromiseValues(member_->generation());
   use_.events->Add(-1, "parameters", absl::StrCat("version ", version + 1, " is said to node 0"));
+}
+
+void JobNodes::TakeNext(std::function<void()> then) {
+  if (!use_.snapshots->snapshot().two()) {
+    then();
+    return;
+  }
+  use_.snapshots->TakeNext(DeviceOps(static_cast<size_t>(see_.plan->world_size)), std::move(then));
+}
+
+bool JobNodes::MaySayPass() const { return !digests_->under_way(); }
+
+void JobNodes::SayPass(std::vector<std::string> trainer_states) {
+  if (see_.plan->cut_over_nodes) use_.committed->PromiseValues(member_->generation(), trainer_states);
+  v1::PeerMessage::Values values;
+  values.set_version(use_.committed->version() + 1);
+  values.set_of_pass(true);
+  for (const int64_t count : use_.committed->step_counts()) values.add_digests(static_cast<uint64_t>(count) + 1);
+  member_->Values(std::move(values));
 }
 
 void JobNodes::SetReadable(uint64_t version) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -38,6 +39,7 @@ class NodeGathers;
 class NodeMember;
 class OptimizerDevices;
 class PeerLinks;
+class SnapshotKeeper;
 class StateTransfers;
 class ValueWrites;
 
@@ -74,6 +76,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
     const Pairing* pairing = nullptr;
     GradientPresence* presence = nullptr;
     ValueWrites* values = nullptr;
+    SnapshotKeeper* snapshots = nullptr;
     JobWork* work = nullptr;
     JobEvents* events = nullptr;
     JobControl* job = nullptr;
@@ -101,6 +104,13 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   int64_t held_step() const;
   // All nodes have closed the step, and what is to be compared with it is there.
   bool MayDecide() const;
+  // Ranks that have entered a pass without a step may be said to have. REQUIRES: over_nodes().
+  bool MaySayPass() const;
+  // Nobody gathers what lies here before there is another version.
+  void StopReading() { SetReadable(0); }
+  // All ranks have entered a pass without a step, and what they have stored is kept. `trainer_states`: what they keep
+  // with it, by rank; empty: as before.
+  void SayPass(std::vector<std::string> trainer_states);
   // The state is brought from another node.
   bool fetching() const;
   // This node has nothing of the job, and may still be sent the state of another node that has.
@@ -170,6 +180,8 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   // The other nodes may gather the parameters of this version; 0: of none.
   void SetReadable(uint64_t version);
   void Promise();  // written values are about to be said
+  // With an optimizer in the trainers: what is written is kept before it is said.
+  void TakeNext(std::function<void()> then);
   void EndStep();
 
   const Facts see_;

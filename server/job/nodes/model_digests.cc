@@ -8,9 +8,10 @@
 #include "server/job/job_part.h"
 #include "server/job/step/committed.h"
 #include "server/job/work/job_work.h"
+#include "server/job/writes/snapshot.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/node_member.h"
-#include "server/multinode/value_digest.h"
+#include "server/storage/job_memory.h"
 #include "server/storage/job_slab.h"
 
 namespace shardd {
@@ -18,11 +19,31 @@ namespace {
 
 constexpr int64_t kReadPieceBytes = int64_t{1} << 20;
 
+// As WholePart, of what trainers have stored, in the snapshot that begins at `at_bytes`: part k is state k - 1 of their
+// optimizer.
+SlabPart PartOfSnapshot(const ShardPlan& plan, const JobMemory& memory, int param, int part, int64_t at_bytes) {
+  if (part == 0) {
+    SlabPart value = WholePart(plan, memory, param, part);
+    return {memory.kept(), at_bytes + value.offset_bytes, value.element_bytes, value.numel};
+  }
+  const ParamPlan& of = plan.params[static_cast<size_t>(param)];
+  const FlatParamPlan& flat = plan.flat_params[static_cast<size_t>(of.flat_param)];
+  if (!of.requires_grad || flat.optimizer_offset_bytes < 0 || part > flat.optimizer_states) return {};
+  const auto element_bytes = static_cast<int64_t>(sizeof(float));
+  return {memory.kept(),
+          at_bytes + plan.memory.shards_bytes + flat.optimizer_offset_bytes + (part - 1) * flat.StateStrideBytes() +
+              of.offset * element_bytes,
+          element_bytes, of.numel};
+}
+
 }  // namespace
 
-const std::vector<uint64_t>& ModelDigests::At(uint64_t version) const {
+// A pass without a step is a version, and nothing of the step that nodes compare.
+const std::vector<uint64_t>& ModelDigests::OfCommitted() const {
   static const auto* const kNone = new std::vector<uint64_t>();
-  return version == version_ ? by_param_ : *kNone;
+  const bool in_trainers = see_.plan->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  const bool is_of_it = in_trainers ? step_ == see_.committed->step() : version_ == see_.committed->version();
+  return is_of_it ? by_param_ : *kNone;
 }
 
 void ModelDigests::StepCommitted() {
@@ -30,12 +51,15 @@ void ModelDigests::StepCommitted() {
     return;
   }
   ++under_way_;
-  Take({}, {},
-       [this, version = see_.committed->version(), epoch = see_.committed->epoch()](const absl::Status& status,
-                                                                                    const Digests& digests) {
+  // The one that is made the committed version's when all have heard of this commit.
+  const bool kept = see_.snapshot != nullptr && see_.snapshot->two();
+  Take({}, {}, kept ? see_.snapshot->next_offset_bytes() : -1,
+       [this, version = see_.committed->version(), step = see_.committed->step(), epoch = see_.committed->epoch()](
+           const absl::Status& status, const Digests& digests) {
          --under_way_;
          if (status.ok()) {
            version_ = version;
+           step_ = step;
            by_param_.assign(digests.digests().begin(), digests.digests().end());
          } else if (see_.committed->epoch() == epoch) {
            use_.job->Fail(status);
@@ -44,7 +68,7 @@ void ModelDigests::StepCommitted() {
 }
 
 void ModelDigests::SayValues(std::vector<SlabPart> stale, std::vector<uint32_t> written, std::function<void()> ended) {
-  Take(std::move(stale), std::move(written),
+  Take(std::move(stale), std::move(written), /*snapshot=*/-1,
        [this, ended = std::move(ended), epoch = see_.committed->epoch()](const absl::Status& status, Digests digests) {
          ended();
          if (see_.committed->epoch() != epoch) {
@@ -55,14 +79,17 @@ void ModelDigests::SayValues(std::vector<SlabPart> stale, std::vector<uint32_t> 
            use_.job->Fail(status);
            return;
          }
-         if (use_.promise != nullptr) use_.promise();
-         use_.member->Values(std::move(digests));
+         auto say = [this, digests = std::move(digests)] {
+           if (use_.promise != nullptr) use_.promise();
+           use_.member->Values(digests);
+         };
+         use_.keep == nullptr ? say() : use_.keep(std::move(say));
        });
 }
 
-void ModelDigests::Take(std::vector<SlabPart> stale, std::vector<uint32_t> written,
+void ModelDigests::Take(std::vector<SlabPart> stale, std::vector<uint32_t> written, int64_t snapshot,
                         std::function<void(const absl::Status&, Digests)> done) {
-  use_.worker->Post([this, keep = use_.work->Keep(), stale = std::move(stale), written = std::move(written),
+  use_.worker->Post([this, keep = use_.work->Keep(), stale = std::move(stale), written = std::move(written), snapshot,
                      counts = see_.committed->step_counts(), later = see_.committed->version() > 0,
                      done = std::move(done)]() mutable {
     absl::Status status;
@@ -71,7 +98,7 @@ void ModelDigests::Take(std::vector<SlabPart> stale, std::vector<uint32_t> writt
     }
     Digests digests;
     if (!later) written.clear();  // parts without initial values are zero
-    if (status.ok()) status = Read(counts, written, &digests);
+    if (status.ok()) status = Read(counts, written, snapshot, &digests);
     use_.work->loop()->Post(
         [this, keep = std::move(keep), done = std::move(done), status, digests = std::move(digests)] {
           use_.work->AndAdvance([&](const absl::Status& read) { done(read, digests); })(status);
@@ -79,9 +106,19 @@ void ModelDigests::Take(std::vector<SlabPart> stale, std::vector<uint32_t> writt
   });
 }
 
-absl::Status ModelDigests::Read(const std::vector<int64_t>& step_counts, const std::vector<uint32_t>& written,
-                                Digests* digests) const {
+absl::Status ModelDigests::AddBytes(const JobSlab& slab, int64_t offset_bytes, int64_t size_bytes,
+                                    ValueDigest* digest) const {
   std::string piece;
+  for (int64_t at = 0; at < size_bytes; at += kReadPieceBytes) {
+    piece.resize(static_cast<size_t>(std::min(kReadPieceBytes, size_bytes - at)));
+    SHARDD_RETURN_IF_ERROR(slab.Read(offset_bytes + at, piece.data(), static_cast<int64_t>(piece.size())));
+    digest->Add(piece.data(), piece.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ModelDigests::Read(const std::vector<int64_t>& step_counts, const std::vector<uint32_t>& written,
+                                int64_t snapshot, Digests* digests) const {
   for (size_t p = 0; p < see_.plan->params.size(); ++p) {
     if (see_.plan->cut_over_nodes) {
       // Each node has its own part, but of the updates of a parameter all count the same, and all write the same of its
@@ -94,14 +131,11 @@ absl::Status ModelDigests::Read(const std::vector<int64_t>& step_counts, const s
     }
     ValueDigest digest;
     for (int what = 0; what <= see_.plan->optimizer_states; ++what) {
-      const SlabPart written = WholePart(*see_.plan, *see_.memory, static_cast<int>(p), what);
-      const int64_t bytes = written.size_bytes();
-      for (int64_t at = 0; at < bytes; at += kReadPieceBytes) {
-        piece.resize(static_cast<size_t>(std::min(kReadPieceBytes, bytes - at)));
-        SHARDD_RETURN_IF_ERROR(
-            written.slab->Read(written.offset_bytes + at, piece.data(), static_cast<int64_t>(piece.size())));
-        digest.Add(piece.data(), piece.size());
-      }
+      const SlabPart part = snapshot < 0
+                                ? WholePart(*see_.plan, *see_.memory, static_cast<int>(p), what)
+                                : PartOfSnapshot(*see_.plan, *see_.memory, static_cast<int>(p), what, snapshot);
+      if (part.slab == nullptr) continue;
+      SHARDD_RETURN_IF_ERROR(AddBytes(*part.slab, part.offset_bytes, part.size_bytes(), &digest));
     }
     digest.AddWord(static_cast<uint64_t>(step_counts[p]));
     digests->add_digests(digest.value());

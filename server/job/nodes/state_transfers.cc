@@ -19,7 +19,14 @@ namespace shardd {
 StateTransfers::StateTransfers(Facts facts, Services services, Results results)
     : see_(facts), use_(services), tell_(std::move(results)), senders_(use_.links, use_.worker) {}
 
-StateSlabs StateTransfers::Slabs() const {
+StateSlabs StateTransfers::Slabs(bool next) const {
+  if (two()) {
+    const JobSlab* const kept = see_.memory->kept();
+    const int64_t first = next ? see_.snapshot->next_offset_bytes() : see_.snapshot->offset_bytes();
+    const MemoryPlan& memory = see_.plan->memory;
+    return {{{v1::SLAB_SHARDS, kept, memory.shards_bytes, first},
+             {v1::SLAB_OPTIMIZER, kept, memory.optimizer_bytes, first + memory.shards_bytes}}};
+  }
   return {{{v1::SLAB_SHARDS, see_.memory->shards(), see_.plan->memory.shards_bytes},
            {v1::SLAB_OPTIMIZER, see_.memory->optimizer(), see_.plan->memory.optimizer_bytes}}};
 }
@@ -54,7 +61,7 @@ void StateTransfers::NodeSendState(int node, uint64_t transfer) {
   for (size_t param = 0; param < committed.step_counts().size(); ++param) {
     state.add_step_counts(committed.step_counts()[param] + (see_.decision->Applies(param) ? 1 : 0));
   }
-  const StateSlabs slabs = Slabs();
+  const StateSlabs slabs = Slabs(/*next=*/ahead);
   use_.events->Add(
       -1, "state",
       absl::StrCat("step ", state.step(), " is sent to node ", node, ", ", slabs[0].bytes + slabs[1].bytes, " bytes"));
@@ -93,8 +100,8 @@ void StateTransfers::NodeBeginFetch(int from, uint64_t transfer) {
       if (job != nullptr && fetch_ != nullptr && fetch_ == of.lock()) came(status);
     });
   };
-  auto take = [slabs = fetch_->Begin(Slabs(), std::move(ended)), from](int node, const v1::PeerData& header,
-                                                                       absl::string_view elements) {
+  auto take = [slabs = fetch_->Begin(Slabs(/*next=*/true), std::move(ended)), from](
+                  int node, const v1::PeerData& header, absl::string_view elements) {
     if (node == from) slabs->Take(header, elements);
   };
   use_.bytes->SetState(std::move(take));
@@ -105,8 +112,13 @@ void StateTransfers::NodeBeginFetch(int from, uint64_t transfer) {
       use_.links->Send(from, std::move(message));
     }
   };
+  // Devices may still copy what ranks had stored to where the state comes.
+  auto ask_behind_devices = [this, ask = std::move(ask)] {
+    use_.devices->Submit("await copies of before", DeviceOps(static_cast<size_t>(use_.devices->count())),
+                         use_.work->Join(use_.devices->count(), [ask](const absl::Status&) { ask(); }));
+  };
   // Behind what still writes initial values of an attempt that has ended.
-  tell_.behind_writes([this, ask = std::move(ask)]() mutable {
+  tell_.behind_writes([this, ask = std::move(ask_behind_devices)]() mutable {
     use_.worker->Post([this, ask = std::move(ask)]() mutable { use_.work->loop()->Post(std::move(ask)); });
   });
 }
@@ -125,8 +137,9 @@ void StateTransfers::Restore() {
     if (fetch_ == fetch && use_.member->fetching()) Restored(status, state);
   });
   DeviceOps ops(static_cast<size_t>(see_.plan->world_size));
+  const SlabPointers from = two() ? see_.snapshot->NextPointers() : see_.memory->pointers();
   for (int rank = 0; rank < see_.plan->world_size; ++rank) {
-    ops[static_cast<size_t>(rank)] = CommitOps(*see_.plan, see_.memory->pointers(), rank);
+    ops[static_cast<size_t>(rank)] = CommitOps(*see_.plan, from, rank);
   }
   use_.devices->Submit(absl::StrCat("cast step ", state.step()), use_.devices->Divide(std::move(ops)), cast);
 }
@@ -136,6 +149,7 @@ void StateTransfers::Restored(const absl::Status& status, const v1::PeerMessage:
     use_.job->Close(absl::StrCat("state from node ", fetch_->from(), ": ", status.message()));
     return;
   }
+  if (two()) use_.committed->CommitsSnapshot(see_.snapshot->next_is_second());
   use_.committed->Restore(state.step(), state.version(), {state.step_counts().begin(), state.step_counts().end()},
                           fetch_->TakeTrainerStates());
   tell_.restored();

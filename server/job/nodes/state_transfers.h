@@ -8,6 +8,7 @@
 #include "absl/functional/any_invocable.h"
 #include "common/plan/plan.h"
 #include "server/job/step/step_decision.h"
+#include "server/job/writes/snapshot.h"
 #include "server/multinode/node_fetch.h"
 #include "server/multinode/node_listeners.h"
 #include "server/multinode/node_member.h"
@@ -41,6 +42,8 @@ class StateTransfers final : public NodeStateListener {
     const AskedSteps* steps = nullptr;
     const FullParams* full_params = nullptr;
     const WriteUndo* undo = nullptr;
+    // Where trainers store into the slabs, it is sent, and what comes is the next one. Null: they do not.
+    const Snapshot* snapshot = nullptr;
   };
   struct Services {
     NodeMember* member = nullptr;
@@ -79,10 +82,12 @@ class StateTransfers final : public NodeStateListener {
   void NodeTakeRankState(const v1::PeerMessage::RankState& state) override;
 
  private:
+  bool two() const { return see_.snapshot != nullptr && see_.snapshot->two(); }
   bool AwaitsUpdate() const { return see_.decision->committing() && !see_.decision->applied(); }
   // Ranks write full parameters, in place, or what they wrote is being taken back.
   bool HasUncommitted() const;
-  StateSlabs Slabs() const;
+  // `next`: of the two snapshots, the next one.
+  StateSlabs Slabs(bool next) const;
   void Restored(const absl::Status& status, const v1::PeerMessage::State& state);
 
   const Facts see_;

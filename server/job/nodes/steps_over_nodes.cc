@@ -37,7 +37,7 @@ void StepsOverNodes::SayReduced(const Norm& own_norm) {
   *reduced.mutable_present() = MaskOf(use_.presence->by_param());
   reduced.set_norm_scale(own_norm.state().scale);
   reduced.set_norm_sum(own_norm.state().sum);
-  const std::vector<uint64_t>& digests = see_.digests->At(use_.committed->version());
+  const std::vector<uint64_t>& digests = see_.digests->OfCommitted();
   reduced.mutable_digests()->Add(digests.begin(), digests.end());
   reduced.set_ends_attempt(ends_);
   use_.member->Reduced(std::move(reduced));

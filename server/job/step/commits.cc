@@ -30,7 +30,11 @@ void Commits::TakeUp(const v1::PromisedStepRecord& promised) {
   for (int rank = 0; rank < world_size(); ++rank) {
     v1::Step step = promised.asked();
     step.set_trainer_state(promised.trainer_states(rank));
-    steps_.Ask(rank, std::move(step), /*signal=*/0);
+    if (in_trainers()) {
+      steps_.AskInTrainer(rank, promised.trainer_states(rank));
+    } else {
+      steps_.Ask(rank, std::move(step), /*signal=*/0);
+    }
   }
   use_.gradients->presence().SetAll(BitsOf(promised.present(), see_.plan->params.size()));
   decision_.BeginMeasuring();
@@ -181,7 +185,10 @@ void Commits::Heard(const v1::PeerMessage::Decided& decided) {
 // On several nodes, node 0 has measured, and all update with what it has found.
 void Commits::Decide() {
   const int64_t step = use_.committed->step() + 1;
-  decision_.Fix(steps_.step(0), UpdatedBy(*see_.plan, steps_.step(0), use_.gradients->presence().by_param()),
+  // What trainers update is not counted here.
+  decision_.Fix(steps_.step(0),
+                in_trainers() ? std::vector<bool>(see_.plan->params.size(), false)
+                              : UpdatedBy(*see_.plan, steps_.step(0), use_.gradients->presence().by_param()),
                 use_.committed->step_counts());
   if (decision_.is_part()) {
     decision_.BeginUpdate();
@@ -224,6 +231,13 @@ void Commits::Update() {
   const bool part = decision_.is_part();
   const bool written = !part && (use_.writes->hand_ins().any_since_version() || decision_.parts() > 0);
   DeviceOps ops(world_size());
+  if (in_trainers()) {  // which have stored it: the copies that passes read are made
+    for (int rank = 0; rank < world_size(); ++rank) {
+      ops[rank] = CommitOps(*see_.plan, use_.snapshots->snapshot().NextPointers(), rank);
+    }
+    see_.devices->Submit(label, see_.devices->Divide(std::move(ops)), done);
+    return;
+  }
   for (int rank = 0; rank < world_size(); ++rank) {
     // What a part changes is put back, and not completed, if the daemon dies.
     UpdateLog* const log = part ? nullptr : use_.committed->BeginUpdate(rank);
@@ -260,6 +274,11 @@ void Commits::Show() {
 
 // The shards are those of the step.
 void Commits::CommitStep() {
+  if (in_trainers()) {
+    use_.writes->CommitPass();
+    CommitStepInTrainers();
+    return;
+  }
   const std::vector<bool>& updated = decision_.step().present;
   for (size_t param = 0; param < updated.size(); ++param) {
     if (updated[param]) {

@@ -114,6 +114,9 @@ class Commits final : public JobPart {
   void CommitStep();
   // The step that ranks made by their own optimizers, whose shards are there.
   void CommitStepInTrainers();
+  // Over nodes it is decided as every other: BeginInTrainers, and StoredInTrainers when what ranks have stored is kept.
+  void BeginInTrainers() { decision_.BeginMeasuring(); }
+  void StoredInTrainers() { MeasuredHere(Norm(/*order=*/2)); }
 
   // Other versions -----------------------------------------------------------------------------------
   struct Version {
@@ -143,6 +146,7 @@ class Commits final : public JobPart {
   absl::Status CheckMayStep(int rank, const v1::Step& step) const;
   absl::Status CheckMayStepInParts() const;
   absl::Status CloseStep(int rank);
+  bool in_trainers() const { return see_.plan->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER; }
   absl::Status Measure();
   // Of several nodes, this one's part.
   void MeasuredHere(const Norm& norm);

@@ -25,7 +25,8 @@ void Committed::TakeOver(const CommittedFacts& facts) {
   SetStepCounts(facts.step_counts);
   trainer_states_ = facts.trainer_states;
   if ((facts.promised.has_value() || facts.promised_values.has_value()) && logs_) log_->KeepPromise();
-  if (facts.in_snapshot) {
+  second_snapshot_ = facts.second_snapshot;
+  if (facts.in_snapshot && !second_snapshot_.has_value()) {
     GoBack(step_, facts.trainer_states);
   } else {
     WriteHeader(Changed::kFacts);
@@ -104,12 +105,13 @@ void Committed::Promise(v1::PromisedStepRecord record) {
   }
 }
 
-void Committed::PromiseValues(uint64_t generation) {
+void Committed::PromiseValues(uint64_t generation, const std::vector<std::string>& trainer_states) {
   if (!logs_) return;
   v1::PromisedValuesRecord record;
   record.set_generation(generation);
   record.set_version(version_ + 1);
   record.mutable_step_counts()->Add(step_counts_->begin(), step_counts_->end());
+  for (const std::string& state : trainer_states) record.add_trainer_states(state);
   if (absl::Status status = log_->PromiseValues(record); !status.ok()) {
     LogError(
         absl::StrCat("job ", job_, ": version ", version_ + 1, " would be lost with this daemon: ", status.message()));
@@ -201,6 +203,9 @@ void Committed::WriteHeader(Changed what) {
 }
 
 absl::Status Committed::WriteLog(Changed what) {
+  if (second_snapshot_.has_value() && what != Changed::kEpoch) {
+    return LogFacts({version_, step_, {}}, trainer_states_, TakeUpLog::Counts::kSnapshot);
+  }
   if (what == Changed::kEpoch || !shards_count_) {
     log_->SetVersion(epoch_, version_);
     return absl::OkStatus();
@@ -220,7 +225,7 @@ absl::Status Committed::LogFacts(const SnapshotOf& of, const std::vector<std::st
     if (of.updated[param]) facts.set_step_counts(static_cast<int>(param), (*step_counts_)[param] + 1);
   }
   for (const std::string& state : trainer_states) facts.add_trainer_states(state);
-  return log_->Commit(facts, {epoch_, of.step, of.version}, counts);
+  return log_->Commit(facts, {epoch_, of.step, of.version}, counts, second_snapshot_.value_or(false));
 }
 
 Committed::~Committed() = default;

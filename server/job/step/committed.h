@@ -34,6 +34,7 @@ struct CommittedFacts {
   std::vector<std::string> trainer_states;  // by rank
   v1::Counters counters;
   bool in_snapshot = false;  // the shards hold nothing yet: the memory's snapshot is of the step
+  std::optional<bool> second_snapshot = std::nullopt;  // of two, whether it is the second one; nothing: there is one
   // Several nodes: the step behind it, by the daemon before.
   std::optional<v1::PromisedStepRecord> promised = std::nullopt;
   // Likewise values that are to be the next version. One of the two at most.
@@ -87,6 +88,8 @@ class Committed {
   // The same for good, for trainers that store at any time: from here on commits say nothing of shards. The snapshot is
   // being taken, of shards into which nobody stores meanwhile.
   void BeginSnapshot(const SnapshotOf& of, const std::vector<std::string>& trainer_states);
+  // Over nodes: what is committed from here on is what that one of two snapshots has, the second or the first.
+  void CommitsSnapshot(bool second) { second_snapshot_ = second; }
   // It is taken, or another daemon has left one.
   void SnapshotTaken();
   // What is left of it is copied behind the pass (TakeUpLog::SnapshotIsBehind).
@@ -106,7 +109,8 @@ class Committed {
   // Several nodes: another node is about to hear that the step is reduced here, and may decide it.
   void Promise(v1::PromisedStepRecord record);
   // The same for values that are to be the next version, with the counts that were loaded with them.
-  void PromiseValues(uint64_t generation);
+  // `trainer_states`: of a pass, as in the record; empty: none.
+  void PromiseValues(uint64_t generation, const std::vector<std::string>& trainer_states = {});
   // Where parameters are cut over nodes: values of ranks that are no version lie in the shards from here on, or do not
   // any more (TakeUpLog::SetWriting).
   void SetWriting(bool writing);
@@ -148,6 +152,7 @@ class Committed {
   const std::unique_ptr<Journal> journal_;
   std::unique_ptr<TakeUpLog> log_;
   bool shards_count_ = true;  // for the log, where a version is committed
+  std::optional<bool> second_snapshot_;
   bool custody_ended_ = false;
   bool logs_ = false;         // there is a log, and the job is not closed
   JobPart* parts_ = nullptr;  // null: nobody hears

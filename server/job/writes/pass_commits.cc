@@ -77,6 +77,43 @@ absl::Status PassCommits::Commit() {
   return absl::OkStatus();
 }
 
+absl::Status PassCommits::SayStores() {
+  const bool stepped = use_.writes->passes().stepped(0);
+  DeviceOps ops(static_cast<size_t>(world_size()));
+  if (stepped) {
+    SHARDD_RETURN_IF_ERROR(use_.unsharding->CompareOrders());
+    SHARDD_ASSIGN_OR_RETURN(ops, use_.commits->SettleGradients());  // before backwards count from 0 again
+    use_.commits->BeginInTrainers();
+  }
+  use_.writes->BeginSaying();
+  use_.snapshots->TakeNext(std::move(ops), [this, stepped] {
+    if (stepped) {
+      use_.commits->StoredInTrainers();
+      return;
+    }
+    std::vector<std::string> states;
+    for (int rank = 0; rank < world_size(); ++rank) states.push_back(use_.writes->passes().trainer_state(rank));
+    use_.say_pass(std::move(states));
+  });
+  return absl::OkStatus();
+}
+
+void PassCommits::Agreed() {
+  Commits::Version version;
+  version.what = "copies for a pass";
+  version.label = "copy";
+  version.ops.resize(static_cast<size_t>(world_size()));
+  for (int rank = 0; rank < world_size(); ++rank) {
+    version.ops[static_cast<size_t>(rank)] = CommitOps(*use_.plan, use_.snapshots->snapshot().NextPointers(), rank);
+  }
+  version.commit = [this] {
+    (void)SetTrainerStates();
+    use_.writes->CommitPass();
+    use_.committed->CommitVersion();
+  };
+  use_.commits->Make(std::move(version));
+}
+
 absl::Status PassCommits::Announce(bool tell) {
   SHARDD_RETURN_IF_ERROR(use_.writes->StepComesFirst().status());
   use_.writes->Announce(tell, use_.snapshots->snapshot().IsDueWithPass());
@@ -108,7 +145,8 @@ absl::Status PassCommits::CommitBehindDevices() {
     signals.push_back(use_.given_back->SignalOf(rank, use_.writes->passes().enter_signal(rank)));
   }
   SHARDD_ASSIGN_OR_RETURN(const bool came, HaveCome("EnterPass", std::move(signals), &TrainerWrites::AwaitPassDevices));
-  return came ? Commit() : absl::OkStatus();
+  if (!came) return absl::OkStatus();
+  return use_.say_pass != nullptr ? SayStores() : Commit();
 }
 
 void PassCommits::LetHandIn() {

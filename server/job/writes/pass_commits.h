@@ -1,6 +1,8 @@
 #ifndef SHARDD_SERVER_JOB_WRITES_PASS_COMMITS_H_
 #define SHARDD_SERVER_JOB_WRITES_PASS_COMMITS_H_
 
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,6 +32,7 @@ class Unsharding;
 // Has no state of its own. Loop-confined. A method that returns an error leaves it to the caller to end the epoch.
 class PassCommits {
  public:
+  using SayPass = std::function<void(std::vector<std::string> trainer_states)>;
   // All outlive this.
   struct Services {
     const ShardPlan* plan = nullptr;
@@ -42,8 +45,11 @@ class PassCommits {
     Summons* summons = nullptr;
     GivenBack* given_back = nullptr;
     JobWork* work = nullptr;
+    // Over nodes: says to the others that all ranks have entered without a step, and what they keep, by rank (empty: as
+    // before). Null: the job is on one node.
+    SayPass say_pass = nullptr;
   };
-  explicit PassCommits(Services services) : use_(services) {}
+  explicit PassCommits(Services services) : use_(std::move(services)) {}
 
   absl::Status Enter(int rank, RankCommand command);
   // All ranks enter. Makes what they wrote a version, or, where they wrote nothing, lets them in at once.
@@ -53,6 +59,8 @@ class PassCommits {
   absl::Status Announce(bool tell);
   // With pass_copies: commits when the ranks' devices have done with what they did before.
   absl::Status CommitBehindDevices();
+  // Over nodes: all of them have entered without a step, and what they have stored is a version.
+  void Agreed();
   // Ranks that ask hand in, behind a snapshot that is due.
   void LetHandIn();
   // With pass_copies. Who has left full parameters, or asks, may store when no other rank's device reads them any more.
@@ -62,7 +70,8 @@ class PassCommits {
   int world_size() const { return use_.plan->world_size; }
   // What ranks keep, as they said where they entered, takes the place of what they kept.
   bool SetTrainerStates();  // of the pass; false: no rank gave one
-  void Finish(bool stepped);
+  // Over nodes: keeps what ranks have stored, and says it to the others.
+  absl::Status SayStores();
   // True: the devices have come to all `signals`. Else `await(true)`, and `await(false)` when they have.
   absl::StatusOr<bool> HaveCome(const char* what, std::vector<DoneSignal> signals, void (TrainerWrites::*await)(bool));
 

@@ -24,6 +24,7 @@ void Passes::ForgetTrainerStates() {
 }
 
 void Passes::StepsCommitted() {
+  saying_ = false;
   for (OfRank& rank : ranks_) {
     rank.stepped = false;
   }
@@ -39,7 +40,7 @@ void Passes::LetInAll() {
 
 void Passes::EndEpoch() {
   ranks_.assign(ranks_.size(), OfRank());
-  announced_ = told_ = copied_ = awaits_devices_ = false;
+  announced_ = told_ = copied_ = awaits_devices_ = saying_ = false;
 }
 
 }  // namespace shardd

@@ -37,12 +37,16 @@ class Passes {
   // With the copies of the announced pass a snapshot is taken.
   bool takes_snapshot() const { return takes_snapshot_; }
   bool copied() const { return copied_; }
+  // Over nodes: what ranks have stored is kept, to be said to the other nodes, or is said.
+  bool saying() const { return saying_; }
+  void BeginSaying() { saying_ = true; }
   // The copies wait for the devices of the ranks.
   bool awaits_devices() const { return awaits_devices_; }
 
   void Enter(int rank, bool stepped, uint64_t signal);
   // Without a step, takes the place of the rank's trainer state where the pass begins.
   void SetTrainerState(int rank, std::string state) { ranks_[rank].trainer_state = std::move(state); }
+  const std::string& trainer_state(int rank) const { return ranks_[rank].trainer_state; }
   // Returns it, and forgets it; empty: the rank has given none.
   std::string TakeTrainerState(int rank) { return std::exchange(ranks_[rank].trainer_state, {}); }
   void ForgetTrainerStates();
@@ -79,6 +83,7 @@ class Passes {
   bool takes_snapshot_ = false;
   bool copied_ = false;
   bool awaits_devices_ = false;
+  bool saying_ = false;
 };
 
 }  // namespace shardd

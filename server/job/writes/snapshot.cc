@@ -20,12 +20,25 @@ void Snapshot::OfCommitted(int64_t step, const std::vector<std::string>& trainer
   due_ = false;
 }
 
+void Snapshot::TakeNext(int64_t step, const std::vector<std::string>& trainer_states) {
+  second_ = !second_;
+  has_next_ = false;
+  Taken(step, trainer_states);
+}
+
+SlabPointers Snapshot::NextPointers() const {
+  SlabPointers pointers = memory_->pointers();
+  pointers.shards = memory_->kept()->At(next_offset_bytes());
+  return pointers;
+}
+
 void Snapshot::Submit(bool back, KeptPart part, int64_t step, const std::function<void(absl::Status)>& done) const {
   // The plan lays out what passes read as the shards where that is the copy.
   const JobSlab* const copy = memory_->kept() != nullptr ? memory_->kept() : memory_->parameters();
+  char* const at = copy->At(back ? offset_bytes() : next_offset_bytes());
   DeviceOps ops(plan_->world_size);
   for (int rank = 0; rank < plan_->world_size; ++rank) {
-    ops[rank] = KeepOps(*plan_, memory_->pointers(), copy->At(0), back, rank, part);
+    ops[rank] = KeepOps(*plan_, memory_->pointers(), at, back, rank, part);
   }
   devices_->Submit(absl::StrCat(back ? "go back to step " : "keep step ", step), devices_->Divide(std::move(ops)),
                    done);

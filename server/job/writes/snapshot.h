@@ -12,6 +12,11 @@
 // room for it (kept_bytes 0), because passes read copies of all that trainers write, as it is stored, those are the
 // copy: each commit makes them anew.
 //
+// Over nodes there are two, in turns: one of the committed version, and the next of what ranks have stored, which this
+// node has said to the others and not heard of. It is taken while every rank is in a call, before that is said; the
+// commit makes it the one to go back to. So nothing that trainers store reaches either, a node can go both ways for as
+// long as node 0 is silent, and all nodes go back to the same version.
+//
 //   none --BeginTaking--> taking --Taken--> whole --GoBack--> going back --EndGoBack--> whole
 //             (its slab holds nothing until Taken)
 //   whole --BeginTakingWithCommit--> none --BeginBehind--> behind --TakenBehind--> whole
@@ -67,7 +72,22 @@ class Snapshot {
 
   // From here to the end of the epoch it is due with each pass.
   void TakeWithEach() { with_each_ = true; }
-  void EndEpoch() { with_each_ = taking_ = false; }
+  void EndEpoch() { with_each_ = taking_ = has_next_ = false; }
+
+  // Over nodes: there are two.
+  bool two() const { return plan_->memory.kept_bytes > plan_->memory.snapshot_bytes; }
+  // The next one is whole, and is the one to go back to where TakeNext is called.
+  bool has_next() const { return has_next_; }
+  void HasNext() { has_next_ = true; }
+  void TakeNext(int64_t step, const std::vector<std::string>& trainer_states);
+  // The next one is the second, or the first. The daemon before has left the other one as the committed version's.
+  bool next_is_second() const { return !second_; }
+  void TakeUp(bool second) { second_ = second; }
+  // Within the memory's kept(): where the copy of the committed version begins, and the next one.
+  int64_t offset_bytes() const { return (second_ ? 1 : 0) * plan_->memory.snapshot_bytes; }
+  int64_t next_offset_bytes() const { return (second_ || !two() ? 0 : 1) * plan_->memory.snapshot_bytes; }
+  // The memory's slabs, with the next copy in the place of the shards. REQUIRES: two().
+  SlabPointers NextPointers() const;
 
   // The copy is about to be written over.
   void BeginTaking() {
@@ -81,7 +101,7 @@ class Snapshot {
   void CopyEnds(absl::Time now) { pace_.Ended(now); }
   // The copy has what the commit under way is about to make the version: CommitTaken, once it has, returns true.
   void TakenWithCommit() { with_commit_ = true; }
-  bool taken_with_commit() const { return with_commit_; }
+  bool taken_with_commit() const { return with_commit_ || has_next_; }
   bool CommitTaken() { return std::exchange(with_commit_, false); }
   // The copy is whole: of `step`, and with the states that trainers gave with it.
   void Taken(int64_t step, const std::vector<std::string>& trainer_states);
@@ -110,7 +130,7 @@ class Snapshot {
   const std::vector<std::string>& trainer_states() const { return trainer_states_; }
 
   // Submits the copy of a part from the shards, or `back` to them, each device what it works on. `done` is called once
-  // by each device. `step`: for labels.
+  // by each device. `step`: for labels. Over nodes it is the next one that is taken.
   void Submit(bool back, KeptPart part, int64_t step, const std::function<void(absl::Status)>& done) const;
 
  private:
@@ -124,6 +144,8 @@ class Snapshot {
   bool commits_behind_ = false;
   bool with_each_ = false;
   bool going_back_ = false;
+  bool second_ = false;  // over nodes: of the two, which is of the committed version
+  bool has_next_ = false;
   int64_t step_ = 0;
   std::vector<std::string> trainer_states_;  // by rank
   SnapshotPace pace_;

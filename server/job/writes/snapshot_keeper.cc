@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -63,11 +64,47 @@ void SnapshotKeeper::TookIt() {
   if (see_.writes->pass_copies()) use_.committed->SnapshotTaken();
 }
 
-void SnapshotKeeper::TakeUp(std::vector<PastProcess> former) {
+void SnapshotKeeper::TakeUp(std::vector<PastProcess> former, bool second, bool has_next) {
+  snapshot_.TakeUp(second);
+  if (has_next) HasNext();
   TookIt();
   snapshot_.GoBack();
   former_writers_.Begin(MonotonicNow());
   for (PastProcess& process : former) former_writers_.Add(process.rank, process.pid, std::move(process.process));
+}
+
+void SnapshotKeeper::TakeNext(DeviceOps before, std::function<void()> then) {
+  auto taken = [this, epoch = use_.committed->epoch(), then = std::move(then)](const absl::Status& status) {
+    if (epoch != use_.committed->epoch()) {
+      return;  // it is written over before it is said
+    }
+    if (!status.ok()) {
+      use_.job->Fail(absl::Status(status.code(), absl::StrCat("take the snapshot: ", status.message())));
+      return;
+    }
+    HasNext();
+    then();
+  };
+  if (std::any_of(before.begin(), before.end(), [](const auto& ops) { return !ops.empty(); })) {
+    // Devices take both in their order.
+    see_.devices->Submit(absl::StrCat("settle step ", use_.committed->step() + 1),
+                         see_.devices->Divide(std::move(before), /*in_order=*/true),
+                         use_.work->JoinGradientWork(see_.devices->count(), [this](const absl::Status& status) {
+                           if (!status.ok()) use_.job->Fail(status);
+                         }));
+  }
+  Copy(/*back=*/false, KeptPart::kAll, std::move(taken));
+}
+
+void SnapshotKeeper::HasNext() {
+  snapshot_.HasNext();
+  use_.committed->CommitsSnapshot(snapshot_.next_is_second());
+}
+
+void SnapshotKeeper::Restored() {
+  snapshot_.TakeNext(use_.committed->step(), use_.committed->trainer_states());
+  snapshot_.GoBack();
+  if (!awaits_writers()) former_writers_.Begin(MonotonicNow());
 }
 
 // For another daemon, were this one to die.
@@ -83,14 +120,14 @@ void SnapshotKeeper::BeginSnapshot(bool stepped, uint64_t version) {
 }
 
 void SnapshotKeeper::BeginVersion(bool stepped) {
-  if (see_.writes->pass_copies() && use_.memory->kept() == nullptr) {
+  if (!snapshot_.two() && see_.writes->pass_copies() && use_.memory->kept() == nullptr) {
     BeginSnapshot(stepped, use_.committed->version() + 1);
   }
 }
 
 void SnapshotKeeper::TakeThen(bool due, bool stepped, std::function<void()> commit) {
   // The commit has made what passes read: nothing else of before is left where that is the snapshot.
-  if (!see_.writes->pass_copies() || (!due && use_.memory->kept() != nullptr)) {
+  if (snapshot_.two() || !see_.writes->pass_copies() || (!due && use_.memory->kept() != nullptr)) {
     commit();
     return;
   }
@@ -157,7 +194,9 @@ void SnapshotKeeper::StepCommitted() {
 
 // The snapshot that was taken for the version is whole.
 void SnapshotKeeper::VersionCommitted() {
-  if (snapshot_.CommitTaken()) {
+  if (snapshot_.two()) {
+    snapshot_.TakeNext(use_.committed->step(), use_.committed->trainer_states());
+  } else if (snapshot_.CommitTaken()) {
     TookIt();
   } else if (snapshot_.CommitBehind()) {
     snapshot_.OfCommitted(use_.committed->step(), use_.committed->trainer_states());
@@ -176,7 +215,8 @@ void SnapshotKeeper::GoBackIfStored() {
     return;
   }
   snapshot_.GoBack();
-  use_.committed->GoBack(snapshot_.step(), snapshot_.trainer_states());
+  // Over nodes it is of the committed version, or of the one that this call makes it, and stays that.
+  if (!snapshot_.two()) use_.committed->GoBack(snapshot_.step(), snapshot_.trainer_states());
   former_writers_.Begin(MonotonicNow());
   for (const auto& session : *see_.sessions) {
     if (session != nullptr && (writes.pass_copies() || writes.hand_ins().open(session->rank())) &&
@@ -195,13 +235,18 @@ void SnapshotKeeper::GoBackIfStored() {
 
 void SnapshotKeeper::CopyBack() {
   former_writers_.StopWaiting();
+  ++copying_back_;
   Copy(/*back=*/true, KeptPart::kAll, [this](const absl::Status& status) {
     if (!status.ok()) {
       use_.job->Close(absl::StrCat("go back to step ", snapshot_.step(), ": ", status.message()));
       return;
     }
+    if (snapshot_.two()) {
+      EndCopyBack();
+      return;
+    }
     auto cast = use_.work->Join(see_.devices->count(), [this](const absl::Status& done) {
-      snapshot_.EndGoBack();
+      EndCopyBack();
       if (!done.ok()) {
         use_.job->Close(absl::StrCat("go back to step ", snapshot_.step(), ": ", done.message()));
         return;
@@ -214,6 +259,11 @@ void SnapshotKeeper::CopyBack() {
     }
     see_.devices->Submit(absl::StrCat("cast step ", snapshot_.step()), see_.devices->Divide(std::move(ops)), cast);
   });
+}
+
+// Over nodes another may have been begun meanwhile, of a state that has come.
+void SnapshotKeeper::EndCopyBack() {
+  if (--copying_back_ == 0 && !awaits_writers()) snapshot_.EndGoBack();
 }
 
 std::string SnapshotKeeper::Attaching(int rank, int32_t pid, bool replace) {

@@ -10,6 +10,7 @@
 #include "common/plan/plan.h"
 #include "server/job/job_part.h"
 #include "server/job/membership/past_process.h"
+#include "server/job/work/optimizer_devices.h"
 #include "server/job/writes/former_writers.h"
 #include "server/job/writes/snapshot.h"
 
@@ -65,9 +66,17 @@ class SnapshotKeeper final : public JobPart {
   // `commit` is about to commit. `stepped`: with it ends the step that ranks have asked for, or have made by their own
   // optimizers. REQUIRES: a version is being made.
   void TakeThen(bool due, bool stepped, std::function<void()> commit);
+  // Over nodes: runs `before`, by rank, takes the next snapshot, and calls `then`, which says it to the other nodes;
+  // the version that is committed next is that. An error ends the epoch. REQUIRES: every rank is in a call.
+  void TakeNext(DeviceOps before, std::function<void()> then);
+  // ... or it was taken otherwise.
+  void HasNext();
+  // Over nodes: the next one was brought from another node, and is of what is committed: goes back to that.
+  void Restored();
   // The shards that another daemon has left may be torn, and its snapshot is whole: goes back to that. REQUIRES: it is
-  // of the committed step, and no trainer has these shards but `former`.
-  void TakeUp(std::vector<PastProcess> former);
+  // of the committed step, and no trainer has these shards but `former`. Over nodes: `second` of two is that, and the
+  // other one, if it `has_next`, is promised.
+  void TakeUp(std::vector<PastProcess> former, bool second, bool has_next);
   void PassBegins(absl::Time now) { snapshot_.PassBegins(now); }
   // Trainers have stored into the shards what is about to be committed, or the shards have changed otherwise.
   void Age() { snapshot_.Age(); }
@@ -105,11 +114,13 @@ class SnapshotKeeper final : public JobPart {
   // Begins that, for the version that is about to be committed.
   void TakeBehind();
   void TookIt();
+  void EndCopyBack();
 
   const Facts see_;
   const Services use_;
   Snapshot snapshot_;
   FormerWriters former_writers_;
+  int copying_back_ = 0;  // copies under way
 };
 
 }  // namespace shardd

@@ -85,6 +85,7 @@ class TrainerWrites final : public JobPart {
   // added by trainers, whose streams would hold that up.
   bool MayAnnounce(bool sums_under_way) const { return !passes_.announced() && !sums_under_way; }
   void Announce(bool tell, bool takes_snapshot);
+  void BeginSaying() { passes_.BeginSaying(); }
   void AwaitPassDevices(bool awaits) { passes_.AwaitDevices(awaits); }
   // Returns the rank's trainer state, and forgets it; empty: it has given none, or gave it with a step.
   std::string TakeTrainerState(int rank) { return passes_.TakeTrainerState(rank); }

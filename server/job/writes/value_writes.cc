@@ -12,6 +12,7 @@
 #include "server/job/step/commits.h"
 #include "server/job/step/committed.h"
 #include "server/job/work/job_work.h"
+#include "server/job/writes/snapshot_keeper.h"
 #include "server/job/writes/write_request.h"
 #include "server/optimizer/optimizer.h"
 #include "server/session/rank_command.h"
@@ -45,6 +46,7 @@ void ValueWrites::TakeUp(const v1::PromisedValuesRecord& promised) {
   }
   use_.counts->SetStepCounts({promised.step_counts().begin(), promised.step_counts().end()});
   if (use_.memory->undo() != nullptr) undo_.WillSave(use_.counts->version());
+  promised_states_.assign(promised.trainer_states().begin(), promised.trainer_states().end());
 }
 
 bool ValueWrites::WritesBack(int rank) const {
@@ -302,19 +304,26 @@ void ValueWrites::SubmitCommit(bool forgets) {
   // Gradients that were written back are carried to the replicas' copies.
   const std::vector<bool> gradients =
       std::exchange(written_gradients_, std::vector<bool>(see_.plan->params.size(), false));
+  // Over nodes it was kept before it was said, and nobody knows who has stored into the shards since.
+  const bool kept = use_.snapshots != nullptr && use_.snapshots->snapshot().two();
+  const SlabPointers from = kept ? use_.snapshots->snapshot().NextPointers() : use_.memory->pointers();
   Commits::Version version;
   version.what = kCommit;
   version.label = "cast";
   version.ops.resize(static_cast<size_t>(see_.plan->world_size));
   for (int rank = 0; rank < see_.plan->world_size; ++rank) {
     std::vector<DeviceOp>& ops = version.ops[static_cast<size_t>(rank)];
-    ops = CommitOps(*see_.plan, use_.memory->pointers(), rank);
+    ops = CommitOps(*see_.plan, from, rank);
     for (DeviceOp& op : GradientCopyOps(*see_.plan, use_.memory->pointers(), gradients, rank)) {
       ops.push_back(std::move(op));
     }
   }
   version.snapshot_is_due = true;
   version.commit = [this, forgets] {
+    const std::vector<std::string> states = std::exchange(promised_states_, {});
+    for (size_t rank = 0; rank < states.size(); ++rank) {
+      if (!states[rank].empty()) use_.counts->SetTrainerState(static_cast<int>(rank), states[rank]);
+    }
     use_.counts->CommitValues();
     if (forgets) {  // which are void from here on
       const auto forget = [undo = use_.memory->undo()](bool* more) {
@@ -377,6 +386,7 @@ void ValueWrites::EndEpoch() {
   commit_.EndEpoch();
   written_parts_.assign(see_.plan->params.size(), 0);
   written_gradients_.assign(see_.plan->params.size(), false);
+  promised_states_.clear();
 }
 
 absl::Status ValueWrites::Error(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {

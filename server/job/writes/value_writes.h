@@ -33,6 +33,7 @@ class JobWork;
 struct RankCommand;
 class Session;
 class Sessions;
+class SnapshotKeeper;
 class StepDecision;
 class Summons;
 class TurnQueue;
@@ -62,6 +63,7 @@ class ValueWrites final : public JobPart {
     JobWork* work = nullptr;
     JobControl* job = nullptr;
     std::function<void()> taken_back = nullptr;  // Undo is done; null: nobody hears
+    const SnapshotKeeper* snapshots = nullptr;   // where it is kept before it is committed; null: it is not
   };
   // All of both outlive this. `copier`, `owner`: as of ValueCopies.
   ValueWrites(Facts facts, Services services, TurnQueue* copier, WorkOwner owner);
@@ -143,6 +145,7 @@ class ValueWrites final : public JobPart {
   ValueCopies copies_;
   std::vector<bool> written_gradients_;  // by parameter
   std::vector<uint32_t> written_parts_;
+  std::vector<std::string> promised_states_;  // of trainers, by rank, of the daemon before; empty: as committed
 };
 
 }  // namespace shardd

@@ -46,6 +46,11 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
             {"silence_ms", "60000"},
             {"timeout_ms", "60000"}};
   }
+  // Ranks store their steps themselves (pass_trainer.h).
+  static Args InTrainers() {
+    return {{"model", "pass"},  {"trainers_write", "1"}, {"trained", "adam"}, {"blocks", "3"},
+            {"numel", "20011"}, {"midway", "1"},         {"by_groups", "1"}};
+  }
   std::vector<Child> StartRanks(const Args& args) {
     std::vector<Child> ranks;
     for (int k = 0; k < count(); ++k) ranks.push_back(StartRank(k, 0, args));
@@ -114,11 +119,30 @@ TEST_P(NodesDeath, KillsWhereRanksLoadValuesLoseNothing) {
   KillWhereRanksTrain(Kills(0) / 2, {{"load_every", "1"}});
 }
 
+// Their steps and the values that they store are agreed on alike.
+TEST_P(NodesDeath, KillsWhereRanksStepThemselvesLoseNothing) {
+  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  KillWhereRanksTrain(Kills(0) / 2, InTrainers());
+}
+
 // All nodes' epochs end behind one step.
 TEST_P(NodesDeath, StoppingADaemonLosesNoStepOnAnyNode) {
   SHARDD_NEEDS_GPUS(GetParam().gpus);
   StartKept();
   const Args args = Training(300);
+  std::vector<Child> ranks = StartRanks(args);
+  for (int k = 0; k < count(); ++k) {
+    ASSERT_TRUE(AllTrained(20 * k + 20));
+    ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(k, SIGTERM));
+  }
+  ExpectAsUndisturbed(args, ranks);
+  for (int k = 0; k < count(); ++k) EXPECT_EQ(Report(k, 0, args).Note("lost a step"), "") << "node " << k;
+}
+
+TEST_P(NodesDeath, StoppingADaemonLosesNoStepThatRanksMake) {
+  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  StartKept();
+  const Args args = Training(300).With(InTrainers());
   std::vector<Child> ranks = StartRanks(args);
   for (int k = 0; k < count(); ++k) {
     ASSERT_TRUE(AllTrained(20 * k + 20));

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kPeriod = 251;  // of initial values: no power of two, so that what is moved is seen
 constexpr float kLr = 1.0f / 64;
 
-size_t Kind(int param, int64_t i) { return static_cast<size_t>((i + 37 * param) % kPeriod); }
+size_t KindOf(int param, int64_t i) { return static_cast<size_t>((i + 37 * param) % kPeriod); }
 float Initial(size_t kind) { return 1 + static_cast<float>(kind) / 256; }
 
 // One element. `number` counts from 1.
@@ -135,7 +135,7 @@ Status PassTrainer::Initialize() {
   std::vector<float> values;
   for (int param = info.rank; param < info.param_count; param += info.world_size) {
     values.resize(static_cast<size_t>(job_->parameter_info(param).numel));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = Initial(Kind(param, static_cast<int64_t>(i)));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = Initial(KindOf(param, static_cast<int64_t>(i)));
     RETURN_IF_ERROR(job_->WriteParameter(param, values.data(), 0, static_cast<int64_t>(values.size())));
   }
   return job_->CommitParameters();
@@ -276,25 +276,49 @@ void PassTrainer::Update(int64_t step) {
 
 Status PassTrainer::LookAtAll(int64_t steps) {
   const std::vector<float> want = ValuesAfter(args_, steps);
-  const double tolerance = args_.Int("exact") != 0 ? 0 : 1e-4;
   Fence();
+  if (args_.Int("by_groups") != 0) return LookByGroups(want);
   Status wrong;
   RETURN_IF_ERROR(job_->UnshardParams(false, [&] {
     for (int param = 0; param < job_->info().param_count && wrong.ok(); ++param) {
       const int64_t numel = job_->parameter_info(param).numel;
-      const float* const got = buffers_[static_cast<size_t>(param)].value;
       Move(buffers_[static_cast<size_t>(param)].value, job_->full_parameter_data(param), numel, sizeof(float));
       if (gpu_ != nullptr) gpu_->Synchronise(stream_);
-      for (int64_t i = 0; i < numel && wrong.ok(); ++i) {
-        const double wanted = factor_ * want[Kind(param, i)];
-        if (std::abs(got[i] - wanted) <= tolerance * std::abs(wanted)) continue;
-        wrong = Status(Code::kDataLoss, "parameter " + std::to_string(param) + ", element " + std::to_string(i) +
-                                            " of " + std::to_string(numel) + ": got " + std::to_string(got[i]) +
-                                            ", want " + std::to_string(wanted));
-      }
+      wrong = LookAt(param, want);
     }
   }));
   return wrong;
+}
+
+Status PassTrainer::LookAt(int param, const std::vector<float>& want) const {
+  const double tolerance = args_.Int("exact") != 0 ? 0 : 1e-4;
+  const float* const got = buffers_[static_cast<size_t>(param)].value;
+  const int64_t numel = job_->parameter_info(param).numel;
+  for (int64_t i = 0; i < numel; ++i) {
+    const double wanted = factor_ * want[KindOf(param, i)];
+    if (std::abs(got[i] - wanted) <= tolerance * std::abs(wanted)) continue;
+    return Status(Code::kDataLoss, "parameter " + std::to_string(param) + ", element " + std::to_string(i) + " of " +
+                                       std::to_string(numel) + ": got " + std::to_string(got[i]) + ", want " +
+                                       std::to_string(wanted));
+  }
+  return Status();
+}
+
+Status PassTrainer::LookByGroups(const std::vector<float>& want) {
+  RETURN_IF_ERROR(job_->EnterPass(/*stepped=*/false, ""));
+  for (int group = 0; group < job_->info().group_count; ++group) {
+    ParameterGroup handle = job_->group(group);
+    RETURN_IF_ERROR(handle.Unshard(SHARDD_FORWARD));
+    const shardd_group_info info = handle.info();
+    for (int i = 0; i < info.param_count; ++i) {
+      const int param = info.params[i];
+      Move(buffers_[static_cast<size_t>(param)].value, job_->parameter_data(param), job_->parameter_info(param).numel,
+           sizeof(float));
+      RETURN_IF_ERROR(LookAt(param, want));
+    }
+    RETURN_IF_ERROR(handle.Reshard());
+  }
+  return job_->LeavePass();
 }
 
 // Each rank some of the parameters; `value` has what LookAtAll has read.

@@ -14,6 +14,7 @@
 //   ahead=STEP     its stream stands still from before that pass is entered until the host has enqueued its forward
 //   stuck=STEP     its stream stands still for some seconds before that pass
 //   writeback=1    at the end, doubles every parameter by a writeback of full parameters and looks at that
+//   by_groups=1    looks at values in a pass, group by group: nodes may have one copy between them
 //   recover=1      attaches again after ABORTED and goes on at the committed step
 // Its report has the notes "ordered 0|1", "ahead 0|1" (1: the stream was let go) and "aborted STEP TEXT"; a wrong
 // element is DATA_LOSS with its place.
@@ -57,6 +58,9 @@ class PassTrainer {
   void StandStill(int64_t limit_ms);
   void Update(int64_t step);
   Status LookAtAll(int64_t steps);
+  Status LookByGroups(const std::vector<float>& want);
+  // At what Move has brought to the parameter's buffer.
+  Status LookAt(int param, const std::vector<float>& want) const;
   Status Writeback();
   // In the rank's stream, or at once.
   void Move(void* to, const void* from, int64_t numel, int64_t element_bytes) const;

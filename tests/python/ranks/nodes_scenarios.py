@@ -173,7 +173,6 @@ def refused_meshes() -> dict[str, str]:
     return {
         "crossing": text(crossing),
         "rows": text(_mesh(4, 1)),
-        "stock": text(_mesh(2, 2), torch.optim.AdamW),
         "none": text(_mesh(2, 2), None),
         "edits": text(_mesh(2, 2), in_place_edits=True),
     }

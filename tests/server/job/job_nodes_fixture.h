@@ -99,6 +99,12 @@ class Wire {
       }
     });
   }
+  // Its end is no more.
+  bool Gone(int node) {
+    bool gone = false;
+    loop_.RunAndWait([&] { gone = ends_[static_cast<size_t>(node)] == nullptr; });
+    return gone;
+  }
   // What `by` answers the calls of `node`.
   void Refuse(int node, int by, const absl::Status& why) {
     loop_.RunAndWait([&] { ends_[static_cast<size_t>(node)]->OnDown(by, why); });
@@ -129,8 +135,14 @@ class Wire {
 class JobNodesTest : public ::testing::Test {
  protected:
   // `outlives`: a log of each job says what another daemon would find.
-  explicit JobNodesTest(int nodes = 2, v1::Strategy strategy = v1::STRATEGY_HYBRID_SHARD, bool outlives = false)
-      : strategy_(strategy), outlives_(outlives), wire_(nodes), nodes_(static_cast<size_t>(nodes)) {
+  // `in_trainers`: ranks store their steps themselves.
+  explicit JobNodesTest(int nodes = 2, v1::Strategy strategy = v1::STRATEGY_HYBRID_SHARD, bool outlives = false,
+                        bool in_trainers = false)
+      : strategy_(strategy),
+        outlives_(outlives),
+        in_trainers_(in_trainers),
+        wire_(nodes),
+        nodes_(static_cast<size_t>(nodes)) {
     for (int node = 0; node < count(); ++node) Open(node);
     wire_.SetUp(true);
   }
@@ -152,7 +164,11 @@ class JobNodesTest : public ::testing::Test {
   void Open(int number) {
     Node& node = nodes_[static_cast<size_t>(number)];
     SpecBuilder builder(1);
-    builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
+    builder.config().mutable_optimizer()->set_kind(in_trainers_ ? v1::OPTIMIZER_KIND_TRAINER : v1::OPTIMIZER_KIND_SGD);
+    if (in_trainers_) {
+      builder.config().mutable_optimizer()->set_trainer_states(1);
+      builder.config().set_trainers_never_write(false);
+    }
     builder.config().set_strategy(strategy_);
     builder.config().set_compare_every(2);
     for (int node = 0; node < count(); ++node) {
@@ -192,7 +208,8 @@ class JobNodesTest : public ::testing::Test {
         nodes->links.get(), node.plan->node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots,
         node.plan->node_piece_bytes / static_cast<int64_t>(sizeof(float)));
     if (node.plan->cut_over_nodes) {
-      nodes->gather = std::make_unique<PeerGather>(node.plan, nodes->links.get(), init.memory->shards()->At(0));
+      const JobSlab* const source = in_trainers_ ? init.memory->parameters() : init.memory->shards();
+      nodes->gather = std::make_unique<PeerGather>(node.plan, nodes->links.get(), source->At(0));
     }
     nodes->events->SetExchange(peers.get(), nodes->gather.get());
     wire_.Listen(number, nodes->events.get());
@@ -217,7 +234,8 @@ class JobNodesTest : public ::testing::Test {
       node.job.reset();
     });
     node.device->Shutdown();
-    ASSERT_TRUE(testing::PollUntil([&] { return gone.expired(); }, kPatience));
+    // Whoever held it last takes it down, and its links with it.
+    ASSERT_TRUE(testing::PollUntil([&] { return gone.expired() && wire_.Gone(number); }, kPatience));
   }
   // With a new daemon's.
   void OpenAgain(int number) {
@@ -422,6 +440,7 @@ class JobNodesTest : public ::testing::Test {
   EventLog events_;
   const v1::Strategy strategy_;
   const bool outlives_;
+  const bool in_trainers_;
   std::array<std::atomic<int64_t>, 3> promised_bytes_ = {};  // by node: memory of the host, to jobs
   uint64_t sessions_made_ = 0;
   Wire wire_;

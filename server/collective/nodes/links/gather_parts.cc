@@ -13,11 +13,14 @@ GatherParts::GatherParts(const ShardPlan& plan, int group, int node) {
   for (const FlatRange& range : NodeRanges(plan, group, node)) {
     const FlatParamPlan& flat = plan.flat_params[static_cast<size_t>(range.flat_param)];
     const int64_t element_bytes = DTypeSizeBytes(flat.unsharded_dtype);
+    const bool copied = plan.config.pass_copies();
+    const DType from = copied ? flat.unsharded_dtype : flat.dtype;
     ranges_.push_back({.offset = bytes_,
                        .bytes = range.numel * element_bytes,
-                       .shards_bytes = flat.shards_offset_bytes + range.offset * DTypeSizeBytes(flat.dtype),
+                       .source_bytes = (copied ? flat.params_offset_bytes : flat.shards_offset_bytes) +
+                                       range.offset * DTypeSizeBytes(from),
                        .image_bytes = flat.pool_offset_bytes + range.offset * element_bytes,
-                       .from = flat.dtype,
+                       .from = from,
                        .to = flat.unsharded_dtype});
     bytes_ += ranges_.back().bytes;
   }
@@ -28,7 +31,7 @@ std::vector<GatherParts::Range>::const_iterator GatherParts::RangeAt(int64_t off
                                     [](int64_t at, const Range& range) { return at < range.offset; }));
 }
 
-int64_t GatherParts::CopyOut(const char* shards, int64_t offset, char* to, int64_t max_bytes) const {
+int64_t GatherParts::CopyOut(const char* source, int64_t offset, char* to, int64_t max_bytes) const {
   int64_t copied = 0;
   for (auto range = RangeAt(offset); range != ranges_.end(); ++range) {
     const int64_t element_bytes = DTypeSizeBytes(range->to);
@@ -38,7 +41,7 @@ int64_t GatherParts::CopyOut(const char* shards, int64_t offset, char* to, int64
     const int64_t first = (offset + copied - range->offset) / element_bytes;
     const int64_t count = std::min(range->bytes / element_bytes - first, (max_bytes - copied) / element_bytes);
     // Equal dtypes are copied, whatever they are.
-    Cast(shards + range->shards_bytes + first * DTypeSizeBytes(range->from), range->from, to + copied, range->to,
+    Cast(source + range->source_bytes + first * DTypeSizeBytes(range->from), range->from, to + copied, range->to,
          count);
     copied += count * element_bytes;
     if (first + count < range->bytes / element_bytes) {

@@ -19,9 +19,9 @@ class GatherParts {
 
   int64_t bytes() const { return bytes_; }  // of the whole part as it travels; 0: the node holds nothing of the group
   // Casts the part from byte `offset` on into `to`, which must be aligned to 16 bytes: whole elements, at least one, at
-  // most `max_bytes` (>= 16). Returns the bytes written. `shards`: start of slab "shards". REQUIRES: offset < bytes(),
-  // at the start of an element.
-  int64_t CopyOut(const char* shards, int64_t offset, char* to, int64_t max_bytes) const;
+  // most `max_bytes` (>= 16). Returns the bytes written. `source`: start of slab "shards" or, with pass_copies, of the
+  // copies that passes read, slab "parameters". REQUIRES: offset < bytes(), at the start of an element.
+  int64_t CopyOut(const char* source, int64_t offset, char* to, int64_t max_bytes) const;
   // Writes bytes [offset, offset + size) of the part to their places in `image`, the group's image in a pool slot.
   // REQUIRES: within bytes().
   void CopyIn(int64_t offset, const char* from, int64_t size, char* image) const;
@@ -30,7 +30,7 @@ class GatherParts {
   struct Range {
     int64_t offset = 0;        // in the part as it travels, in bytes
     int64_t bytes = 0;         // likewise, > 0
-    int64_t shards_bytes = 0;  // from the start of slab "shards"
+    int64_t source_bytes = 0;  // from the start of CopyOut's source
     int64_t image_bytes = 0;   // from the start of the group's image
     DType from = v1::DTYPE_UNSPECIFIED;
     DType to = v1::DTYPE_UNSPECIFIED;

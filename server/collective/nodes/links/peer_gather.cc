@@ -12,10 +12,10 @@ absl::Time PeerGather::Now() {
   return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
 
-PeerGather::PeerGather(std::shared_ptr<const ShardPlan> plan, PeerLinks* links, const char* shards)
+PeerGather::PeerGather(std::shared_ptr<const ShardPlan> plan, PeerLinks* links, const char* source)
     : plan_(std::move(plan)),
       links_(links),
-      shards_(shards),
+      source_(source),
       node_(links->node()),
       nodes_(links->nodes()),
       max_offers_(2 * plan_->groups.size()),

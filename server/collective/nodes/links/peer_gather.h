@@ -33,10 +33,11 @@ class PeerLinks;
 // Thread-safe. Casts, sends and runs callbacks on a thread of its own.
 class PeerGather final : public NodeGather {
  public:
-  // `shards`: start of slab "shards" in host memory. Reads only this node's own ranges there, only for pulls, and only
-  // between SetReadable of a version and of the next. Allocates at most 4 MiB per other node for data in flight.
-  // REQUIRES: plan->cut_over_nodes and POOLED; as many nodes in `links`; links and shards must outlive this object.
-  PeerGather(std::shared_ptr<const ShardPlan> plan, PeerLinks* links, const char* shards);
+  // `source`: start of slab "shards" in host memory, or as GatherParts::CopyOut. Reads only this node's own ranges
+  // there, only for pulls, and only between SetReadable of a version and of the next. Allocates at most 4 MiB per other
+  // node for data in flight. REQUIRES: plan->cut_over_nodes and POOLED; as many nodes in `links`; links and source must
+  // outlive this object.
+  PeerGather(std::shared_ptr<const ShardPlan> plan, PeerLinks* links, const char* source);
   // Waits for bytes that links still use: for a node that has stopped, until its link is lost.
   ~PeerGather() override;
 
@@ -119,7 +120,7 @@ class PeerGather final : public NodeGather {
   // Constant after construction.
   const std::shared_ptr<const ShardPlan> plan_;
   PeerLinks* const links_;
-  const char* const shards_;
+  const char* const source_;
   const int node_;
   const int nodes_;
   std::vector<GatherParts> parts_;  // by group and node

@@ -124,7 +124,7 @@ bool PeerGather::SendOne() {
     buffers_.pop_back();
     reading_ = true;
     mutex_.Unlock();
-    const int64_t bytes = parts.CopyOut(shards_, header.offset(), buffer.get(), PeerLinks::kMaxDataBytes);
+    const int64_t bytes = parts.CopyOut(source_, header.offset(), buffer.get(), PeerLinks::kMaxDataBytes);
     mutex_.Lock();
     reading_ = false;
     if (header.generation() != generation_ || failed_.has_value()) {  // the pull is void

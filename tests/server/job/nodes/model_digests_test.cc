@@ -74,8 +74,9 @@ TEST_F(ModelDigestsTest, ReplicasAreReadWhenTheyAreDue) {
   CommitSteps(every);
   Drain();
   EXPECT_FALSE(digests_.under_way());
-  EXPECT_EQ(digests_.At(committed_.version()).size(), static_cast<size_t>(params_));
-  EXPECT_TRUE(digests_.At(committed_.version() + 1).empty());
+  EXPECT_EQ(digests_.OfCommitted().size(), static_cast<size_t>(params_));
+  committed_.CommitVersion();
+  EXPECT_TRUE(digests_.OfCommitted().empty());
 }
 
 TEST_F(ModelDigestsTest, TheyAreUnderWayUntilTheWorkerHasReadThem) {

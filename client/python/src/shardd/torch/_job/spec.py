@@ -188,7 +188,7 @@ def describe(
     on_gpu = gpu_of(root) >= 0
     evaluates = not optimizers and not stock and evaluates_alone(sharded, root._training, bool(nodes))
     if nodes and not evaluates:
-        _check_on_nodes(optimizers, stock)
+        _check_on_nodes(optimizers, stock, on_gpu)
     config: dict[str, Any] = {
         **(_strategy(params[0].group) if not nodes else _strategy_on_nodes(params[0].group, nodes)),
         "layout": "LAYOUT_FLAT" if layouts == {"flat"} else "LAYOUT_DIM0",
@@ -198,7 +198,9 @@ def describe(
         else _optimizer(params, optimizers, stock, held, root._training),
         "gradientDivideFactor": divide_factor,
         **config_of_writes(
-            never=bool(nodes) or evaluates or not all(optimizer.allows_edits(on_gpu) for optimizer in optimizers),
+            never=(bool(nodes) and not stock)
+            or evaluates
+            or not all(optimizer.allows_edits(on_gpu) for optimizer in optimizers),
             on_gpu=on_gpu,
             daemon_updates=bool(optimizers),
         ),
@@ -234,17 +236,17 @@ def _strategy_on_nodes(group: ShardGroup, nodes: Sequence[str]) -> dict[str, Any
     return {"strategy": strategy, "nodes": {"addresses": list(nodes)}}
 
 
-def _check_on_nodes(optimizers: list[JobOptimizer], stock: list[torch.optim.Optimizer]) -> None:
-    """Daemons keep their nodes' copies alike, so nobody else may write them."""
-    if stock:
+def _check_on_nodes(optimizers: list[JobOptimizer], stock: list[torch.optim.Optimizer], on_gpu: bool) -> None:
+    """Raises for what daemons of several nodes do not agree on: who writes the parameters, and when."""
+    if stock and on_gpu:
         raise NotImplementedError(
-            f"register model: torch.optim.{type(stock[0]).__name__} has its parameters and it spans several nodes, where "
+            f"register model: torch.optim.{type(stock[0]).__name__} has its parameters and it spans GPUs of several nodes, where "
             "trainers do not write them; use shardd.torch.optim (AdamW, Adam, SGD, Adagrad, RMSprop, Lion), or install() without optimizers=False"
         )
-    if not optimizers:
+    if not optimizers and not stock:
         raise NotImplementedError(
-            "register model: it is trained on several nodes without an optimizer of shardd; build one of shardd.torch.optim "
-            "(AdamW, Adam, SGD, Adagrad, RMSprop, Lion) before the first forward"
+            "register model: it is trained on several nodes without an optimizer; build one before the first forward "
+            "(shardd.torch.optim, whose steps the daemons make, or torch.optim)"
         )
     if any(optimizer.in_place_edits and optimizer.edits_said for optimizer in optimizers):
         raise NotImplementedError(

@@ -1,0 +1,129 @@
+"""What ranks do in the tests of torch's own optimizers over several nodes. Each function runs on every rank of every node."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from models import Case, Model, build, loss_of, shard
+from optimizers.stock_scenarios import KINDS
+
+STEPS = 8
+
+
+def alone(kind: str, world: int, loads_at: int = -1) -> dict[str, Any]:
+    """The same on one process with all ranks' batches, unsharded."""
+    model = build(Case())
+    optimizer = KINDS[kind](list(model.parameters()))
+    losses: list[list[float]] = [[] for _ in range(world)]
+    for step in range(STEPS):
+        for rank in range(world):
+            loss = loss_of(model, step, 0, rank)
+            (loss / world).backward()
+            losses[rank].append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == loads_at:
+            _halve(model)
+    return {"losses": losses, "parameters": {n: p.detach().clone() for n, p in model.named_parameters()}}
+
+
+def _halve(model: Any) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            (parameter.to_local() if hasattr(parameter, "to_local") else parameter).mul_(0.5)
+
+
+def _trainer(kind: str, mesh: tuple[int, ...]) -> tuple[Model, Any]:
+    from torch.distributed.fsdp import FSDPModule
+
+    from shardd.torch import fully_shard
+
+    case = Case(mesh=mesh)
+    model = build(case)
+    shard(model, case, fully_shard)
+    assert not isinstance(model, FSDPModule) or type(model).__mro__[1].__module__.startswith("shardd")
+    return model, KINDS[kind](list(model.parameters()))
+
+
+def trained(kind: str, mesh: tuple[int, ...], edits_at: int = -1, loads: bool = False) -> dict[str, Any]:
+    """Trains; evaluates between steps; halves its parameters in place behind step ``edits_at``; loads a state dict of its own."""
+    from shardd.torch import commit, counters, finish
+
+    rank = dist.get_rank()
+    model, optimizer = _trainer(kind, mesh)
+    losses, evaluated = [], []
+    for step in range(STEPS):
+        loss = loss_of(model, step, 0, rank)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step % 3 == 2:
+            with torch.no_grad():
+                evaluated.append(loss_of(model, step + 1, 0, rank).item())
+        if loads and step == 3:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+        if step == edits_at:
+            _halve(model)
+    commit(model)
+    parameters = {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}
+    counts = counters(model)
+    dist.barrier()
+    finish(model)
+    return {"losses": losses, "evaluated": evaluated, "parameters": parameters, "counters": counts}
+
+
+def survive(kind: str, mesh: tuple[int, ...], folder: str, victim: int, at_step: int, moment: str) -> dict[str, Any]:
+    """One rank dies in its first life; the others, on both nodes, go on in their processes."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import shardd.torch
+    from shardd.torch import commit, counters, ride
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    life = generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+    def make_group() -> None:
+        store = dist.FileStore(f"{folder}/store-{generation}", world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+    def rebuild() -> None:
+        nonlocal generation
+        generation += 1
+        dist.destroy_process_group()
+        make_group()
+        # Who was started anew makes its groups.
+        init_device_mesh("cpu", mesh or (world,), mesh_dim_names=("replicate", "shard") if len(mesh) == 2 else None)
+
+    def dies(now: str, step: int) -> None:
+        if life == 0 and (rank, at_step, moment) == (victim, step, now):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    make_group()
+    model, optimizer = _trainer(kind, mesh)
+    losses: list[float] = []
+    resumed = []
+    for step in shardd.torch.steps(STEPS, rebuild=rebuild):
+        with step:
+            if step.resumed:
+                resumed.append(int(step))
+                losses = step.state or []
+            loss = loss_of(model, step, 0, rank)
+            dies("forward", step)
+            loss.backward()
+            dies("backward", step)
+            ride([*losses, loss.item()])
+            optimizer.step()
+            dies("step", step)
+            optimizer.zero_grad()
+            losses = [*losses, loss.item()]
+    commit(model)
+    shards = {n: p.to_local().detach().clone() for n, p in model.named_parameters()}
+    return {"losses": losses, "resumed": resumed, "counters": counters(model), "shards": shards}
