@@ -1,8 +1,9 @@
 """The daemon's Muon beside AdamW: torch's numbers within the rounding of bf16, torch's state, and what is refused.
 
 torch rounds each matrix between products to bf16, and so does the daemon; both sum in fp32, each in its own order, so a sum at
-the edge of two numbers of bf16 (2**-8 apart) may become either, which the next products carry on. Of an update that is less than
-one percent (tests/common/tensor/muon_test.cc), and 20 steps of lr 0.02 take parameters as far apart as PARAMETERS says.
+the edge of two numbers of bf16 (2**-8 apart) may become either. The usual coefficients make small singular values 480 times
+larger in five steps, and such roundings with them. In 20 steps of lr 0.02 parameters come 0.0036 to 0.0072 from torch's on as
+many ranks; torch's own on one rank and on four come 0.0096 from each other. Coefficients that magnify less give 0.00012.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from cluster import run_ranks
 from models import PLACED
 from optimizers import muon_scenarios
 
-PARAMETERS, LOSSES, STATE = 4e-3, 4e-3, 4e-3
+PARAMETERS = {"usual": 2e-2, "other": 1e-3}
+LOSSES, STATE = 1e-3, 1e-3
 
 
 def _close(got: Any, want: Any, tolerance: float) -> None:
     torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=tolerance, atol=tolerance)
 
 
-def _is_torchs(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+def _is_torchs(theirs: dict[str, Any], ours: dict[str, Any], parameters: float = PARAMETERS["usual"]) -> None:
     _close(ours["losses"], theirs["losses"], LOSSES)
     for got, want in zip(ours["states"], theirs["states"], strict=True):
         assert got.keys() == want.keys()
@@ -32,7 +34,7 @@ def _is_torchs(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
             for name, value in entry.items():
                 _close(got[index][name], value, STATE)
     for name, value in theirs["parameters"].items():
-        _close(ours["parameters"][name], value, PARAMETERS)
+        _close(ours["parameters"][name], value, parameters)
     assert ours["groups"] == theirs["groups"]
     assert ours["counters"]["commits"] >= muon_scenarios.STEPS and ours["counters"]["aborts"] == 0
     assert ours["counters"]["bytes_updated"] > 0
@@ -45,7 +47,7 @@ def _is_torchs(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
 )
 def test_muon_beside_adamw_has_torchs_numbers(name: str, world: int, mesh: tuple[int, ...]) -> None:
     for theirs, ours in run_ranks(muon_scenarios.both, world, name, mesh):
-        _is_torchs(theirs, ours)
+        _is_torchs(theirs, ours, PARAMETERS[name])
 
 
 def test_an_installed_program_with_muon_and_adamw_is_torchs() -> None:
