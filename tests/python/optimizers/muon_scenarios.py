@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from models import Case, loss_of
+from models import Case, build, loss_of
 from optimizers.optim_cases import counts, full_state, model_of, parameters_of
 
 USUAL: dict[str, Any] = {"lr": 0.02}
@@ -95,6 +95,52 @@ def alike(layout: str) -> list[dict[str, torch.Tensor]]:
     with FullyShardedDataParallel.summon_full_params(sharded):
         return [{n.replace("_fsdp_wrapped_module.", ""): p.detach().clone()
                  for n, p in sharded.named_parameters() if "layers" in n}]  # fmt: skip
+
+
+def _steps(model: Any, optimizers: list[Any], steps: range) -> None:
+    for step in steps:
+        loss_of(model, step, 0, dist.get_rank()).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def loaded(full: bool) -> dict[str, Any]:
+    """A model with both optimizers that goes on from what torch.distributed.checkpoint.state_dict has of another one."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+    from shardd.torch import optim
+
+    def program() -> tuple[Any, list[Any]]:
+        model = model_of("shardd")
+        matrices, rest = _cut(model)
+        return model, [optim.Muon(matrices, **USUAL), optim.AdamW(rest, lr=1e-2)]
+
+    options = StateDictOptions(full_state_dict=full)
+    first, optimizers = program()
+    _steps(first, optimizers, range(3))
+    saved = copy.deepcopy(get_state_dict(first, optimizers, options=options))
+    names = {name: sorted(entry) for name, entry in saved[1]["state"].items()}
+    _steps(first, optimizers, range(3, 6))
+    second, others = program()
+    set_state_dict(second, others, model_state_dict=saved[0], optim_state_dict=saved[1], options=options)
+    _steps(second, others, range(3, 6))
+    return {"went on": parameters_of(first), "loaded": parameters_of(second), "names": names}
+
+
+def flat_state() -> dict[str, dict[str, Any]]:
+    """``FullyShardedDataParallel.optim_state_dict`` of Muon over original parameters; loading it changes nothing."""
+    from shardd.torch import FullyShardedDataParallel, optim
+
+    model = FullyShardedDataParallel(build(Case()), use_orig_params=True)
+    matrices = [p for name, p in model.named_parameters() if "up.weight" in name]
+    optimizers = [optim.Muon(matrices, **USUAL)]
+    optimizers.append(optim.AdamW([p for p in model.parameters() if not any(p is m for m in matrices)]))  # type: ignore[arg-type]
+    _steps(model, optimizers, range(2))
+    saved = FullyShardedDataParallel.optim_state_dict(model, optimizers[0])
+    optimizers[0].load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, optimizers[0], saved))
+    again = FullyShardedDataParallel.optim_state_dict(model, optimizers[0])
+    return {"saved": saved["state"], "again": again["state"]}
 
 
 def _said(act: Any) -> str:

@@ -66,6 +66,24 @@ def test_any_number_of_ranks_gives_the_same_bits(layout: str) -> None:
                 assert torch.equal(value, whole[name]), f"{name} of {world} ranks"
 
 
+@pytest.mark.parametrize("full", [True, False], ids=["full", "sharded"])
+def test_both_go_on_from_a_state_dict(full: bool) -> None:
+    for outcome in run_ranks(muon_scenarios.loaded, 2, full):
+        for name, value in outcome["went on"].items():
+            assert torch.equal(outcome["loaded"][name], value), name
+        assert outcome["names"]["layers.0.up.weight"] == ["momentum_buffer"]
+        assert outcome["names"]["layers.0.up.bias"] == ["exp_avg", "exp_avg_sq", "step"]
+
+
+def test_the_flat_wrapper_saves_whole_buffers() -> None:
+    for rank, outcome in enumerate(run_ranks(muon_scenarios.flat_state, 3)):
+        assert rank > 0 or len(outcome["saved"]) == 3
+        for name, entry in outcome["saved"].items():
+            assert list(entry) == ["momentum_buffer"] and entry["momentum_buffer"].shape == (21, 10)
+            assert entry["momentum_buffer"].abs().max() > 0
+            assert torch.equal(outcome["again"][name]["momentum_buffer"], entry["momentum_buffer"])
+
+
 def test_what_muon_does_not_do_is_refused_by_name() -> None:
     for outcome in run_ranks(muon_scenarios.refusals, 2):
         assert "NotImplementedError: Muon: parameter" in outcome["vector"], outcome
