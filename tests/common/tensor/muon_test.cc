@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <string>
 
@@ -132,6 +134,33 @@ TEST(Muon, OfAnyShapeIsTheFormula) {
     const double adjusted = std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(cols)));
     EXPECT_LT(Distance(Direction(before, held, adjusted), plain.x), 1e-2);
     for (size_t i = 0; i < held.buf.size(); ++i) ASSERT_NEAR(held.buf[i], plain.buf[i], 1e-6) << i;
+  }
+}
+
+// Of several blocks of elements and of rows, and of tiles of each size.
+TEST(Muon, InManyItemsIsTheFormula) {
+  MuonParams params = Usual();
+  params.ns_steps = 1;
+  for (const auto& [rows, cols] : std::initializer_list<std::array<int64_t, 2>>{{600, 450}, {450, 600}, {1100, 240}}) {
+    SCOPED_TRACE(absl::StrCat(rows, " x ", cols));
+    Held held(rows, cols, params);
+    const Held before = held;
+    const Plain plain(before);
+    UpdateLog log = {};
+    log.Begin(1);
+    held.Run(&log);
+    EXPECT_EQ(log.done(1), 2 * rows * cols);
+    const double adjusted = std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(cols)));
+    EXPECT_LT(Distance(Direction(before, held, adjusted), plain.x), 1e-2);
+    for (size_t i = 0; i < held.buf.size(); ++i) ASSERT_NEAR(held.buf[i], plain.buf[i], 1e-6) << i;
+    // The rest of it from the second block of either.
+    for (const int64_t done : {(int64_t{1} << 18) + 77, rows * cols + (int64_t{1} << 18) + 77}) {
+      Held rest = before;
+      std::copy_n(held.buf.begin(), std::min(done, rows * cols), rest.buf.begin());
+      std::copy_n(held.p.begin(), std::max<int64_t>(0, done - rows * cols), rest.p.begin());
+      RunMuonFrom(rest.At(), done, nullptr, 0);
+      EXPECT_TRUE(rest.p == held.p && rest.buf == held.buf) << done;
+    }
   }
 }
 
