@@ -33,7 +33,7 @@ packages=(
   # libraries; prometheus-cpp is shardd-metrics' alone. Left out, though a few tests run them: Prometheus itself (96 MB, and a service that
   # starts) and a browser (chromium-headless-shell: 96 MB, 306 installed)
   libgrpc++-dev libgrpc-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev libabsl-dev libssl-dev libc-ares-dev
-  libre2-dev zlib1g-dev libzstd-dev nlohmann-json3-dev libcli11-dev grpc-proto prometheus-cpp-dev
+  libre2-dev zlib1g-dev libzstd-dev nlohmann-json3-dev libcli11-dev libeigen3-dev grpc-proto prometheus-cpp-dev
   # tests
   libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv python3-grpcio python3-protobuf
   zsh man-db

@@ -394,17 +394,28 @@ typedef struct shardd_hyperparameters { /* of one optimizer group; torch's meani
   union {
     double beta1;    /* Adam, AdamW, Lion */
     double lr_decay; /* Adagrad */
+    double ns_a;     /* Muon: ns_coefficients, torch's default 3.4445, -4.775, 2.0315 */
   };
   union {
     double beta2;                     /* Adam, AdamW, Lion */
     double alpha;                     /* RMSprop */
     double initial_accumulator_value; /* Adagrad */
+    double ns_b;                      /* Muon */
   };
-  double eps;       /* Adam, AdamW, Adagrad, RMSprop */
-  double momentum;  /* SGD, RMSprop */
-  double dampening; /* SGD */
-  int32_t nesterov; /* SGD */
+  double eps;      /* Adam, AdamW, Adagrad, RMSprop, Muon */
+  double momentum; /* SGD, RMSprop, Muon */
+  union {
+    double dampening; /* SGD */
+    double ns_c;      /* Muon */
+  };
+  int32_t nesterov;  /* SGD, Muon */
+  int16_t ns_steps;  /* Muon: 0 to 99 */
+  int16_t adjust_lr; /* Muon: shardd_adjust_lr */
 } shardd_hyperparameters;
+typedef enum shardd_adjust_lr { /* torch.optim.Muon's adjust_lr_fn */
+                                SHARDD_ADJUST_LR_ORIGINAL = 0,
+                                SHARDD_ADJUST_LR_MATCH_RMS_ADAMW = 1
+} shardd_adjust_lr;
 
 /* Asks for the optimizer step. All groups must be resharded, every backward with gradients closed. `state` (at most
  * 1 MiB) is committed with the step. Waits only while an earlier step is not committed. */

@@ -71,6 +71,7 @@ v1::Memory Describe(const v1::JobSpec& spec, const ShardPlan& plan, bool on_gpus
   add("gradient staging", memory.gradient_staging_bytes);
   add("gather staging", on_gpus ? memory.gather_staging.stride_bytes * plan.world_size : 0);
   add("node receive", on_gpus ? 0 : memory.node_receive_bytes);
+  add("update workspace", on_gpus ? 0 : memory.workspace_bytes);
   add("snapshot", memory.held_kept_bytes);
   add("journal", memory.journal_bytes);
   add("writeback undo", memory.undo_bytes);

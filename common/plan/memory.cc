@@ -4,10 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/layout_internal.h"
+#include "common/plan/matrices.h"
 #include "common/plan/node_part.h"
 #include "common/plan/optimizer_kinds.h"
 #include "common/plan/session_layout.h"
 #include "common/status/status_macros.h"
+#include "common/tensor/muon.h"
 
 namespace shardd {
 namespace plan_internal {
@@ -243,6 +245,19 @@ void SizeNodeStaging(ShardPlan& plan) {
   }
 }
 
+// Room to orthogonalise one matrix for each rank that may have one to update.
+void SizeWorkspace(ShardPlan& plan) {
+  int matrices = 0;
+  for (size_t p = 0; p < plan.params.size(); ++p) {
+    if (!IsMatrix(plan, static_cast<int>(p))) continue;
+    const ParamPlan& param = plan.params[p];
+    ++matrices;
+    plan.workspace_stride_bytes =
+        std::max(plan.workspace_stride_bytes, RoundUp(MuonWorkspaceBytes(param.shape[0], param.shape[1]), kPageBytes));
+  }
+  plan.memory.workspace_bytes = plan.workspace_stride_bytes * std::min(matrices, plan.world_size);
+}
+
 int64_t HeldBytes(const ShardPlan& plan, HeldSlab which, int64_t size_bytes) {
   if (!plan.cut_over_nodes) {
     return size_bytes;
@@ -270,6 +285,7 @@ absl::Status LayOutMemory(ShardPlan& plan) {
   SHARDD_RETURN_IF_ERROR(SizePool(plan));
   SizeStaging(plan);
   SizeNodeStaging(plan);
+  SizeWorkspace(plan);
   plan.memory.gather_staging = SizeGatherStaging(plan);
   const SessionLayout session = MakeSessionLayout(plan);
   plan.memory.session_bytes = session.memory_bytes + session.daemon_page_bytes;
@@ -338,11 +354,12 @@ PlacedMemory PredictPlacedMemory(const ShardPlan& plan) {
 int64_t MemoryPlan::TotalBytes(int world_size) const {
   return held_shards_bytes + held_parameters_bytes + held_gradients_bytes + held_optimizer_bytes +
          unsharded_pool_bytes + gradient_staging_bytes + node_receive_bytes + held_kept_bytes + journal_bytes +
-         undo_bytes + world_size * session_bytes;
+         undo_bytes + workspace_bytes + world_size * session_bytes;
 }
 
 int64_t MemoryPlan::TotalBytesOnGpus(int world_size) const {
-  return TotalBytes(world_size) - node_receive_bytes - undo_bytes + world_size * gather_staging.stride_bytes;
+  return TotalBytes(world_size) - node_receive_bytes - undo_bytes - workspace_bytes +
+         world_size * gather_staging.stride_bytes;
 }
 
 }  // namespace shardd

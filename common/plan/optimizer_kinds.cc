@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "common/tensor/muon.h"
 
 namespace shardd {
 namespace {
@@ -35,6 +36,24 @@ absl::Status CheckMomentum(const v1::OptimizerConfig& optimizer, int group, cons
   if (values.momentum() > 0 && !HasMomentum(optimizer, group)) {
     return refuse("momentum without a planned buffer (got ", values.momentum(),
                   ", want 0); set OptimizerConfig.momentum, or its group's");
+  }
+  return absl::OkStatus();
+}
+
+// What is not a range of Muon's.
+absl::Status CheckMuon(int group, const Hyper& values) {
+  const auto refuse = [group](const auto&... fact) {
+    return absl::InvalidArgumentError(absl::StrCat("optimizer group ", group, ": ", fact...));
+  };
+  if (!std::isfinite(values.ns_a()) || !std::isfinite(values.ns_b()) || !std::isfinite(values.ns_c())) {
+    return refuse("ns_coefficients are not finite (got ", values.ns_a(), ", ", values.ns_b(), ", ", values.ns_c(), ")");
+  }
+  if (values.ns_steps() < 0 || values.ns_steps() > kMaxNewtonSchulzSteps) {
+    return refuse("ns_steps is out of range (got ", values.ns_steps(), ", want 0 to ", kMaxNewtonSchulzSteps, ")");
+  }
+  if (!v1::AdjustLr_IsValid(values.adjust_lr())) {
+    return refuse("adjust_lr is unknown (got ", static_cast<int>(values.adjust_lr()),
+                  ", want ADJUST_LR_ORIGINAL or ADJUST_LR_MATCH_RMS_ADAMW)");
   }
   return absl::OkStatus();
 }
@@ -87,6 +106,8 @@ const std::vector<OptimizerKindRow>& OptimizerKinds() {
        nullptr,
        true,
        {kLr, kWeightDecay, kBeta1, kBeta2, kEps}},
+      // Its buffer is no choice: without momentum torch keeps one, too.
+      {v1::OPTIMIZER_KIND_MUON, true, {"momentum_buffer"}, nullptr, false, {kLr, kWeightDecay, kEps, kMomentum}},
   };
   return *kinds;
 }
@@ -152,6 +173,7 @@ absl::Status CheckHyperParameters(const v1::OptimizerConfig& optimizer, int grou
                                                      range.below_one ? "[0, 1)" : "finite, >= 0", ")"));
     }
   }
+  if (kind == v1::OPTIMIZER_KIND_MUON) return CheckMuon(group, values);
   return row->momentum_state == nullptr ? absl::OkStatus() : CheckMomentum(optimizer, group, values);
 }
 

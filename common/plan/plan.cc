@@ -8,6 +8,7 @@
 #include "common/plan/config_internal.h"
 #include "common/plan/digest_internal.h"
 #include "common/plan/layout_internal.h"
+#include "common/plan/matrices.h"
 #include "common/plan/policy_internal.h"
 #include "common/plan/tree_internal.h"
 #include "common/status/status_macros.h"
@@ -253,6 +254,7 @@ absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec, int node) {
   SHARDD_RETURN_IF_ERROR(Grouper(spec.tree(), managed, fully_sharded, plan).Run());
   SHARDD_RETURN_IF_ERROR(AssignOptimizerGroups(plan));
   SHARDD_RETURN_IF_ERROR(CheckTrained(plan));
+  SHARDD_RETURN_IF_ERROR(CheckMatrices(plan));
   plan_internal::LayOutFlatParams(plan);
   SHARDD_RETURN_IF_ERROR(plan_internal::LayOutMemory(plan));
   SHARDD_ASSIGN_OR_RETURN(plan.digest, plan_internal::PlanDigest(plan));

@@ -129,6 +129,7 @@ struct MemoryPlan {
   int64_t snapshot_bytes = 0;          // of one of them
   int64_t journal_bytes = 0;           // two decided steps, trainer states included
   int64_t undo_bytes = 0;              // several optimizers: old bytes of what parts of a step change, which stay
+  int64_t workspace_bytes = 0;         // Muon: what ranks' threads orthogonalise matrices in
   // Bytes of these slabs that have memory: all of them, unless parameters are cut over nodes. In that case the slabs
   // have their full size, but only what this node's ranks hold has memory, in whole pages (node_part.h).
   int64_t held_shards_bytes = 0;
@@ -220,8 +221,9 @@ struct ShardPlan {
   // pool, because each GPU adds in the order of one stream. Several nodes: sums over this node's ranks, before those of
   // the other nodes are added; one for each rank. This is the distance between two; 0: none.
   int64_t staging_stride_bytes = 0;
-  int64_t staging_bytes = 0;     // of one. OFFLOAD_HOST: at most 32 MiB, and at most what the largest flat parameter
-                                 // takes in fp32. Several nodes: kNodeSlots of node_slot_bytes
+  int64_t staging_bytes = 0;  // of one. OFFLOAD_HOST: at most 32 MiB, and at most what the largest flat parameter
+                              // takes in fp32. Several nodes: kNodeSlots of node_slot_bytes
+  int64_t workspace_stride_bytes = 0;  // Muon: of one rank's part of the workspace; 0: none
   int64_t node_slot_bytes = 0;   // several nodes: the largest part of a group that one rank reduces, in fp32, each
                                  // segment padded to kSlabAlignmentBytes; whole pages
   int64_t node_piece_bytes = 0;  // several nodes: the most of a group that one node adds for all nodes

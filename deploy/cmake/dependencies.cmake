@@ -10,6 +10,14 @@ find_package(CLI11 CONFIG QUIET)
 if(NOT CLI11_FOUND)
   message(FATAL_ERROR "configure shardd: CLI11: not found; install libcli11-dev (deploy/bootstrap.sh does)")
 endif()
+# Headers alone, of one file: common/tensor/matmul.cc.
+find_path(SHARDD_EIGEN_DIR Eigen/Core PATH_SUFFIXES eigen3)
+if(NOT SHARDD_EIGEN_DIR)
+  message(FATAL_ERROR "configure shardd: Eigen: not found; install libeigen3-dev (deploy/bootstrap.sh does)")
+endif()
+mark_as_advanced(SHARDD_EIGEN_DIR)
+set_source_files_properties(common/tensor/matmul.cc PROPERTIES COMPILE_OPTIONS "-isystem;${SHARDD_EIGEN_DIR}"
+  SKIP_UNITY_BUILD_INCLUSION ON)
 # What shardd-metrics links, as shared libraries: no other program has them.
 find_package(prometheus-cpp CONFIG QUIET)
 if(NOT TARGET prometheus-cpp::core OR NOT TARGET civetweb::civetweb)

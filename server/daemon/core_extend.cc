@@ -303,6 +303,11 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
   const auto failed = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(what, " by ", extension.what, ": ", status.message()));
   };
+  const DeviceMemory* const device_memory = devices_.front()->memory();
+  if (absl::Status served = device_memory != nullptr ? CheckServedOn(*device_memory, extension.plan) : absl::OkStatus();
+      !served.ok()) {
+    return failed(served);
+  }
   if (absl::Status status = CheckByteQuota("memory", options_.max_bytes_per_uid, job->identity().owner.uid,
                                            found.bytes_of_uid, QuotaBytesOf(extension.plan, *devices_.front()));
       !status.ok()) {

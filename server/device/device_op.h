@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "common/tensor/kernels.h"
+#include "common/tensor/muon.h"
 #include "common/tensor/norm.h"
 #include "server/turns/work_owner.h"
 
@@ -114,6 +115,13 @@ struct RuleOp {
   Logged logged = {};
   float* c = nullptr;  // of a rule with three states, which GPUs do not have
 };
+// An update of one whole matrix (common/tensor/muon.h), of all ranks' elements. Never cut: its extent is a number of
+// items, and slices are items in their order. `logged` has 2 * rows * cols elements of it.
+struct MuonOp {
+  MuonMatrix matrix;  // workspace nullptr: only CompleteCpuOp, which makes one
+  int64_t items;      // MuonItems
+  Logged logged = {};
+};
 // One device's part in fp32 sums over the devices of a communicator. All of them run an operation with the same parts,
 // and all their operations of this kind in the same order.
 class Communicator;
@@ -146,7 +154,7 @@ struct MoveOp {
   std::vector<Move> moves;
   int64_t size_bytes = 0;  // of all moves
 };
-using DeviceOp = std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, NormOp, AdamWOp, SgdOp, RuleOp, SumOp, MoveOp>;
+using DeviceOp = std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, NormOp, AdamWOp, SgdOp, RuleOp, MuonOp, SumOp, MoveOp>;
 
 // When a work ran, CLOCK_MONOTONIC in nanoseconds; written before `done`. 0: none of it ran.
 struct WorkTiming {

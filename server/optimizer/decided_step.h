@@ -14,6 +14,7 @@ struct SlabPointers {
   char* parameters = nullptr;
   char* gradients = nullptr;
   char* optimizer = nullptr;
+  char* workspace = nullptr;  // of the ranks' threads, for Muon; nullptr: none, or whoever runs an operation makes one
 };
 
 // The decision of a step; constant from decision to commit.

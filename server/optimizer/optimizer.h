@@ -36,7 +36,8 @@ std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, 
                               int rank, Norm* result);
 
 // Operations that update `rank`'s work segments: the shards, all replicas' copies of them, and the cast copy unless
-// passes begin with copies. Adjacent segments with equal treatment are merged.
+// passes begin with copies. Adjacent segments with equal treatment are merged. Whole matrices (common/plan/matrices.h)
+// are one rank's, in whichever work segments they lie.
 // `logged`: where the rank's updates write what they are about to change.
 std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs, const DecidedStep& step, int rank,
                                 Logged logged = {});
@@ -58,7 +59,10 @@ std::vector<DeviceOp> KeepOps(const ShardPlan& plan, const SlabPointers& slabs, 
 
 // Operations that make trainers' writes to shards a version, in `rank`'s work segments: they copy copy 0 to every other
 // replica, and make the copy that passes read. Empty if there is neither.
-std::vector<DeviceOp> CommitOps(const ShardPlan& plan, const SlabPointers& slabs, int rank);
+// `updated`: by parameter, what UpdateOps of the same work update, which copy whole matrices themselves; empty:
+// nothing.
+std::vector<DeviceOp> CommitOps(const ShardPlan& plan, const SlabPointers& slabs, int rank,
+                                const std::vector<bool>& updated = {});
 
 // Operations that copy copy 0 of the `written` gradients (by parameter) to every other replica, in `rank`'s work
 // segments; empty if there are no copies.

@@ -53,6 +53,11 @@ absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan) {
         "optimizers with three states for each element are not served on GPUs (got amsgrad, or centered RMSprop with "
         "momentum); offload to the host, or let the optimizer step in the trainers (OPTIMIZER_KIND_TRAINER)");
   }
+  if (plan.workspace_stride_bytes > 0) {
+    return absl::UnimplementedError(
+        "Muon is not served where ranks train on GPUs (got OPTIMIZER_KIND_MUON); let torch.optim.Muon step in the "
+        "trainers (OPTIMIZER_KIND_TRAINER), or use another kind");
+  }
   for (const FlatParamPlan& flat : plan.flat_params) {
     if (flat.requires_grad && !IsTrainable(flat.unsharded_dtype)) {
       return absl::UnimplementedError(
@@ -151,7 +156,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
                   want.held_parameters_bytes + want.held_kept_bytes;
   }
   if (on_host) {
-    host_bytes += want.unsharded_pool_bytes + want.gradient_staging_bytes + want.node_receive_bytes;
+    host_bytes +=
+        want.unsharded_pool_bytes + want.gradient_staging_bytes + want.node_receive_bytes + want.workspace_bytes;
   }
   SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits());
   const int64_t undo = PromisedUndoBytes(plan, place);
@@ -183,6 +189,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
       {&memory->parameters_, "parameters", want.parameters_bytes, SpreadSlab::kParameters},
       {&memory->pool_, kUnshardedPoolName, want.unsharded_pool_bytes, SpreadSlab::kPool},
       {&memory->staging_, "gradient staging", want.gradient_staging_bytes, SpreadSlab::kStaging},
+      // No other daemon needs it.
+      {&memory->workspace_, "update workspace", want.workspace_bytes, SpreadSlab::kStaging},
       {&memory->gather_staging_, "gather staging", on_host ? 0 : plan.world_size * want.gather_staging.stride_bytes,
        SpreadSlab::kGather},
       // Taken with the first commit; else before the first hand-in, which most jobs never see.
@@ -335,7 +343,7 @@ absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeKept(const ShardPlan& pl
 
 SlabPointers JobMemory::pointers() const {
   auto base = [](const std::unique_ptr<JobSlab>& slab) { return slab == nullptr ? nullptr : slab->At(0); };
-  return SlabPointers{base(shards_), base(parameters_), base(gradients_), base(optimizer_)};
+  return SlabPointers{base(shards_), base(parameters_), base(gradients_), base(optimizer_), base(workspace_)};
 }
 
 std::vector<char*> JobMemory::StagingByRank(const ShardPlan& plan) const {

@@ -159,7 +159,7 @@ class JobMemory {
   int64_t elsewhere_gradients_bytes_ = 0;
   std::shared_ptr<RankSlots> rank_slots_;  // also of whoever attaches
   std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, staging_, gather_staging_, kept_,
-      old_values_;
+      old_values_, workspace_;
   std::unique_ptr<const OldValuesPlan> old_values_plan_;  // null: there are none
   std::unique_ptr<UndoSlab> undo_;                        // of shards_ and optimizer_
 };

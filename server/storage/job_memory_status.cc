@@ -30,7 +30,8 @@ void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
 int64_t JobMemory::allocated_bytes() const {
   int64_t total = 0;
   for (const JobSlab* slab : {shards(), parameters(), gradients(), optimizer(), pool(), staging(),
-                              static_cast<const JobSlab*>(gather_staging_.get()), kept(), old_values()}) {
+                              static_cast<const JobSlab*>(gather_staging_.get()), kept(), old_values(),
+                              static_cast<const JobSlab*>(workspace_.get())}) {
     total += slab == nullptr ? 0 : slab->size_bytes();
   }
   return total - elsewhere_bytes_;
@@ -66,6 +67,7 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
   if (gather_staging_ != nullptr) {
     add("gather staging", plan.world_size * plan.memory.gather_staging.stride_bytes, gather_staging_.get());
   }
+  if (workspace_ != nullptr) add("update workspace", plan.memory.workspace_bytes, workspace_.get());
   if (plan.memory.node_receive_bytes > 0 && place_.memory == nullptr) {  // the exchange's own
     add("node receive", plan.memory.node_receive_bytes, nullptr);
     out->mutable_purposes()->rbegin()->set_allocated_bytes(plan.memory.node_receive_bytes);

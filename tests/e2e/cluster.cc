@@ -293,7 +293,11 @@ std::string SpecJson(const Args& args) {
         absl::StrCat(R"("kind":"OPTIMIZER_KIND_TRAINER","trainerStates":)", args.Text("trained") == "adam" ? 2 : 1);
   }
   if (args.Double("momentum") > 0) optimizer += R"(,"momentum":true)";
-  if (args.Int("parts") != 0) {
+  if (args.Int("muon") != 0) {  // of two matrices, one of them tall; the others are as in "parts"
+    optimizer += R"(,"groups":[{"fqns":["mid.w1","embed.weight"],"kind":"OPTIMIZER_KIND_MUON"},)"
+                 R"({"fqns":["mid.b1","gain","bias"],"kind":"OPTIMIZER_KIND_SGD","momentum":true},)"
+                 R"({"fqns":["mid.w2","head.u"],"kind":"OPTIMIZER_KIND_ADAM"}])";
+  } else if (args.Int("parts") != 0) {
     absl::StrAppend(&optimizer, R"(,"groups":[{"fqns":["mid.w1","embed.weight","bias"],"kind":"OPTIMIZER_KIND_ADAMW)",
                     args.Int("two_states") != 0 ? "" : "_AMSGRAD", R"("},)");
     optimizer += R"({"fqns":["mid.b1","gain"],"kind":"OPTIMIZER_KIND_SGD","momentum":true},)"

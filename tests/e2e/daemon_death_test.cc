@@ -55,6 +55,8 @@ TEST_P(DaemonDeathUnder, KillsLoseNothingOfOtherOptimizers) {
   KillWhereRanksTrain(args, kills);
 }
 
+class DaemonDeathOfMuon : public DaemonDeath, public ::testing::WithParamInterface<const char*> {};
+
 // What a part has changed is taken back, and a step that is decided is completed behind its parts.
 class DaemonDeathBetween : public DaemonDeath, public ::testing::WithParamInterface<const char*> {
  protected:
@@ -101,6 +103,22 @@ TEST_P(DaemonDeathBetween, PartsARankMayDieToo) {
 
 INSTANTIATE_TEST_SUITE_P(All, DaemonDeathBetween, ::testing::Values("1", "2"),
                          [](const auto& info) { return info.param[0] == '1' ? "each" : "every_other"; });
+
+// Between products of a matrix, too, which the next daemon makes again.
+TEST_P(DaemonDeathOfMuon, KillsLoseNothingOfMatrices) {
+  const Args args = Training(60 * Kills())
+                        .With({{"muon", "1"},
+                               {"world", "3"},
+                               {"parts", GetParam()},
+                               {"momentum", "0"},
+                               {"lr", "0.003"},
+                               {"param_dtype", "bf16"}});
+  StartCustodian();
+  KillWhereRanksTrain(args, Kills());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DaemonDeathOfMuon, ::testing::Values("0", "1"),
+                         [](const auto& info) { return info.param[0] == '0' ? "at_once" : "in_parts"; });
 
 TEST_F(DaemonDeath, KillsUnderFourRanksLoseNothing) {
   const Args args = Training(60 * Kills())

@@ -72,6 +72,11 @@ TEST_F(Deadly, AtEachWriteOfRmspropLosesNothing) {
 // With three states.
 TEST_F(Deadly, AtEachWriteOfAmsgradLosesNothing) { Walk(Training(1000, "adamw_amsgrad").With({{"lr", "0.01"}})); }
 
+// Beside other optimizers; each block of a momentum buffer and of a parameter.
+TEST_F(Deadly, AtEachWriteOfMuonLosesNothing) {
+  Walk(Training(1000).With({{"muon", "1"}, {"lr", "0.01"}, {"param_dtype", "bf16"}}));
+}
+
 TEST_F(Deadly, AtEachWriteOfAStepInPartsLosesNothing) {
   Walk(Training(1000).With({{"parts", "1"}, {"lr", "0.01"}, {"param_dtype", "bf16"}}));
 }

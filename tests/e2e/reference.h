@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "client/c/shardd.h"
 #include "tests/e2e/ranks/args.h"
 #include "tests/e2e/ranks/model.h"
 #include "tests/e2e/ranks/precision.h"
@@ -32,6 +33,21 @@ inline Hyper HyperOf(const Args& args, int optimizer_group) {
   h.dampening = args.Double("dampening");
   h.nesterov = args.Int("nesterov") != 0;
   return h;
+}
+
+// As a step has them.
+inline shardd_hyperparameters ValuesOf(const Hyper& h) {
+  shardd_hyperparameters values = {};
+  values.lr = h.lr, values.weight_decay = h.weight_decay, values.beta1 = h.beta1, values.beta2 = h.beta2;
+  values.eps = h.eps, values.momentum = h.momentum, values.dampening = h.dampening,
+  values.nesterov = h.nesterov ? 1 : 0;
+  return values;
+}
+inline shardd_hyperparameters MuonValues(const Hyper& h) {
+  shardd_hyperparameters values = {};
+  values.lr = h.lr, values.weight_decay = 0.1, values.momentum = 0.95, values.nesterov = 1, values.eps = 1e-7;
+  values.ns_a = 3.4445, values.ns_b = -4.775, values.ns_c = 2.0315, values.ns_steps = 5;
+  return values;
 }
 
 struct Trained {

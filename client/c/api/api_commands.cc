@@ -35,6 +35,17 @@ absl::Status Step(shardd_job* job, const shardd_step_options& options) {
     if (kind == v1::OPTIMIZER_KIND_ADAGRAD) {
       out->set_lr_decay(groups[i].lr_decay);
       out->set_initial_accumulator_value(groups[i].initial_accumulator_value);
+    } else if (kind == v1::OPTIMIZER_KIND_MUON) {
+      if (groups[i].adjust_lr != SHARDD_ADJUST_LR_ORIGINAL && groups[i].adjust_lr != SHARDD_ADJUST_LR_MATCH_RMS_ADAMW) {
+        return absl::InvalidArgumentError(absl::StrCat("step: adjust_lr of optimizer group ", i, " is unknown (got ",
+                                                       groups[i].adjust_lr, ", want 0 or 1)"));
+      }
+      out->set_ns_a(groups[i].ns_a);
+      out->set_ns_b(groups[i].ns_b);
+      out->set_ns_c(groups[i].ns_c);
+      out->set_ns_steps(groups[i].ns_steps);
+      out->set_adjust_lr(groups[i].adjust_lr == SHARDD_ADJUST_LR_MATCH_RMS_ADAMW ? v1::ADJUST_LR_MATCH_RMS_ADAMW
+                                                                                 : v1::ADJUST_LR_ORIGINAL);
     } else if (kind == v1::OPTIMIZER_KIND_RMSPROP || kind == v1::OPTIMIZER_KIND_CENTERED_RMSPROP) {
       out->set_alpha(groups[i].alpha);
     } else {
@@ -43,7 +54,7 @@ absl::Status Step(shardd_job* job, const shardd_step_options& options) {
     }
     out->set_eps(groups[i].eps);
     out->set_momentum(groups[i].momentum);
-    out->set_dampening(groups[i].dampening);
+    if (kind != v1::OPTIMIZER_KIND_MUON) out->set_dampening(groups[i].dampening);
     out->set_nesterov(groups[i].nesterov != 0);
   }
   step.set_max_grad_norm(options.max_grad_norm);
@@ -68,6 +79,8 @@ absl::Status GivenByOthers(ClientJob& job, const int32_t** params, int32_t* coun
   *count = static_cast<int32_t>(given->size());
   return absl::OkStatus();
 }
+
+static_assert(sizeof(shardd_hyperparameters) == 64, "programs pass arrays of them");
 
 // Of a program that was built before there were parts of steps, too.
 absl::Status StepWith(shardd_job* job, const shardd_step_options* given) {

@@ -80,6 +80,7 @@ std::string PlanToJson(const v1::JobSpec& spec, const ShardPlan& plan) {
                    {"unsharded_pool", plan.memory.unsharded_pool_bytes},
                    {"gradient_staging", plan.memory.gradient_staging_bytes},
                    {"node_receive", plan.memory.node_receive_bytes},
+                   {"update_workspace", plan.memory.workspace_bytes},
                    {"snapshot", plan.memory.held_kept_bytes},
                    {"journal", plan.memory.journal_bytes},
                    {"undo", plan.memory.undo_bytes},

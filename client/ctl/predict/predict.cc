@@ -46,7 +46,7 @@ RankMemory MemoryOf(const ShardPlan& plan, const Fleet& fleet) {
   rank.gradients = static_cast<double>(memory.held_gradients_bytes) / ranks * share;
   rank.pool = static_cast<double>(memory.unsharded_pool_bytes + memory.parameters_bytes) / ranks;
   rank.staging = (static_cast<double>(memory.gradient_staging_bytes) +
-                  static_cast<double>(fleet.gpus ? 0 : memory.node_receive_bytes)) /
+                  static_cast<double>(fleet.gpus ? 0 : memory.node_receive_bytes + memory.workspace_bytes)) /
                      ranks +
                  static_cast<double>(fleet.gpus ? memory.gather_staging.stride_bytes : 0);
   rank.slots = static_cast<double>(memory.gradient_slots_bytes);

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "common/tensor/update_log.h"
@@ -114,9 +115,38 @@ struct Slice {
                    op.g + first, op.a + first, At(op.b, first), At(op.cast_dst, op.cast_dtype, first), op.cast_dtype,
                    count, op.logged.log, op.logged.first + first, At(op.c, first));
   }
+  void operator()(const MuonOp& op) const {
+    for (int64_t item = first; item < first + count; ++item) {
+      RunMuonItem(op.matrix, item, op.logged.log, op.logged.first);
+    }
+  }
   void operator()(const SumOp&) const {}   // CheckCpuOp refuses it
   void operator()(const MoveOp&) const {}  // likewise
 };
+
+// Buffer, then parameter; what lies between the two is made again where anything of the parameter is to be done.
+void CompleteMuon(const MuonOp& op, int64_t step) {
+  MuonMatrix matrix = op.matrix;
+  const int64_t numel = matrix.rows * matrix.cols;
+  UpdateLog* const log = op.logged.log;
+  const int64_t done = log == nullptr ? 0 : std::clamp<int64_t>(log->done(step) - op.logged.first, 0, 2 * numel);
+  if (matrix.cast_dst != nullptr && done > numel) {  // which may be behind
+    Cast(matrix.p, matrix.param_dtype, matrix.cast_dst, matrix.cast_dtype, done - numel);
+  }
+  if (done == 2 * numel) return;
+  if (log != nullptr && log->done(step) == op.logged.first + done && log->is_torn(step)) {
+    const int64_t end = done < numel ? numel : 2 * numel;
+    log->PutBack(UpdatedArraysOf(op, done, std::min(log->block_numel(), end - done)).arrays);
+  }
+  std::unique_ptr<void, void (*)(void*)> workspace(nullptr, &std::free);
+  if (matrix.workspace == nullptr) {
+    const int64_t size_bytes = MuonWorkspaceBytes(matrix.rows, matrix.cols);
+    workspace.reset(std::aligned_alloc(64, static_cast<size_t>((size_bytes + 63) / 64 * 64)));
+    if (workspace == nullptr) throw std::bad_alloc();  // as a vector would
+    matrix.workspace = static_cast<float*>(workspace.get());
+  }
+  RunMuonFrom(matrix, done, log, op.logged.first);
+}
 
 }  // namespace
 
@@ -133,6 +163,7 @@ int64_t CpuOpBytes(const DeviceOp& op, int64_t count) {
 
 int64_t CpuOpSlice(const DeviceOp& op) {
   if (std::holds_alternative<NormOp>(op)) return kNormSliceNumel;
+  if (std::holds_alternative<MuonOp>(op)) return 1;
   const int64_t extent = kSliceBytes / CpuOpBytes(op, 1) / kSliceAlignment * kSliceAlignment;
   return std::max(extent, kSliceAlignment);
 }
@@ -162,6 +193,8 @@ void CompleteCpuOp(const DeviceOp& op, int64_t step) {
     complete(*sgd);
   } else if (const auto* const rule = std::get_if<RuleOp>(&op); rule != nullptr) {
     complete(*rule);
+  } else if (const auto* const muon = std::get_if<MuonOp>(&op); muon != nullptr) {
+    CompleteMuon(*muon, step);
   } else {
     RunCpuOp(op, 0, OpExtent(op));
   }

@@ -147,6 +147,9 @@ struct CudaEngine::Calls {
                          Number(op.param_dtype), op.p, op.g, op.a, op.b, op.cast_dst, Number(op.cast_dtype), op.numel});
     });
   }
+  absl::Status operator()(const MuonOp&) const {
+    return absl::UnimplementedError("update by muon: GPUs have no kernel of it");
+  }
   absl::Status operator()(const SumOp& op) const { return op.communicator->Enqueue(op, stream()); }
   absl::Status operator()(const MoveOp& op) const { return op.communicator->Enqueue(op, stream()); }
 };

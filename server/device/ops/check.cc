@@ -88,6 +88,16 @@ struct Check {
     }
     return CheckUpdate(name, null_pointer, op.param_dtype, op.cast_dst, op.cast_dtype);
   }
+  absl::Status operator()(const MuonOp& op) const {
+    const MuonMatrix& of = op.matrix;
+    if (of.rows < 1 || of.cols < 1 || of.params.ns_steps < 0 || of.params.ns_steps > kMaxNewtonSchulzSteps ||
+        op.items != MuonItems(of.rows, of.cols, of.params.ns_steps)) {
+      return Malformed("muon", absl::StrCat("no such matrix, or items of another one (got ", of.rows, " x ", of.cols,
+                                            ", ", of.params.ns_steps, " steps, ", op.items, " items)"));
+    }
+    return CheckUpdate("muon", of.p == nullptr || of.g == nullptr || of.buf == nullptr, of.param_dtype, of.cast_dst,
+                       of.cast_dtype);
+  }
   absl::Status operator()(const SumOp& op) const {
     if (op.communicator == nullptr) return Malformed("sum", "no communicator");
     const int members = op.communicator->members();
@@ -142,6 +152,8 @@ int64_t OpExtent(const DeviceOp& op) {
       [](const auto& o) {
         if constexpr (requires { o.numel; }) {
           return o.numel;
+        } else if constexpr (requires { o.items; }) {
+          return o.items;
         } else {
           return o.size_bytes;
         }

@@ -8,7 +8,7 @@
 
 namespace shardd {
 
-// Elements of `op` (bytes for a copy).
+// Elements of `op` (bytes for a copy, items for a matrix).
 int64_t OpExtent(const DeviceOp& op);
 
 // INTERNAL: an operation that no kernel accepts (dtype, null pointer, negative extent), a bug of the submitter.

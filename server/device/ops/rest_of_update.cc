@@ -14,7 +14,8 @@ constexpr auto kStateBytes = static_cast<int64_t>(sizeof(float));
 
 template <typename Op>
 constexpr bool IsUpdate() {
-  return std::is_same_v<Op, AdamWOp> || std::is_same_v<Op, SgdOp> || std::is_same_v<Op, RuleOp>;
+  return std::is_same_v<Op, AdamWOp> || std::is_same_v<Op, SgdOp> || std::is_same_v<Op, RuleOp> ||
+         std::is_same_v<Op, MuonOp>;
 }
 
 }  // namespace
@@ -40,6 +41,13 @@ UpdatedArrays UpdatedArraysOf(const RuleOp& op, int64_t first, int64_t numel) {
            {At(op.c, first), numel * kStateBytes}}};
 }
 
+UpdatedArrays UpdatedArraysOf(const MuonOp& op, int64_t first, int64_t numel) {
+  const MuonMatrix& of = op.matrix;
+  const int64_t of_buf = of.rows * of.cols;
+  if (first < of_buf) return {{{}, {of.buf + first, numel * kStateBytes}, {}, {}}};
+  return {{{At(of.p, of.param_dtype, first - of_buf), numel * DTypeSizeBytes(of.param_dtype)}, {}, {}, {}}};
+}
+
 Logged* MutableLoggedOf(DeviceOp* op) {
   return std::visit(
       [](auto& any) -> Logged* {
@@ -61,7 +69,11 @@ std::vector<UpdateLog::Array> WrittenBy(const DeviceOp& op) {
   return std::visit(
       [](const auto& any) -> std::vector<UpdateLog::Array> {
         using Op = std::decay_t<decltype(any)>;
-        if constexpr (IsUpdate<Op>()) {
+        if constexpr (std::is_same_v<Op, MuonOp>) {
+          const int64_t numel = any.matrix.rows * any.matrix.cols;
+          return {{any.matrix.p, numel * DTypeSizeBytes(any.matrix.param_dtype)},
+                  {any.matrix.buf, numel * kStateBytes}};
+        } else if constexpr (IsUpdate<Op>()) {
           const UpdatedArrays updated = UpdatedArraysOf(any, 0, any.numel);
           std::vector<UpdateLog::Array> written;
           for (const UpdateLog::Array& array : updated.arrays) {

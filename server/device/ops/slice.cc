@@ -1,5 +1,7 @@
 #include "server/device/ops/slice.h"
 
+#include <algorithm>
+
 #include "server/device/device_op.h"
 
 namespace shardd {
@@ -19,6 +21,11 @@ struct BytesOfOne {
   int64_t operator()(const SgdOp& op) const { return 2 * DTypeSizeBytes(op.param_dtype) + 3 * kFloatBytes; }
   int64_t operator()(const RuleOp& op) const {
     return 2 * DTypeSizeBytes(op.param_dtype) + (1 + 2 * UpdateRuleStates(op.params.rule)) * kFloatBytes;
+  }
+  int64_t operator()(const MuonOp& op) const {  // of one item, on the average
+    const auto elements = static_cast<double>(op.matrix.rows) * static_cast<double>(op.matrix.cols);
+    const double all = 40 * elements + MuonCost(op.matrix.rows, op.matrix.cols, op.matrix.params.ns_steps) / 2;
+    return 1 + static_cast<int64_t>(all / static_cast<double>(std::max<int64_t>(1, op.items)));
   }
   int64_t operator()(const SumOp&) const { return kFloatBytes; }
   int64_t operator()(const MoveOp&) const { return 1; }
@@ -79,6 +86,7 @@ struct Slice {
     op.numel = count;
     op.logged.first += first;
   }
+  void operator()(MuonOp&) const {}
   void operator()(SumOp&) const {}
   void operator()(MoveOp&) const {}
 };

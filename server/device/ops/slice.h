@@ -13,7 +13,7 @@ namespace shardd {
 // Bytes read and written for each unit of an operation's extent (OpExtent).
 int64_t OpBytesOfOne(const DeviceOp& op);
 
-// The operation on units [first, first + count) of its extent. REQUIRES: it is no sum over devices.
+// The operation on units [first, first + count) of its extent. REQUIRES: it is no sum over devices, and no matrix.
 DeviceOp SliceOf(const DeviceOp& op, int64_t first, int64_t count);
 
 // Address of element `first` of an operation's range. Null stays null, for ranges that an operation lacks.

@@ -244,7 +244,7 @@ void Commits::Update() {
     ops[rank] = UpdateOps(*see_.plan, see_.memory->pointers(), decision_.step(), rank,
                           part ? Logged() : see_.memory->LoggedBy(log, rank));
     if (written) {
-      for (DeviceOp& op : CommitOps(*see_.plan, see_.memory->pointers(), rank)) {
+      for (DeviceOp& op : CommitOps(*see_.plan, see_.memory->pointers(), rank, decision_.step().present)) {
         ops[rank].push_back(std::move(op));
       }
     }

@@ -49,15 +49,16 @@ struct PartOf {
     return part;
   }
   DeviceOp operator()(const RuleOp& op) const { return SliceOf(op, first, count); }
-  // Of reductions and moves, which are never an optimizer's: whole.
+  // Whole: matrices, and reductions and moves, which are never an optimizer's.
+  DeviceOp operator()(const MuonOp& op) const { return op; }
   DeviceOp operator()(const ReduceOp& op) const { return op; }
   DeviceOp operator()(const SumOp& op) const { return op; }
   DeviceOp operator()(const MoveOp& op) const { return op; }
 };
 
 bool MayCut(const DeviceOp& op) {
-  return !std::holds_alternative<ReduceOp>(op) && !std::holds_alternative<SumOp>(op) &&
-         !std::holds_alternative<MoveOp>(op);
+  return !std::holds_alternative<MuonOp>(op) && !std::holds_alternative<ReduceOp>(op) &&
+         !std::holds_alternative<SumOp>(op) && !std::holds_alternative<MoveOp>(op);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 
 #include "tests/common/plan/spec_builder.h"
@@ -27,7 +28,7 @@ TEST(OptimizerKinds, HaveTheStatesThatTheirPlanHas) {
     for (const bool momentum : {false, true}) {
       if (momentum && row.momentum_state == nullptr) continue;
       SpecBuilder b(1);
-      b.Param(0, "p", {4});
+      b.Param(0, "p", {2, 2});
       b.config().mutable_optimizer()->set_kind(row.kind);
       b.config().set_trainers_never_write(row.kind != v1::OPTIMIZER_KIND_TRAINER);
       b.config().mutable_optimizer()->set_momentum(momentum);
@@ -57,6 +58,26 @@ TEST(OptimizerKinds, AHyperParameterOutOfRangeIsNamed) {
       EXPECT_EQ(CheckHyperParameters(config, 3, values).ok(), !range.below_one) << range.name;
     }
   }
+}
+
+TEST(OptimizerKinds, WhatMuonDoesNotDoIsNamed) {
+  v1::OptimizerConfig config;
+  config.set_kind(v1::OPTIMIZER_KIND_MUON);
+  const auto refused = [&](const auto& set) {
+    v1::HyperParameters values;
+    set(values);
+    return std::string(CheckHyperParameters(config, 0, values).message());
+  };
+  EXPECT_THAT(refused([](auto& v) { v.set_ns_steps(100); }),
+              HasSubstr("ns_steps is out of range (got 100, want 0 to 99"));
+  EXPECT_THAT(refused([](auto& v) { v.set_ns_steps(-1); }), HasSubstr("got -1"));
+  EXPECT_THAT(refused([](auto& v) { v.set_ns_b(HUGE_VAL); }),
+              HasSubstr("ns_coefficients are not finite (got 0, inf, 0"));
+  EXPECT_THAT(refused([](auto& v) { v.set_adjust_lr(static_cast<v1::AdjustLr>(7)); }),
+              HasSubstr("adjust_lr is unknown (got 7"));
+  // As torch: no momentum, and Nesterov's all the same.
+  EXPECT_EQ(refused([](auto& v) { v.set_nesterov(true); }), "");
+  EXPECT_EQ(refused([](auto& v) { v.set_ns_b(-4.775); }), "");
 }
 
 TEST(OptimizerKinds, AnUnknownKindIsNamedWithThoseThatAreKnown) {

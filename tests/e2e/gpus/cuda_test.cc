@@ -284,13 +284,16 @@ TEST_F(OnGpus, AnotherNumberOfPoolsThanGpusIsRefused) {
   EXPECT_TRUE(absl::StrContains(Report(args, 0).message, "(got 1, want 0 or 2)")) << Report(args, 0).message;
 }
 
-TEST_F(OnGpus, ThreeStatesAndPartsOfAStepAreRefusedByName) {
+TEST_F(OnGpus, ThreeStatesMuonAndPartsOfAStepAreRefusedByName) {
   SHARDD_NEEDS_GPUS(1);
   StartOnGpus(1);
   const Args on_gpu = {{"device_memory", "1"}, {"unshard_mode", "POOLED"}};
   TrainerReport refused = Refusal(on_gpu.With({{"optimizer", "adamw_amsgrad"}}));
   EXPECT_EQ(refused.code, static_cast<int>(Code::kUnimplemented));
   EXPECT_TRUE(absl::StrContains(refused.message, "three states for each element")) << refused.message;
+  refused = Refusal(on_gpu.With({{"muon", "1"}, {"name", "muon"}}));
+  EXPECT_EQ(refused.code, static_cast<int>(Code::kUnimplemented));
+  EXPECT_TRUE(absl::StrContains(refused.message, "Muon is not served where ranks train on GPUs")) << refused.message;
   const Args parts = on_gpu.With({{"parts", "1"}, {"optimizer", "sgd"}, {"two_states", "1"}, {"name", "parts"}});
   EXPECT_TRUE(OneIsRefused(RunRanks(parts), "step in parts, which are not served on GPUs"));
 }

@@ -147,8 +147,7 @@ Status StreamTrainer::TrainStep(int64_t step) {
   }
   if (args_.Int("look") != 0) RETURN_IF_ERROR(Look(step));
   const Hyper h = HyperOf(args_, 0);
-  const shardd_hyperparameters group = {h.lr,  h.weight_decay, h.beta1,     h.beta2,
-                                        h.eps, h.momentum,     h.dampening, h.nesterov ? 1 : 0};
+  const shardd_hyperparameters group = ValuesOf(h);
   const std::string state = "step " + std::to_string(step + 1) + " rank " + std::to_string(rank_) + ";";
   moments_.Reach("before_step", step);
   shardd_step_options options = {};

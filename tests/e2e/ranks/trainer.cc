@@ -201,10 +201,10 @@ Status Trainer::TrainStep(int64_t step) {
     RETURN_IF_ERROR(status);
   }
   std::vector<shardd_hyperparameters> groups;
-  const int count = args_.Int("parts") != 0 ? 4 : args_.Int("two_groups") != 0 ? 2 : 1;
+  const bool several = args_.Int("parts") != 0 || args_.Int("muon") != 0;
+  const int count = several ? 4 : args_.Int("two_groups") != 0 ? 2 : 1;
   for (int g = 0; g < count; ++g) {
-    const Hyper h = HyperOf(args_, g);
-    groups.push_back({h.lr, h.weight_decay, h.beta1, h.beta2, h.eps, h.momentum, h.dampening, h.nesterov ? 1 : 0});
+    groups.push_back(g == 1 && args_.Int("muon") != 0 ? MuonValues(HyperOf(args_, g)) : ValuesOf(HyperOf(args_, g)));
   }
   if (const std::string lr = Odd("odd_lr", step); !lr.empty()) groups.back().lr = std::atof(lr.c_str());
   const std::string odd_norm = Odd("odd_max_norm", step);

@@ -7,8 +7,11 @@
 //   order=head,mid,...   runs and submits the groups in this order
 //   skip=GROUP@STEP      leaves out the group's gradients
 //   parts=1              several optimizers, each of which steps in a part of its own; 2: the last one in every other
-//   step odd_initial=PARAMETER  its initial value ends otherwise odd_order, odd_lr (of the last optimizer group),
-//   odd_max_norm, odd_norm_type, odd_writeback (at the end) =VALUE@STEP
+//                        step
+//   muon=1               the first of these optimizers is Muon; without parts, all step at once
+//   odd_initial=PARAMETER  its initial value ends otherwise
+//   odd_order, odd_lr (of the last optimizer group), odd_max_norm, odd_norm_type, odd_writeback (at the end)
+//   =VALUE@STEP
 //                        what this rank does otherwise than the others, in that step, once
 //   fail=MOMENT@STEP     its user code fails at that moment of a forward or backward (moments.h), once: it gives the
 //                        backward up and does it again

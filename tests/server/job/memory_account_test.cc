@@ -18,9 +18,9 @@ class MemoryAccountTest : public FactsTest {
       v1::OptimizerConfig& optimizer = *builder.config().mutable_optimizer();
       optimizer.set_kind(v1::OPTIMIZER_KIND_ADAMW);
       v1::OptimizerConfig::Group& group = *optimizer.add_groups();
-      group.set_kind(v1::OPTIMIZER_KIND_ADAMW);
+      group.set_kind(v1::OPTIMIZER_KIND_MUON);
       group.add_fqns("w");
-      builder.Param(0, "w", {1 << 20});
+      builder.Param(0, "w", {1 << 10, 1 << 10});
       plan_of_several_ = std::make_unique<ShardPlan>(builder.Plan());
     }
     const ShardPlan* const plan = several ? plan_of_several_.get() : plan_.get();
@@ -67,6 +67,21 @@ TEST_F(MemoryOfSeveralTest, OldBytesThatAreThereAreNotReservedAnyMore) {
   EXPECT_EQ(memory.planned_bytes(), plan_of_several_->memory.TotalBytes(2));
   EXPECT_EQ(plan_of_several_->memory.undo_bytes,
             plan_of_several_->memory.shards_bytes + plan_of_several_->memory.optimizer_bytes);
+}
+
+TEST_F(MemoryOfSeveralTest, TheWorkspaceOfMatricesIsPlannedAndThere) {
+  v1::Memory memory;
+  account_->Describe(&memory);
+  EXPECT_EQ(memory.planned_bytes(), plan_of_several_->memory.TotalBytes(2));
+  for (const v1::Purpose& purpose : memory.purposes()) {
+    if (purpose.purpose() != "update workspace") continue;
+    EXPECT_EQ(purpose.planned_bytes(), plan_of_several_->memory.workspace_bytes);
+    EXPECT_EQ(purpose.allocated_bytes(), purpose.planned_bytes());
+    EXPECT_GE(purpose.planned_bytes(), int64_t{16} << 20);  // one matrix, and so one rank's
+    EXPECT_NE(memory_->pointers().workspace, nullptr);
+    return;
+  }
+  ADD_FAILURE() << "no such purpose: " << memory.ShortDebugString();
 }
 
 TEST_F(MemoryAccountTest, TotalsAreTheSumOfAllPurposes) {

@@ -27,14 +27,17 @@ py::dict StepDict(Engine& engine, const py::list& groups, double max_grad_norm, 
     const auto number = [&group](const char* key) { return group.contains(key) ? group[key].cast<double>() : 0.0; };
     values.lr = number("lr");
     values.weight_decay = number("weight_decay");
-    values.beta1 = number(group.contains("lr_decay") ? "lr_decay" : "beta1");  // what shares a field
-    values.beta2 = number(group.contains("alpha")                       ? "alpha"
+    values.beta1 = number(group.contains("lr_decay") ? "lr_decay" : group.contains("ns_a") ? "ns_a" : "beta1");
+    values.beta2 = number(group.contains("alpha")                       ? "alpha"  // what shares a field
                           : group.contains("initial_accumulator_value") ? "initial_accumulator_value"
+                          : group.contains("ns_b")                      ? "ns_b"
                                                                         : "beta2");
     values.eps = number("eps");
     values.momentum = number("momentum");
-    values.dampening = number("dampening");
+    values.dampening = number(group.contains("ns_c") ? "ns_c" : "dampening");
     values.nesterov = number("nesterov") != 0 ? 1 : 0;
+    values.ns_steps = static_cast<int16_t>(number("ns_steps"));
+    values.adjust_lr = static_cast<int16_t>(number("adjust_lr"));
     list.push_back(values);
   }
   shardd_step_options options{};

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from shardd.torch._daemon_optimizers.daemon_optimizer import DaemonOptimizer
-from shardd.torch._daemon_optimizers.kinds import ADAGRAD, CENTERED_RMSPROP, LION, RMSPROP, adam_kind
+from shardd.torch._daemon_optimizers.kinds import ADAGRAD, CENTERED_RMSPROP, LION, MUON, RMSPROP, adam_kind
 from shardd.torch._daemon_optimizers.kinds import SGD as SGD_KIND
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "DaemonOptimizer", "Lion", "RMSprop"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "DaemonOptimizer", "Lion", "Muon", "RMSprop"]
 
 
 class Adam(DaemonOptimizer):
@@ -161,3 +161,29 @@ class Lion(DaemonOptimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults, LION, in_place_edits)
+
+
+class Muon(DaemonOptimizer):
+    """``torch.optim.Muon`` in the daemon, for matrices: build AdamW beside it for the rest. See DaemonOptimizer for ``in_place_edits``.
+
+    A matrix is whole for whoever orthogonalises it, however its rows are sharded; ranks of one node, on CPUs.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | torch.Tensor = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315),
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+        *,
+        in_place_edits: bool | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
+                    "ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps,
+                    "adjust_lr_fn": adjust_lr_fn}  # fmt: skip
+        super().__init__(params, defaults, MUON, in_place_edits)

@@ -72,8 +72,12 @@ class DaemonState(JobOptimizer):
         if why:
             raise NotImplementedError(f"{self.name}: {why}; use torch.optim's")
 
+    @property
+    def updates_matrices(self) -> bool:
+        return self._kind.of_matrices
+
     def needs_momentum(self) -> bool:
-        return any(group.get("momentum", 0) > 0 for group in self.param_groups)
+        return bool(self._kind.momentum_state) and any(group.get("momentum", 0) > 0 for group in self.param_groups)
 
     def _has_states(self) -> bool:
         return self._kind.counts_updates or bool(self._names())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ __all__ = [
     "ADAM_AMSGRAD",
     "CENTERED_RMSPROP",
     "LION",
+    "MUON",
     "RMSPROP",
     "SGD",
     "Kind",
@@ -74,6 +76,22 @@ def _lion(group: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def _muon(group: Mapping[str, Any]) -> dict[str, float]:
+    a, b, c = group["ns_coefficients"]
+    return {
+        "lr": float(group["lr"]),
+        "weight_decay": float(group["weight_decay"]),
+        "momentum": float(group["momentum"]),
+        "nesterov": float(group["nesterov"]),
+        "eps": float(group["eps"]),
+        "ns_a": float(a),
+        "ns_b": float(b),
+        "ns_c": float(c),
+        "ns_steps": float(group["ns_steps"]),
+        "adjust_lr": float(group["adjust_lr_fn"] == "match_rms_adamw"),
+    }
+
+
 @dataclass(frozen=True)
 class Kind:
     """One optimizer of the daemon: a row of common/plan/optimizer_kinds.cc, with what a param group of torch's is to it."""
@@ -85,6 +103,7 @@ class Kind:
     hyperparameters: Callable[[Mapping[str, Any]], dict[str, float]]  # of a param group, for a step
     shown_order: tuple[str, ...] = ()  # of torch's state, where it is not the job's
     starts_with_state: bool = False  # torch's has state as soon as it is built, and does not step without
+    of_matrices: bool = False  # updates whole matrices, on CPUs of one node (matrices.py)
 
 
 ADAM = Kind("OPTIMIZER_KIND_ADAM", ("exp_avg", "exp_avg_sq"), "", True, _adam)
@@ -103,6 +122,7 @@ CENTERED_RMSPROP = Kind(
 ADAM_AMSGRAD = Kind("OPTIMIZER_KIND_ADAM_AMSGRAD", ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), "", True, _adam)
 ADAMW_AMSGRAD = Kind("OPTIMIZER_KIND_ADAMW_AMSGRAD", ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), "", True, _adam)
 LION = Kind("OPTIMIZER_KIND_LION", ("exp_avg",), "", False, _lion)
+MUON = Kind("OPTIMIZER_KIND_MUON", ("momentum_buffer",), "", False, _muon, of_matrices=True)
 
 
 def kind_of(optimizer_class: type, groups: Sequence[Mapping[str, Any]]) -> Kind:
@@ -111,6 +131,8 @@ def kind_of(optimizer_class: type, groups: Sequence[Mapping[str, Any]]) -> Kind:
         return SGD
     if issubclass(optimizer_class, torch.optim.Adagrad):
         return ADAGRAD
+    if issubclass(optimizer_class, torch.optim.Muon):
+        return MUON
     if issubclass(optimizer_class, torch.optim.RMSprop):
         return CENTERED_RMSPROP if groups[0].get("centered") else RMSPROP
     return adam_kind(bool(groups[0].get("decoupled_weight_decay")), bool(groups[0].get("amsgrad")))
@@ -127,6 +149,8 @@ def refusal(kind: Kind, group: Mapping[str, Any]) -> str:
     """Says what in a param group the daemon's optimizer does not do; empty where it does all."""
     if group.get("differentiable"):
         return "differentiable=True is not served by the daemon's optimizer"
+    if kind is MUON:
+        return _refusal_of_muon(group)
     if kind in (RMSPROP, CENTERED_RMSPROP):
         return _refusal_of_rmsprop(kind is CENTERED_RMSPROP, group)
     if kind not in (ADAM, ADAMW, ADAM_AMSGRAD, ADAMW_AMSGRAD):
@@ -154,4 +178,19 @@ def _refusal_of_rmsprop(centered: bool, group: Mapping[str, Any]) -> str:
         )
     if not 0 <= group.get("alpha", 0) < 1:
         return f"alpha={group['alpha']} is not below 1, as the daemon's optimizer wants it"
+    return ""
+
+
+def _refusal_of_muon(group: Mapping[str, Any]) -> str:
+    adjust, coefficients, steps = (
+        group.get("adjust_lr_fn"),
+        group.get("ns_coefficients", (0, 0, 0)),
+        group.get("ns_steps", 0),
+    )
+    if adjust not in (None, "original", "match_rms_adamw"):
+        return f"adjust_lr_fn={adjust!r} is not one of the daemon's (original, match_rms_adamw)"
+    if len(coefficients) != 3 or not all(math.isfinite(float(c)) for c in coefficients):
+        return f"ns_coefficients={coefficients} are not three finite numbers"
+    if steps != int(steps) or not 0 <= steps < 100:
+        return f"ns_steps={steps} is not a number from 0 to 99"
     return ""

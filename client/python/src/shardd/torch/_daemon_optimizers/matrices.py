@@ -1,0 +1,40 @@
+"""What Muon asks of parameters: each is a whole matrix to it, in the memory of one node's daemon, whoever has which rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from shardd.torch._daemon_optimizers.sharded_params import name_of
+from shardd.torch._units.placement import shard_dim, tensor_parallel
+from shardd.torch._units.state import units
+
+__all__ = ["why_no_matrices"]
+
+
+def why_no_matrices(params: Iterable[Any]) -> str:
+    """Says which of these the daemon does not update as matrices, and why; empty where it updates all. Frozen ones it leaves.
+
+    A ``FlatParameter`` stands for all that is in it.
+    """
+    wanted = {id(param): param for param in params if param.requires_grad}
+    for unit in units():
+        for fsdp_param in unit.fsdp_params:
+            param = wanted.get(id(fsdp_param.sharded_param))
+            if param is None:
+                continue
+            size = tuple(fsdp_param._orig_size)
+            why = ""
+            if len(size) != 2:
+                why = f"has {len(size)} dimensions (shape {size}), and Muon updates matrices alone"
+            elif unit.device.type != "cpu":
+                why = f"is on {unit.device}, and the daemon's Muon works on CPUs"
+            elif tensor_parallel(fsdp_param):
+                why = "is a tensor parallel rank's part of a matrix, and Muon updates whole ones"
+            elif shard_dim(fsdp_param) != 0:
+                why = (
+                    f"is cut along dimension {shard_dim(fsdp_param)}, and the daemon's Muon updates what is cut by rows"
+                )
+            if why:
+                return f"parameter {name_of(param)} {why}"
+    return ""

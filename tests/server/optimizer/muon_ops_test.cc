@@ -1,0 +1,231 @@
+// Muon's operations: over all ranks they are the update of whole matrices, however these are cut.
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/plan/matrices.h"
+#include "common/tensor/muon.h"
+#include "common/tensor/update_log.h"
+#include "server/device/cpu/cpu_ops.h"
+#include "server/device/ops/check.h"
+#include "server/device/ops/rest_of_update.h"
+#include "tests/server/optimizer/optimizer_fixture.h"
+
+namespace shardd {
+namespace {
+
+constexpr const char* kMatrices[] = {"a.weight", "a.gain", "a.wide", "a.one"};
+
+class MuonOpsTest : public OptimizerTest {
+ protected:
+  // Muon for the matrices, of which some have fewer rows than there are ranks, and AdamW for the rest.
+  void StartWith(int world_size, v1::Layout layout, DType param_dtype,
+                 v1::Strategy strategy = v1::STRATEGY_FULL_SHARD) {
+    SpecBuilder builder = OptimizerModel(world_size, layout, strategy, param_dtype, v1::OPTIMIZER_KIND_ADAMW);
+    builder.Param(1, "wide", {2, 300});
+    builder.Param(1, "one", {1, 5});
+    v1::OptimizerConfig& optimizer = *builder.config().mutable_optimizer();
+    optimizer.mutable_groups(0)->set_kind(v1::OPTIMIZER_KIND_ADAMW);
+    optimizer.mutable_groups(0)->add_fqns("scale");
+    v1::OptimizerConfig::Group& muon = *optimizer.add_groups();
+    muon.set_kind(v1::OPTIMIZER_KIND_MUON);
+    for (const char* fqn : kMatrices) muon.add_fqns(fqn);
+    if (strategy == v1::STRATEGY_HYBRID_SHARD) {
+      builder.config().set_shard_group_size(2);
+      builder.config().set_replica_copies(true);
+      builder.config().set_trainers_never_write(false);
+    }
+    Start(builder);
+    workspace_ = std::make_unique<Bytes>(plan_.memory.workspace_bytes, 0xff);
+    slabs_.workspace = workspace_->data();
+  }
+  static v1::HyperParameters MuonHyper() {
+    v1::HyperParameters h;
+    h.set_lr(0.02), h.set_weight_decay(0.1), h.set_momentum(0.95), h.set_nesterov(true), h.set_eps(1e-7);
+    h.set_ns_a(3.4445), h.set_ns_b(-4.775), h.set_ns_c(2.0315), h.set_ns_steps(5);
+    return h;
+  }
+  DecidedStep Decided(int step) const {
+    DecidedStep decided;
+    decided.groups = {{}, AdamWHyper(0.01, 0.1), MuonHyper()};
+    decided.clip_factor = 0.5;
+    decided.present = AllPresent();
+    decided.step_counts.assign(plan_.params.size(), step - 1);
+    return decided;
+  }
+  struct Whole {
+    std::vector<float> p, buf;
+  };
+  Whole WholeOf(int param, int steps) const {
+    const ParamPlan& of = plan_.params[static_cast<size_t>(param)];
+    Whole whole = {ParamValues(plan_, param, 1), std::vector<float>(static_cast<size_t>(of.numel))};
+    Bytes workspace(MuonWorkspaceBytes(of.shape[0], of.shape[1]));
+    for (int step = 1; step <= steps; ++step) {
+      const std::vector<float> g = ParamValues(plan_, param, step);
+      MuonMatrix matrix;
+      matrix.params = {0.02, 0.1, 0.95, 1e-7, true, 3.4445, -4.775, 2.0315, 5, false, 0.5};
+      matrix.rows = of.shape[0], matrix.cols = of.shape[1], matrix.p = whole.p.data(), matrix.param_dtype = of.dtype;
+      matrix.g = g.data(), matrix.buf = whole.buf.data();
+      matrix.workspace = reinterpret_cast<float*>(workspace.data());
+      RunMuonFrom(matrix, 0, nullptr, 0);
+    }
+    return whole;
+  }
+  std::vector<float> Buffer(int param) const {
+    const Place at(plan_, param);
+    return ReadAs(optimizer_->data() + at.flat.optimizer_offset_bytes, v1::DTYPE_FLOAT32, at.offset, at.numel);
+  }
+  void ExpectWhole(int steps) const {
+    for (const char* fqn : kMatrices) {
+      const Whole want = WholeOf(Param(fqn), steps);
+      EXPECT_EQ(Shard(Param(fqn)), want.p) << fqn;
+      EXPECT_EQ(Buffer(Param(fqn)), want.buf) << fqn;
+    }
+  }
+  std::unique_ptr<Bytes> workspace_;
+};
+
+TEST_F(MuonOpsTest, AnyCutGivesTheBitsOfWholeMatrices) {
+  for (const int world_size : {1, 2, 3, 8}) {
+    for (const v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
+      SCOPED_TRACE(absl::StrCat(world_size, " ", v1::Layout_Name(layout)));
+      StartWith(world_size, layout, v1::DTYPE_BFLOAT16);
+      for (int step = 1; step <= 3; ++step) {
+        WriteGradients(step, AllPresent());
+        RunUpdate(Decided(step));
+      }
+      ExpectWhole(3);
+      for (const char* fqn : kMatrices) {
+        std::vector<uint16_t> cast(Shard(Param(fqn)).size());
+        Cast(Shard(Param(fqn)).data(), v1::DTYPE_FLOAT32, cast.data(), v1::DTYPE_BFLOAT16,
+             static_cast<int64_t>(cast.size()));
+        std::vector<float> want(cast.size());
+        Cast(cast.data(), v1::DTYPE_BFLOAT16, want.data(), v1::DTYPE_FLOAT32, static_cast<int64_t>(want.size()));
+        EXPECT_EQ(CastCopy(Param(fqn)), want) << fqn;
+      }
+    }
+  }
+}
+
+// What has no gradient stays, with its buffer.
+TEST_F(MuonOpsTest, AMatrixWithoutAGradientStays) {
+  StartWith(2, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED);
+  std::vector<bool> present = AllPresent();
+  present[static_cast<size_t>(Param("a.weight"))] = false;
+  WriteGradients(1, present);
+  DecidedStep decided = Decided(1);
+  decided.present = present;
+  RunUpdate(decided);
+  EXPECT_EQ(Shard(Param("a.weight")), WholeOf(Param("a.weight"), 0).p);
+  EXPECT_EQ(Shard(Param("a.wide")), WholeOf(Param("a.wide"), 1).p);
+}
+
+TEST_F(MuonOpsTest, EachReplicaHasTheMatrices) {
+  StartWith(4, v1::LAYOUT_DIM0, v1::DTYPE_UNSPECIFIED, v1::STRATEGY_HYBRID_SHARD);
+  ASSERT_EQ(plan_.shard_copies, 2);
+  WriteGradients(1, AllPresent());
+  RunUpdate(Decided(1));
+  ExpectWhole(1);
+  for (const char* fqn : kMatrices) {
+    const Place at(plan_, Param(fqn));
+    EXPECT_EQ(ReadAs(shards_->data() + plan_.shards_stride_bytes + at.flat.shards_offset_bytes, at.flat.dtype,
+                     at.offset, at.numel),
+              Shard(Param(fqn)))
+        << fqn;
+  }
+}
+
+// Beside hand-ins a rank casts what is in its own part, and never a matrix that another one is updating.
+TEST_F(MuonOpsTest, CopiesForACommitLeaveUpdatedMatricesOut) {
+  StartWith(3, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16);
+  std::vector<bool> updated = AllPresent();
+  updated[static_cast<size_t>(Param("a.gain"))] = false;
+  int64_t casts = 0, all = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    for (const DeviceOp& op : CommitOps(plan_, slabs_, rank, updated)) casts += OpExtent(op);
+    for (const DeviceOp& op : CommitOps(plan_, slabs_, rank)) all += OpExtent(op);
+  }
+  EXPECT_EQ(all - casts, 7 * 15 + 2 * 300 + 5);
+}
+
+class KilledMuon : public MuonOpsTest {
+ protected:
+  static constexpr int64_t kStep = 9;
+  // Runs `items` slices of a rank's operations; `tears`: then the next block of a matrix, of which nothing is right.
+  // Returns whether there was more.
+  static bool RunSome(const std::vector<DeviceOp>& ops, int64_t items, bool tears, UpdateLog* log) {
+    for (const DeviceOp& op : ops) {
+      const int64_t slice = CpuOpSlice(op), extent = OpExtent(op);
+      for (int64_t first = 0; first < extent; first += slice, --items) {
+        if (items == 0) {
+          if (const auto* const muon = std::get_if<MuonOp>(&op); tears && muon != nullptr) Tear(*muon, log);
+          return true;
+        }
+        RunCpuOp(op, first, std::min(slice, extent - first));
+      }
+    }
+    return false;
+  }
+  static void Tear(const MuonOp& op, UpdateLog* log) {
+    const int64_t numel = op.matrix.rows * op.matrix.cols, done = log->done(kStep) - op.logged.first;
+    if (done == 2 * numel) return;
+    const int64_t count = std::min<int64_t>(3, (done < numel ? numel : 2 * numel) - done);
+    const UpdatedArrays updated = UpdatedArraysOf(op, done, count);
+    for (int i = 0; i < UpdateLog::kArrays; ++i) {
+      const UpdateLog::Array& array = updated.arrays[i];
+      if (array.data == nullptr) continue;
+      log->Save(i, array.data, array.size_bytes);
+      log->Begun(log->done(kStep), count);
+      std::memset(array.data, 0x7f, static_cast<size_t>(array.size_bytes));
+    }
+  }
+  static void CopyTo(const Bytes& from, Bytes* to) {
+    std::memcpy(to->data(), from.data(), static_cast<size_t>(from.size_bytes()));
+  }
+};
+
+// As a daemon leaves it that dies behind any item, or in the midst of a block.
+TEST_F(KilledMuon, AtAnyItemIsCompletedWithTheSameBits) {
+  StartWith(2, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16);
+  WriteGradients(1, AllPresent());
+  const Bytes shards = shards_->Copy(), optimizer = optimizer_->Copy(), parameters = parameters_->Copy();
+  RunUpdate(Decided(1));
+  const Bytes want = shards_->Copy(), want_optimizer = optimizer_->Copy(), want_cast = parameters_->Copy();
+  SlabPointers successor = slabs_;
+  successor.workspace = nullptr;  // it has none of the job's yet
+  bool more = true;
+  for (int64_t items = 0; more; ++items) {
+    for (const bool tears : {false, true}) {
+      CopyTo(shards, shards_.get());
+      CopyTo(optimizer, optimizer_.get());
+      CopyTo(parameters, parameters_.get());
+      UpdateLog logs[2] = {};
+      more = false;
+      for (int rank = 0; rank < 2; ++rank) {
+        logs[rank].Begin(kStep);
+        more |= RunSome(UpdateOps(plan_, slabs_, Decided(1), rank, {&logs[rank]}), items, tears, &logs[rank]);
+      }
+      for (int rank = 0; rank < 2; ++rank) {
+        for (const DeviceOp& op : UpdateOps(plan_, successor, Decided(1), rank, {&logs[rank]}))
+          CompleteCpuOp(op, kStep);
+      }
+      ASSERT_TRUE(*shards_ == want && *optimizer_ == want_optimizer && *parameters_ == want_cast)
+          << "stopped behind item " << items << (tears ? ", torn" : "");
+    }
+  }
+}
+
+// What a part of a step keeps before it changes anything.
+TEST_F(MuonOpsTest, WritesTheWholeMatrixAndItsBuffer) {
+  StartWith(1, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED);
+  int64_t bytes = 0;
+  for (const DeviceOp& op : UpdateOps(plan_, slabs_, Decided(1), 0)) {
+    if (!std::holds_alternative<MuonOp>(op)) continue;
+    for (const UpdateLog::Array& array : WrittenBy(op)) bytes += array.size_bytes;
+  }
+  EXPECT_EQ(bytes, 8 * (7 * 15 + 3 * 2 + 2 * 300 + 5));
+}
+
+}  // namespace
+}  // namespace shardd
