@@ -370,6 +370,11 @@ at::Tensor HeldShard::gradient_shard() const {
   return TensorAt(gradient_memory_, local_.sizes(), at::kFloat, local_.device());
 }
 
+bool HeldShard::HasGradientElsewhere() {
+  const at::Tensor& shown = sharded_tensor().grad();
+  return !shown.defined() || !IsOurs(shown);
+}
+
 HeldShard::Shown HeldShard::SettleGradient(int64_t steps, bool stepping) {
   const at::Tensor& shown = sharded_tensor().grad();
   if (!shown.defined() || (stepping && !updated)) {
@@ -384,6 +389,9 @@ HeldShard::Shown HeldShard::SettleGradient(int64_t steps, bool stepping) {
     const c10::AutoGradMode no_grad(false);
     const at::Tensor rows = LocalOf(shown);
     CheckGradientShape(rows);
+    if (!ours && gradient_ && GradientIsHeldElsewhere()) {
+      CopyGradientOut();  // the program's, which is not to show what is written over it
+    }
     gradient_shard().copy_(rows);
     PointGradient(gradient_memory_);
     DropCarry();
