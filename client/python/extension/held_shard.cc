@@ -370,11 +370,6 @@ at::Tensor HeldShard::gradient_shard() const {
   return TensorAt(gradient_memory_, local_.sizes(), at::kFloat, local_.device());
 }
 
-bool HeldShard::HasGradientElsewhere() {
-  const at::Tensor& shown = sharded_tensor().grad();
-  return !shown.defined() || !IsOurs(shown);
-}
-
 HeldShard::Shown HeldShard::SettleGradient(int64_t steps, bool stepping) {
   const at::Tensor& shown = sharded_tensor().grad();
   if (!shown.defined() || (stepping && !updated)) {

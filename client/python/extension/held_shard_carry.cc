@@ -44,6 +44,11 @@ void HeldShard::LeaveGradientToOthers(int64_t steps, bool alone) {
   }
 }
 
+bool HeldShard::HasGradientElsewhere() {
+  const at::Tensor& shown = sharded_tensor().grad();
+  return !shown.defined() || !IsOurs(shown);
+}
+
 void HeldShard::TakeGradientFromJob() {
   if (!carried_from_job_.defined()) {
     return;
