@@ -84,13 +84,13 @@ absl::StatusOr<const std::vector<int32_t>*> Gradients::GivenByOthers() {
   const WordWaits& waits = session.waits();
   given_by_others_.clear();
   asks_for_others_ = true;
-  if (waits.SequenceOf(attachment_.page().reducing) < backwards_closed_) {
+  if (waits.Reducing(attachment_.page()) < backwards_closed_) {
     SHARDD_RETURN_IF_ERROR(attachment_.Live());
     return absl::FailedPreconditionError(absl::StrCat("given_by_others job \"", attachment_.plan().job(),
                                                       "\": a closed backward is not reduced (rank=", attachment_.rank(),
                                                       "); call shardd_wait_gradients first"));
   }
-  // The daemon has written it before `reducing`.
+  // The daemon has written it before both.
   const uint64_t others_gave = waits.SequenceOf(attachment_.page().others_gave);
   if (others_gave <= others_seen_) {
     others_seen_ = backwards_closed_;

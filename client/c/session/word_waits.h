@@ -1,6 +1,7 @@
 #ifndef SHARDD_CLIENT_C_SESSION_WORD_WAITS_H_
 #define SHARDD_CLIENT_C_SESSION_WORD_WAITS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -9,6 +10,7 @@
 #include "absl/time/time.h"
 #include "client/c/session/session_life.h"
 #include "client/c/session/session_memory.h"
+#include "common/shm/page.h"
 
 namespace shardd {
 
@@ -41,6 +43,11 @@ class WordWaits {
   uint64_t SequenceOf(const TimelineWord& word) const {
     const uint64_t value = word.load(std::memory_order_acquire);
     return TimelineEpoch(value) == epoch_ ? TimelineSequence(value) : 0;
+  }
+  // How many of this rank's closed backwards no rank can delay any more. Whoever is woken by `reduced` may see
+  // `reducing` as it was before.
+  uint64_t Reducing(const DaemonPage& page) const {
+    return std::max(SequenceOf(page.reducing), SequenceOf(page.reduced));
   }
   // Waits until Reached. Returns DEADLINE_EXCEEDED after the timeout or CANCELLED, both naming `reason`, or what
   // SessionLife::Live returns.

@@ -384,6 +384,9 @@ HeldShard::Shown HeldShard::SettleGradient(int64_t steps, bool stepping) {
     const c10::AutoGradMode no_grad(false);
     const at::Tensor rows = LocalOf(shown);
     CheckGradientShape(rows);
+    if (!ours && gradient_ && GradientIsHeldElsewhere()) {
+      CopyGradientOut();  // the program's, which is not to show what is written over it
+    }
     gradient_shard().copy_(rows);
     PointGradient(gradient_memory_);
     DropCarry();

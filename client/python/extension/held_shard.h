@@ -114,6 +114,9 @@ class HeldShard {
   bool GradientIsUnseen() const;
   // What the job has, fp32, in its memory.
   at::Tensor gradient_shard() const;
+  // `.grad` has what the job was shown to hold of the gradient, in a tensor of the program's own, or shows none. What
+  // the job still has of it is then not to be added to.
+  bool HasGradientElsewhere();
 
   // This rank's own gradient (held_shard_own.cc): what backward without synchronisation gives, where PyTorch shows it.
   // `on`, which shows it as `.grad` between backwards, is the sharded parameter of plain tensors, else the unsharded

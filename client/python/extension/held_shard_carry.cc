@@ -29,11 +29,11 @@ void HeldShard::LeaveGradientToOthers(int64_t steps, bool alone) {
     return;
   }
   const at::Tensor& shown = sharded_tensor().grad();
-  if (shown.defined() && gradient_step_ == steps && !alone) {
-    return;  // theirs are added to it
-  }
   const py::gil_scoped_acquire gil;
   if (shown.defined() && IsOurs(shown)) {
+    if (gradient_step_ == steps && !alone) {
+      return;  // theirs are added to it
+    }
     const c10::AutoGradMode no_grad(false);
     carried_from_job_ = gradient_shard().clone();
     carry_ = carried_from_job_.clone();
@@ -42,6 +42,11 @@ void HeldShard::LeaveGradientToOthers(int64_t steps, bool alone) {
   } else if (gradient_ && GradientIsHeldElsewhere()) {
     CopyGradientOut();
   }
+}
+
+bool HeldShard::HasGradientElsewhere() {
+  const at::Tensor& shown = sharded_tensor().grad();
+  return !shown.defined() || !IsOurs(shown);
 }
 
 void HeldShard::TakeGradientFromJob() {

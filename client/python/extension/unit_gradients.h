@@ -45,7 +45,9 @@ class UnitGradients {
   void AfterSubmit(int group);
   void SubmitRest();  // what this backward still owes
   // Before a backward's first gradient: the job is told of gradients of plain tensors that the program has dropped
-  // without a step. Where it gives none again, ranks that hold nothing of them could not tell.
+  // without a step, or has in a tensor of its own (each of another dtype than fp32), to which this rank adds what the
+  // job gets from here on. Where it gives none again, ranks that hold nothing of them could not tell. What nobody adds
+  // to is written back before a step (Settle).
   void SayDropped();
   // Before the backward is closed: other ranks may give what this one has not given in it.
   void LeaveToOthers();

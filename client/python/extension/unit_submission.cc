@@ -117,7 +117,7 @@ void UnitGradients::SayDropped() {
   for (const auto& param : params_) {
     HeldShard& shard = param->shard();
     if (!param->in_job || param->pending || !shard.is_plain() || shard.shows_no_gradient() ||
-        shard.sharded_tensor().grad().defined()) {
+        !shard.HasGradientElsewhere()) {
       continue;
     }
     param->in_job = param->left_in_job = false;

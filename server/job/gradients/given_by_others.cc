@@ -6,17 +6,21 @@
 namespace shardd {
 
 GivenByOthers::GivenByOthers(std::shared_ptr<const ShardPlan> plan)
-    : plan_(std::move(plan)), asked_(static_cast<size_t>(plan_->world_size), 0) {}
+    : plan_(std::move(plan)),
+      lacked_(plan_->params.size()),
+      of_group_(plan_->groups.size(), false),
+      asked_(static_cast<size_t>(plan_->world_size), 0) {}
 
 void GivenByOthers::Lacked(int rank, int param, int backward) {
-  std::vector<Lacks>& by_rank = lacked_[param];
+  std::vector<Lacks>& by_rank = lacked_[static_cast<size_t>(param)];
+  of_group_[static_cast<size_t>(plan_->params[static_cast<size_t>(param)].group)] = true;
   by_rank.resize(asked_.size());
   Lacks& lacks = by_rank[static_cast<size_t>(rank)];
   lacks.first = lacks.first >= asked_[static_cast<size_t>(rank)] ? lacks.first : backward;
   lacks.last = backward;
 }
 
-std::vector<int> GivenByOthers::Note(int backward, int group, const std::vector<Part>& parts,
+std::vector<int> GivenByOthers::Note(int backward, int group, absl::Span<const Part> parts,
                                      const std::vector<bool>* by_all) {
   const size_t world_size = asked_.size();
   const std::vector<bool>* const same = by_all == nullptr && !parts.empty() ? parts.front().present : by_all;
@@ -63,23 +67,28 @@ void GivenByOthers::NoteTakenBack(int rank, int backward, int group, const std::
 std::vector<int> GivenByOthers::Ask(int rank, int first, int closed) {
   asked_[static_cast<size_t>(rank)] = closed;
   std::vector<int> params;
-  for (const auto& [param, by_rank] : lacked_) {
-    if (by_rank[static_cast<size_t>(rank)].last >= std::max(first, 0)) {
-      params.push_back(param);
+  for (size_t param = 0; param < lacked_.size(); ++param) {
+    const std::vector<Lacks>& by_rank = lacked_[param];
+    if (!by_rank.empty() && by_rank[static_cast<size_t>(rank)].last >= std::max(first, 0)) {
+      params.push_back(static_cast<int>(param));
     }
   }
-  std::sort(params.begin(), params.end());
   return params;
 }
 
 bool GivenByOthers::IsUnaware(int rank, int param, int backward) const {
-  const auto it = lacked_.find(param);
-  const int first = it == lacked_.end() ? kNever : it->second[static_cast<size_t>(rank)].first;
+  const std::vector<Lacks>& by_rank = lacked_[static_cast<size_t>(param)];
+  const int first = by_rank.empty() ? kNever : by_rank[static_cast<size_t>(rank)].first;
   return first >= asked_[static_cast<size_t>(rank)] && first < backward;
 }
 
 void GivenByOthers::Clear() {
-  lacked_.clear();
+  for (size_t group = 0; group < of_group_.size(); ++group) {
+    for (size_t i = 0; of_group_[group] && i < plan_->groups[group].params.size(); ++i) {
+      Forget(plan_->groups[group].params[i]);
+    }
+  }
+  of_group_.assign(of_group_.size(), false);
   asked_.assign(asked_.size(), 0);
 }
 

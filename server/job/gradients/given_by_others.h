@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
 #include "common/plan/plan.h"
 
 namespace shardd {
@@ -27,16 +27,17 @@ class GivenByOthers {
   // An occurrence of the group in the backward is about to be added: `parts`, of this node's ranks; those without a
   // part give nothing. `by_all`: what ranks of all nodes give; null: there is one node. Returns the ranks that give
   // less than all together, in order.
-  std::vector<int> Note(int backward, int group, const std::vector<Part>& parts, const std::vector<bool>* by_all);
+  std::vector<int> Note(int backward, int group, absl::Span<const Part> parts, const std::vector<bool>* by_all);
   // The rank has taken back what it gave of the group, and what of it is added stays: `added`, by index_in_group.
   void NoteTakenBack(int rank, int backward, int group, const std::vector<bool>& added);
   // Nobody gave it, after all.
-  void Forget(int param) { lacked_.erase(param); }
+  void Forget(int param) { lacked_[static_cast<size_t>(param)].clear(); }
 
   // The rank, which has closed `closed` backwards, asks for the parameters that it lacked in backward `first` or later;
   // ascending.
   std::vector<int> Ask(int rank, int first, int closed);
-  bool empty() const { return lacked_.empty(); }
+  // Some rank lacked something of the group in this step.
+  bool OfGroup(int group) const { return of_group_[static_cast<size_t>(group)]; }
   // The rank lacked it before `backward`, in a backward that it has not asked about: it cannot know that there is a
   // gradient of it.
   bool IsUnaware(int rank, int param, int backward) const;
@@ -53,8 +54,9 @@ class GivenByOthers {
   void Lacked(int rank, int param, int backward);
 
   const std::shared_ptr<const ShardPlan> plan_;
-  absl::flat_hash_map<int, std::vector<Lacks>> lacked_;  // by parameter, by rank
-  std::vector<int> asked_;                               // by rank: about backwards before this one
+  std::vector<std::vector<Lacks>> lacked_;  // by parameter, by rank; empty: no rank lacked it
+  std::vector<bool> of_group_;              // by group: some of its parameters were lacked
+  std::vector<int> asked_;                  // by rank: about backwards before this one
 };
 
 }  // namespace shardd

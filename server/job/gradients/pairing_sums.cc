@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "server/job/gradients/pairing.h"
@@ -78,8 +79,7 @@ absl::StatusOr<Pairing::Sum> Pairing::Take(PairKey key, const std::vector<int>& 
   Pair& pair = pairs_.at(key);
   Sum sum;
   {  // before anything of what ranks said is changed: a rank shows what it gave, whatever becomes of that
-    std::vector<GivenByOthers::Part> parts;
-    parts.reserve(ranks.size());
+    absl::InlinedVector<GivenByOthers::Part, 16> parts;
     for (int rank : ranks) {
       parts.push_back({rank, &pair.waiting[rank].front().present});
     }
@@ -107,7 +107,7 @@ absl::StatusOr<Pairing::Sum> Pairing::Take(PairKey key, const std::vector<int>& 
 // gradient tell whether it replaces: it does as those that hold some.
 void Pairing::FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ranks) {
   const std::vector<int>& params = plan_->groups[static_cast<size_t>(key.second)].params;
-  for (size_t i = 0; !given_by_others_.empty() && i < params.size(); ++i) {
+  for (size_t i = 0; given_by_others_.OfGroup(key.second) && i < params.size(); ++i) {
     for (int rank : ranks) {
       Contribution& contribution = pair.waiting[rank].front();
       contribution.fresh[i] =

@@ -269,12 +269,11 @@ void Reductions::Publish() {
     if (session == nullptr) {
       continue;
     }
-    if (!by_trainers()) {
+    if (!by_trainers() || !under_way()) {
       session->words().PublishReducing(told_under_way_);
     }
     if (!under_way()) {
-      session->words().PublishReduced(told_added_);
-      session->words().PublishReducing(told_under_way_);
+      session->words().PublishReduced(told_added_);  // last: it wakes who then looks at the other
     }
   }
 }

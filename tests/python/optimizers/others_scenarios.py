@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from state_dicts.wrapper_state_cases import face, quiet
 
-_WIDTH = 5
+WIDTH = 5
 _EXPERTS = 4
 
 
@@ -23,8 +23,8 @@ class Experts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(_EXPERTS))
-        self.head = nn.Linear(_WIDTH, 3)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(_EXPERTS))
+        self.head = nn.Linear(WIDTH, 3)
 
     def forward(self, x: torch.Tensor, chosen: list[int]) -> torch.Tensor:
         for number in chosen:
@@ -69,32 +69,36 @@ def _chosen(case: Case, step: int, micro: int, rank: int) -> list[int]:
 
 def _loss(model: Any, case: Case, step: int, micro: int) -> torch.Tensor:
     rank = dist.get_rank()
-    x = torch.randn(4, _WIDTH, generator=torch.Generator().manual_seed(10 * step + micro + 1000 * rank))
+    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(10 * step + micro + 1000 * rank))
     x.requires_grad_(case.frozen)
     return model(x, _chosen(case, step, micro, rank)).square().mean() / case.accumulate
 
 
 def _model(case: Case) -> tuple[Any, nn.Module]:
-    """Sharded, and whole on each rank."""
     torch.manual_seed(11)
-    model: Any = Experts()
+    model = Experts()
     model.head.requires_grad_(not case.frozen)
+    return sharded(model, case.form, case.mesh)
+
+
+def sharded(model: Any, form: str, shape: tuple[int, ...] = ()) -> tuple[Any, nn.Module]:
+    """Sharded, and whole on each rank."""
     whole = copy.deepcopy(model)
-    if case.form in ("original", "flat"):
+    if form in ("original", "flat"):
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
         with quiet():
             model = face("shardd")(
                 model,
                 auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
-                use_orig_params=case.form == "original",
+                use_orig_params=form == "original",
                 device_id=torch.device("cpu"),
             )
         return model, whole
     from shardd.torch import fully_shard
 
-    mesh = init_device_mesh("cpu", case.mesh, mesh_dim_names=("replicate", "shard")) if case.mesh else None
-    if case.form == "experts":
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")) if shape else None
+    if form == "experts":
         for expert in model.experts:
             fully_shard(expert, mesh=mesh)
     return fully_shard(model, mesh=mesh), whole

@@ -173,16 +173,13 @@ void Engine::FinalCallback(uint64_t generation) {
     Check(passes_.End(
         std::any_of(units_.begin(), units_.end(), [](const Unit* u) { return u->shown().reads_stored(); })));
   }
-  // Hooks on gradients run in the order of the units' backward, as with PyTorch.
-  std::vector<Unit*> units = units_;
-  std::stable_sort(units.begin(), units.end(), [](const Unit* a, const Unit* b) {
-    return a->life().backward_number() < b->life().backward_number();
-  });
-  for (Unit* unit : units) {
-    if (unit->replaces_reduction) {
-      unit->gradients().Replace();
+  // Hooks on gradients may have collectives of their own, so their order is the same on all ranks, whatever units each
+  // has run, and in whatever order: the last unit's first, as the backward of a model that runs them in turn.
+  for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
+    if ((*unit)->replaces_reduction) {
+      (*unit)->gradients().Replace();
     } else if (show) {
-      unit->gradients().Show();
+      (*unit)->gradients().Show();
     }
   }
   for (Unit* unit : units_) {

@@ -56,6 +56,17 @@ TEST_F(GivenByOthersTest, NobodyLacksWhatAllGiveOrNobody) {
   EXPECT_THAT(Lacked(0), IsEmpty());
 }
 
+TEST_F(GivenByOthersTest, GroupsOfWhichNothingWasLackedAreNotLookedThrough) {
+  Note(0, {{true, false}, {true, false}, {true, false}});
+  EXPECT_FALSE(given_->OfGroup(kGroup));
+  Note(1, {{true, false}, {true, true}, {true, false}});
+  EXPECT_TRUE(given_->OfGroup(kGroup));
+  EXPECT_FALSE(given_->OfGroup(0));
+  given_->Clear();
+  EXPECT_FALSE(given_->OfGroup(kGroup));
+  EXPECT_FALSE(given_->IsUnaware(0, param(1), 2));
+}
+
 TEST_F(GivenByOthersTest, WhoGivesLessLacks) {
   EXPECT_THAT(Note(2, {{true, false}, {true, true}, {true, false}}), ElementsAre(0, 2));
   EXPECT_THAT(Lacked(2), ElementsAre(param(1)));
