@@ -30,14 +30,15 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](const JobCore& job) { return job.nodes_.states().MayRestore(); },
        [](JobCore& job) { job.nodes_.states().Restore(); }, nullptr, "the slabs and the counts of the other node",
        "All of another node's state has come.", "Everything below reads what is committed."},
-      {"copy back", kNobodyAttached, 0,
+      {"copy back", kNobodyAttached, kCommitting,
        [](const JobCore& job) {
          return job.snapshots_.MayCopyBack() && !job.values_.undo().undoing() && !job.nodes_.promised() &&
                 !job.commits_.decision().deciding();  // where it goes back to is not decided yet
        },
        [](JobCore& job) { job.snapshots_.CopyBack(); }, nullptr,
        "the processes that may still store into the shards: attach, or their end",
-       "Shards go back to the snapshot when nobody can store into them any more.",
+       "Shards go back to the snapshot when nobody can store into them any more. One that is about to be another "
+       "version's is not copied before.",
        "Nobody attaches before it has ended."},
       {"say that ranks have finished", kOverNodes | kNobodyAttached, 0,
        [](const JobCore& job) { return job.nodes_.MaySayFinished(); }, [](JobCore& job) { job.nodes_.SayFinished(); },

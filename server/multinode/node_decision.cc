@@ -158,9 +158,9 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
                                          all_closed_ != kAllBackwards);
   if (!in_turn || from.values.has_value() || values.digests_size() != static_cast<int>(plan_->params.size())) {
     return absl::FailedPreconditionError(absl::StrCat(
-        NodeText(node), ", initial values or later ones: not its turn, or not of all parameters (got version ",
-        values.version(), " and ", values.digests_size(), " digests, want version ", Version() + 1, " and ",
-        plan_->params.size(), ")"));
+        NodeText(node), values.of_pass() ? ", a pass without a step" : ", initial values or later ones",
+        ": not its turn, or not of all parameters (got version ", values.version(), " and ", values.digests_size(),
+        " digests, want version ", Version() + 1, " and ", plan_->params.size(), ")"));
   }
   from.values = values;
   SHARDD_RETURN_IF_ERROR(CheckSameCommit(node));
@@ -191,13 +191,16 @@ absl::Status NodeCoordinator::CheckSameCommit(int node) const {
     return of.values->of_pass() ? "no step, and enter a pass" : "values, which they have written";
   };
   if (plan_->config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER) return absl::OkStatus();
-  const absl::string_view got = what(nodes_[static_cast<size_t>(node)]);
+  const Node& from = nodes_[static_cast<size_t>(node)];
+  const absl::string_view got = what(from);
+  const bool writes = from.closed != kAllBackwards && from.values.has_value() && !from.values->of_pass();
   for (size_t other = 0; other < nodes_.size(); ++other) {
     const absl::string_view want = what(nodes_[other]);
     if (want.empty() || want == got) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "EnterPass: nodes differ in what their ranks commit (got ", got, ", on ", NodeText(node), ", and ", want,
-        ", on ", NodeText(static_cast<int>(other)), "); ranks of all nodes step, enter passes and write together"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(writes ? "CommitParameters" : "EnterPass", ": nodes differ in what their ranks commit (got ", got,
+                     ", on ", NodeText(node), ", and ", want, ", on ", NodeText(static_cast<int>(other)),
+                     "); ranks of all nodes step, enter passes and write together"));
   }
   return absl::OkStatus();
 }

@@ -44,11 +44,16 @@ absl::Status ComparePresence(const ShardPlan& plan, const std::vector<const Redu
   return absl::OkStatus();
 }
 
+// What trainers make of alike gradients is theirs: it differs also where their values or CPUs do.
 absl::Status NoReplica(const ShardPlan& plan, int64_t step, size_t node, size_t other, const std::string& difference) {
+  const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   return absl::InternalError(absl::StrCat(
       "Step ", step, ": ", NodeText(plan, static_cast<int>(node)), " is no replica of ",
       NodeText(plan, static_cast<int>(other)), " any more: ", difference,
-      "; replace the node whose memory or devices are at fault, whose daemon is then sent the other's state"));
+      in_trainers ? "; give all nodes the same values, seeds and hyperparameters, and CPUs and builds of torch that "
+                    "compute the same bits, and go on from a checkpoint; or "
+                  : "; ",
+      "replace the node whose memory or devices are at fault, whose daemon is then sent the other's state"));
 }
 
 absl::Status CompareNorms(const ShardPlan& plan, const std::vector<const Reduced*>& of_nodes) {

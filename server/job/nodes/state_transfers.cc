@@ -114,6 +114,10 @@ void StateTransfers::NodeBeginFetch(int from, uint64_t transfer) {
   };
   // Devices may still copy what ranks had stored to where the state comes.
   auto ask_behind_devices = [this, ask = std::move(ask)] {
+    if (!two()) {
+      ask();
+      return;
+    }
     use_.devices->Submit("await copies of before", DeviceOps(static_cast<size_t>(use_.devices->count())),
                          use_.work->Join(use_.devices->count(), [ask](const absl::Status&) { ask(); }));
   };

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cassert>
 #include <memory>
 #include <utility>
 
@@ -299,6 +300,7 @@ absl::Status SnapshotKeeper::CheckMayBegin(const std::string& what) {
     return absl::OkStatus();
   }
   if (!snapshot_.taking()) {
+    assert(!snapshot_.two());  // it came with the version, and this would be written over
     snapshot_.BeginTaking();
     BeginSnapshot(/*stepped=*/false, use_.committed->version());
     Copy(/*back=*/false, KeptPart::kAll, [this](const absl::Status& status) {

@@ -101,7 +101,7 @@ TEST_F(NodesPassLost, APartNowhereElseEndsTheJobByName) {
   for (int k = 0; k < 2; ++k) ranks.emplace(k, StartRank(k, 0, args));
   ASSERT_TRUE(testing::PollUntil([&] { return node(0).Job().committed_step() > 10; }));
   ASSERT_NO_FATAL_FAILURE(LoseWithRank(1, args, &ranks));
-  for (auto& [node, rank] : ranks) EXPECT_EQ(rank.Wait(), 0) << node;
+  EXPECT_EQ(ranks.at(0).Wait(), 0);  // the other may have come behind the end, to a job that begins anew
   EXPECT_TRUE(absl::StrContains(Report(0, 0, args).message, "has nothing of what other nodes have committed"))
       << Report(0, 0, args).message;
 }

@@ -218,6 +218,7 @@ class JobNodesTest : public ::testing::Test {
     nodes->collective = collective.get();
     init.devices.collective = std::move(collective);
     init.nodes = std::move(nodes);
+    if (before_open_ != nullptr) before_open_(&init);
     OnLoop([&] {
       node.job = std::make_shared<JobCore>(std::move(init));
       node.job->StartNodes();
@@ -441,6 +442,7 @@ class JobNodesTest : public ::testing::Test {
   const v1::Strategy strategy_;
   const bool outlives_;
   const bool in_trainers_;
+  std::function<void(JobCore::Init*)> before_open_;          // what a daemon finds of its job's; null: nothing
   std::array<std::atomic<int64_t>, 3> promised_bytes_ = {};  // by node: memory of the host, to jobs
   uint64_t sessions_made_ = 0;
   Wire wire_;

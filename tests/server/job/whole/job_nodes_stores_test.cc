@@ -12,6 +12,7 @@
 namespace shardd {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class JobNodesStores : public StoresOverNodes, public ::testing::WithParamInterface<v1::Strategy> {
@@ -208,6 +209,19 @@ INSTANTIATE_TEST_SUITE_P(Placements, JobNodesStores,
                          ::testing::Values(v1::STRATEGY_HYBRID_SHARD, v1::STRATEGY_FULL_SHARD),
                          [](const auto& info) { return info.param == v1::STRATEGY_FULL_SHARD ? "Cut" : "Replicas"; });
 
+// No daemon says that.
+TEST_P(JobNodesStores, APassOutOfTurnIsNamed) {
+  Begin();
+  Pass();
+  v1::PeerMessage message;
+  OnLoop([&] { message.set_generation(job(0).nodes().generation()); });
+  message.mutable_values()->set_of_pass(true);
+  message.mutable_values()->set_version(99);
+  wire_.Say(1, 0, message);
+  ASSERT_TRUE(Gone(0));
+  EXPECT_THAT(Why(0), HasSubstr("node 1 (host1:7000), a pass without a step: not its turn"));
+}
+
 class JobNodesReplicaStores : public JobNodesStores {};
 
 TEST_P(JobNodesReplicaStores, AReplicaThatStoresOtherValuesIsNamed) {
@@ -222,7 +236,8 @@ TEST_P(JobNodesReplicaStores, AReplicaThatStoresOtherValuesIsNamed) {
   for (int node = 0; node < 2; ++node) StoreStep(node, 3);
   for (int node = 0; node < 2; ++node) Enter(node, 3);
   ASSERT_TRUE(Gone(0) && Gone(1));
-  EXPECT_THAT(Why(0), HasSubstr("Step 3: node 1 (host1:7000) is no replica of node 0"));
+  EXPECT_THAT(Why(0), AllOf(HasSubstr("Step 3: node 1 (host1:7000) is no replica of node 0"),
+                            HasSubstr("give all nodes the same values, seeds and hyperparameters")));
   EXPECT_THAT(Why(0), HasSubstr("\"w\" of group"));
 }
 
@@ -263,6 +278,23 @@ TEST_P(JobNodesReplicaStores, AStateComesBehindCopiesOfAnEndedAttempt) {
   go_on.Notify();
   ASSERT_TRUE(Until([&] { return job(1).committed().version() > 0; }));
   GoesOnFrom(2);
+}
+
+TEST_P(JobNodesReplicaStores, WritingWhereOthersEnterAPassIsNamed) {
+  Begin();
+  Pass();
+  for (int node = 0; node < 2; ++node) Leave(node);
+  Enter(0);
+  ASSERT_TRUE(Until([&] { return job(0).nodes().promised(); }));
+  v1::Command command;
+  command.mutable_enter_full_params()->set_writeback(true);
+  Send(1, command);
+  ASSERT_TRUE(Until([&] { return job(1).view().IsMidStep() && StreamOf(1).FullParams().number() == 1; })) << Why(1);
+  WriteWhole(1, 7);
+  CommitParameters(1);
+  ASSERT_TRUE(Gone(0) && Gone(1));
+  EXPECT_THAT(Why(0), AllOf(HasSubstr("CommitParameters: nodes differ in what their ranks commit (got values, which"),
+                            HasSubstr("no step, and enter a pass, on node 0")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Placements, JobNodesReplicaStores, ::testing::Values(v1::STRATEGY_HYBRID_SHARD),
