@@ -35,7 +35,8 @@ Json OptimizerJson(const ShardOptions& options) {
                                            "OPTIMIZER_KIND_ADAGRAD",
                                            "OPTIMIZER_KIND_RMSPROP",
                                            "OPTIMIZER_KIND_CENTERED_RMSPROP",
-                                           "OPTIMIZER_KIND_LION"};
+                                           "OPTIMIZER_KIND_LION",
+                                           "OPTIMIZER_KIND_MUON"};
   Json optimizer = {{"kind", kKinds[static_cast<int>(options.optimizer.kind)]},
                     {"momentum", options.optimizer.momentum}};
   for (const auto& fqns : options.optimizer.groups) {

@@ -20,6 +20,8 @@ absl::Status CheckMatrices(const ShardPlan& plan);
 
 // By parameter: the rank whose thread updates it, -1 where it is no matrix or not `present`. The largest come first,
 // each to the rank that has least to do, so that all are done at about the same time; no more ranks than matrices.
+// Whoever changes this or MuonCost raises kTakeUpFormats: a log numbers what its rank updates, so another daemon that
+// shares otherwise would read rank 0's log as one of other matrices.
 std::vector<int> RanksOfMatrices(const ShardPlan& plan, const std::vector<bool>& present);
 
 }  // namespace shardd

@@ -14,7 +14,7 @@
 // but for the order of sums, whose last bits a rounding to bf16 may turn into one of its own. lerp, the decay and the
 // update itself are fp32, in torch's order.
 //
-// The work is a list of items, each some milliseconds at most, in this order:
+// The work is a list of items, each some tens of milliseconds at most, in this order:
 //
 //   momentum, in blocks (logged) -> X, in blocks -> |X| -> X / |X|, in blocks -> products, in tiles -> X as p lies, in
 //   blocks -> p, in blocks (logged)
@@ -58,7 +58,7 @@ struct MuonMatrix {
 
 // What one matrix at a time needs: about 8 bytes for each element, and 16 where it is square.
 int64_t MuonWorkspaceBytes(int64_t rows, int64_t cols);
-// Multiplications of the update, about: what it costs.
+// Multiplications of the update, about: what it costs. Whoever changes it raises kTakeUpFormats: see RanksOfMatrices.
 double MuonCost(int64_t rows, int64_t cols, int ns_steps);
 
 // The number of items; 0: the matrix has no elements.

@@ -10,6 +10,13 @@
 #include "common/tensor/norm.h"
 
 namespace shardd {
+namespace {
+
+constexpr char kCommitIsLate[] =
+    "; the daemon may still be updating (large matrices of Muon take it minutes): call shardd_wait_step again to wait "
+    "longer, or raise timeout_ms (SHARDD_TIMEOUT_MS)";
+
+}  // namespace
 
 void Steps::Reset() {
   last_step_ = -1;
@@ -179,7 +186,8 @@ absl::StatusOr<StepResult> Steps::Wait() {
     return CheckSent("wait_step");
   }
   if (came.ok() && parts_ == 0) {
-    came = attachment_.Wait(attachment_.page().version, last_version_, {"wait_step", nullptr, "the commit"});
+    came = attachment_.Wait(attachment_.page().version, last_version_,
+                            {"wait_step", nullptr, "the commit", kCommitIsLate});
   }
   // The epoch may have ended behind the commit, before this rank has looked.
   if (!came.ok() && parts_ > 0) {
@@ -205,7 +213,7 @@ absl::StatusOr<StepResult> Steps::Wait() {
                                                " is not made: not all ranks have sent theirs, or the daemon is slow")
                                 : absl::StrCat("step ", last_step_, " is committed but its result did not come"),
                      " within ", absl::FormatDuration(attachment_.timeout()), " (rank=", attachment_.rank(), ")",
-                     parts_ > 0 ? "; call shardd_wait_step again to wait longer" : ""));
+                     parts_ > 0 ? kCommitIsLate : ""));
   }
   if (parts_ > 0) {
     parts_made_ = parts_;

@@ -24,9 +24,10 @@ std::string WaitText(const WaitFor& reason) {
 
 absl::Status WordWaits::Deadline(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) const {
   const std::string whom = life_.stream().waiting_for();
-  return absl::DeadlineExceededError(absl::StrCat(
-      WaitText(reason), " did not come within ", absl::FormatDuration(timeout_), " (got ", SequenceOf(word), ", want ",
-      sequence, "; rank=", life_.rank(), ")", whom.empty() ? "" : absl::StrCat("; it waits for ", whom)));
+  return absl::DeadlineExceededError(
+      absl::StrCat(WaitText(reason), " did not come within ", absl::FormatDuration(timeout_), " (got ",
+                   SequenceOf(word), ", want ", sequence, "; rank=", life_.rank(), ")",
+                   whom.empty() ? "" : absl::StrCat("; it waits for ", whom), reason.remedy));
 }
 
 absl::Status WordWaits::Slice(const TimelineWord& word, uint64_t sequence, absl::Time deadline) {

@@ -19,6 +19,7 @@ struct WaitFor {
   const char* call;                    // "wait_unshard"
   const std::string* group = nullptr;  // its name
   const char* what = "";               // "the parameters of the last step"
+  const char* remedy = "";             // behind the error of a wait that was too long: "; wait longer"
 };
 std::string WaitText(const WaitFor& reason);  // "wait_unshard group \"x\": the unshard"
 

@@ -4,17 +4,22 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cmath>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "common/status/status_macros.h"
+#include "common/tensor/muon.h"
 #include "server/device/cpu/cpu_ops.h"
 #include "server/device/device.h"
 #include "server/device/device_op.h"
+#include "server/device/ops/check.h"
 #include "server/device/ops/rest_of_update.h"
 #include "server/job/work/optimizer_devices.h"
 #include "server/loop/in_parallel.h"
+#include "server/observe/log.h"
 #include "server/optimizer/optimizer.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/job_slab.h"
@@ -53,10 +58,32 @@ absl::Status CheckLogs(const std::vector<DeviceOp>& ops, int64_t step) {
   return absl::OkStatus();
 }
 
+// Of the whole update: the log says how much of it is left.
+std::string SizeText(const std::vector<std::vector<DeviceOp>>& parts) {
+  int64_t elements = 0, matrices = 0;
+  double multiplications = 0;
+  for (const std::vector<DeviceOp>& part : parts) {
+    for (const DeviceOp& op : part) {
+      if (const auto* const muon = std::get_if<MuonOp>(&op); muon != nullptr) {
+        const MuonMatrix& matrix = muon->matrix;
+        ++matrices;
+        elements += matrix.rows * matrix.cols;
+        multiplications += MuonCost(matrix.rows, matrix.cols, matrix.params.ns_steps);
+      } else if (LoggedOf(op) != nullptr) {
+        elements += OpExtent(op);
+      }
+    }
+  }
+  return absl::StrCat(elements, " elements",
+                      matrices == 0 ? ""
+                                    : absl::StrCat(", ", matrices, " matrices among them, with ",
+                                                   std::llround(multiplications / 1e9), "e9 multiplications"));
+}
+
 absl::Status RunHere(const std::vector<DeviceOp>& ops) {
   for (const DeviceOp& op : ops) {
     SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
-    CompleteCpuOp(op, /*step=*/0);
+    SHARDD_RETURN_IF_ERROR(CompleteCpuOp(op, /*step=*/0));
   }
   return absl::OkStatus();
 }
@@ -84,10 +111,16 @@ absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& re
     for (const DeviceOp& op : part) SHARDD_RETURN_IF_ERROR(CheckCpuOp(op));
     SHARDD_RETURN_IF_ERROR(CheckLogs(part, record.step()));
   }
-  // Ranks wait for this: a large model takes one thread seconds.
+  LogInfo(absl::StrCat("completes the update of step ", record.step(), " that the daemon before has left (",
+                       SizeText(parts), "), and listens behind it"));
+  // Ranks wait for this: a large model takes one thread seconds, and large matrices of Muon minutes.
+  std::vector<absl::Status> completed(parts.size());
   InParallel(parts.size(), [&](size_t part) {
-    for (const DeviceOp& op : parts[part]) CompleteCpuOp(op, record.step());
+    for (const DeviceOp& op : parts[part]) {
+      if (completed[part].ok()) completed[part] = CompleteCpuOp(op, record.step());
+    }
   });
+  for (const absl::Status& status : completed) SHARDD_RETURN_IF_ERROR(status);
   for (int rank = 0; rank < plan.world_size && written; ++rank) {
     SHARDD_RETURN_IF_ERROR(RunHere(CommitOps(plan, slabs, rank)));
   }

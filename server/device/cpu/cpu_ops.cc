@@ -7,9 +7,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/tensor/update_log.h"
 #include "common/tensor/update_scalars.h"
 #include "server/device/device_op.h"
@@ -125,7 +125,7 @@ struct Slice {
 };
 
 // Buffer, then parameter; what lies between the two is made again where anything of the parameter is to be done.
-void CompleteMuon(const MuonOp& op, int64_t step) {
+absl::Status CompleteMuon(const MuonOp& op, int64_t step) {
   MuonMatrix matrix = op.matrix;
   const int64_t numel = matrix.rows * matrix.cols;
   UpdateLog* const log = op.logged.log;
@@ -133,19 +133,24 @@ void CompleteMuon(const MuonOp& op, int64_t step) {
   if (matrix.cast_dst != nullptr && done > numel) {  // which may be behind
     Cast(matrix.p, matrix.param_dtype, matrix.cast_dst, matrix.cast_dtype, done - numel);
   }
-  if (done == 2 * numel) return;
-  if (log != nullptr && log->done(step) == op.logged.first + done && log->is_torn(step)) {
-    const int64_t end = done < numel ? numel : 2 * numel;
-    log->PutBack(UpdatedArraysOf(op, done, std::min(log->block_numel(), end - done)).arrays);
-  }
+  if (done == 2 * numel) return absl::OkStatus();
   std::unique_ptr<void, void (*)(void*)> workspace(nullptr, &std::free);
   if (matrix.workspace == nullptr) {
     const int64_t size_bytes = MuonWorkspaceBytes(matrix.rows, matrix.cols);
     workspace.reset(std::aligned_alloc(64, static_cast<size_t>((size_bytes + 63) / 64 * 64)));
-    if (workspace == nullptr) throw std::bad_alloc();  // as a vector would
+    if (workspace == nullptr) {
+      return absl::ResourceExhaustedError(absl::StrCat("complete an update of a ", matrix.rows, " x ", matrix.cols,
+                                                       " matrix: no memory to work in (want ", size_bytes,
+                                                       " bytes); give the daemon more, and start it again"));
+    }
     matrix.workspace = static_cast<float*>(workspace.get());
   }
+  if (log != nullptr && log->done(step) == op.logged.first + done && log->is_torn(step)) {
+    const int64_t end = done < numel ? numel : 2 * numel;
+    log->PutBack(UpdatedArraysOf(op, done, std::min(log->block_numel(), end - done)).arrays);
+  }
   RunMuonFrom(matrix, done, log, op.logged.first);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -170,7 +175,7 @@ int64_t CpuOpSlice(const DeviceOp& op) {
 
 void RunCpuOp(const DeviceOp& op, int64_t first, int64_t count) { std::visit(Slice{first, count}, op); }
 
-void CompleteCpuOp(const DeviceOp& op, int64_t step) {
+absl::Status CompleteCpuOp(const DeviceOp& op, int64_t step) {
   const auto complete = [&](const auto& update) {
     if (update.logged.log == nullptr) {
       RunCpuOp(op, 0, update.numel);
@@ -194,10 +199,11 @@ void CompleteCpuOp(const DeviceOp& op, int64_t step) {
   } else if (const auto* const rule = std::get_if<RuleOp>(&op); rule != nullptr) {
     complete(*rule);
   } else if (const auto* const muon = std::get_if<MuonOp>(&op); muon != nullptr) {
-    CompleteMuon(*muon, step);
+    return CompleteMuon(*muon, step);
   } else {
     RunCpuOp(op, 0, OpExtent(op));
   }
+  return absl::OkStatus();
 }
 
 }  // namespace shardd

@@ -26,7 +26,8 @@ void RunCpuOp(const DeviceOp& op, int64_t first, int64_t count);
 
 // Completes an operation of the update of `step` whose process was killed: what its log says is done is left alone.
 // Operations that are no updates are run again as a whole. To be called for all operations of a rank, in their order.
-void CompleteCpuOp(const DeviceOp& op, int64_t step);
+// RESOURCE_EXHAUSTED: there is no memory to work in, and nothing has been changed.
+absl::Status CompleteCpuOp(const DeviceOp& op, int64_t step);
 
 }  // namespace shardd
 

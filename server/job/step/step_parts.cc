@@ -122,6 +122,8 @@ void Commits::CommitPart() {
   event.mutable_committed()->set_version(use_.committed->version());
   for (const auto& session : *see_.sessions) {
     if (session == nullptr) continue;
+    // No version is published: its wait was for the daemon, as a whole step's is until PublishVersion.
+    session->words().NoteProgress();
     session->words().EndStepBackwards();
     if (session->stream != nullptr) session->stream->Send(event);
   }

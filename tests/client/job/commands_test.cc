@@ -53,6 +53,20 @@ TEST_F(Commands, NothingIsUnshardedBeforeValuesAreGiven) {
   ExpectHealthy();
 }
 
+TEST_F(Commands, ALateCommitSaysWhatToRaiseAndIsWaitedForAgain) {
+  Rank ranks[2];
+  ForEachRank(2, [&](int rank) {
+    ASSERT_C_OK(ranks[rank].Attach(daemon_.address(), SmallSpec("late", 2), rank, absl::Milliseconds(500)));
+    ranks[rank].WriteAll(2);
+  });
+  const shardd_hyperparameters group = Sgd(0.1);
+  ASSERT_C_OK(shardd_step(ranks[0].job(), &group, 1, 0, nullptr, 0));
+  EXPECT_C_ERROR(shardd_wait_step(ranks[0].job(), nullptr), kDeadlineExceeded,
+                 "call shardd_wait_step again to wait longer, or raise timeout_ms (SHARDD_TIMEOUT_MS)");
+  ASSERT_C_OK(shardd_step(ranks[1].job(), &group, 1, 0, nullptr, 0));
+  EXPECT_C_OK(shardd_wait_step(ranks[0].job(), nullptr));
+}
+
 TEST_F(Commands, ParametersCanBeReadOnlyBetweenWaitAndReshard) {
   rank_.WriteAll(2);
   EXPECT_EQ(shardd_parameter_data(job(), weight_), nullptr);

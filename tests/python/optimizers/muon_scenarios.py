@@ -25,13 +25,19 @@ def _cut(model: nn.Module) -> tuple[list[Any], list[Any]]:
     return matrices, [p for _, p in named if not any(p is m for m in matrices)]
 
 
-def _train(impl: str, optim: Any, arguments: dict[str, Any], mesh: tuple[int, ...]) -> dict[str, Any]:
-    """In the midst the state goes through a state dict."""
+def _train(
+    impl: str, optim: Any, arguments: dict[str, Any], mesh: tuple[int, ...], late_momentum: bool = False
+) -> dict[str, Any]:
+    """In the midst the state goes through a state dict. Momentum begins with the fourth step, if so."""
     model = model_of(impl, Case(mesh=mesh))
     matrices, rest = _cut(model)
     optimizers = [optim.Muon(matrices, **arguments), optim.AdamW(rest, lr=1e-2)]
+    if late_momentum:
+        optimizers[0].param_groups[0]["momentum"] = 0.0
     losses = []
     for step in range(STEPS):
+        if late_momentum and step == 3:
+            optimizers[0].param_groups[0]["momentum"] = 0.95
         loss = loss_of(model, step, 0, dist.get_rank())
         loss.backward()
         losses.append(loss.item())
@@ -54,13 +60,13 @@ def both(name: str, mesh: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, An
     return _train("torch", torch.optim, arguments, mesh), _train("shardd", optim, arguments, mesh)
 
 
-def installed() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The program is torch's both times."""
+def installed(late_momentum: bool = False, optimizers: bool = True) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The program is torch's both times. Not `optimizers`: as with --stock-optimizers."""
     import shardd.torch
 
-    theirs = _train("torch", torch.optim, USUAL, ())
-    shardd.torch.install()
-    ours = _train("shardd", torch.optim, USUAL, ())
+    theirs = _train("torch", torch.optim, USUAL, (), late_momentum)
+    shardd.torch.install(optimizers=optimizers)
+    ours = _train("shardd", torch.optim, USUAL, (), late_momentum)
     shardd.torch.uninstall()
     return theirs, ours
 

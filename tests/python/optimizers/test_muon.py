@@ -50,9 +50,18 @@ def test_muon_beside_adamw_has_torchs_numbers(name: str, world: int, mesh: tuple
         _is_torchs(theirs, ours, PARAMETERS[name])
 
 
-def test_an_installed_program_with_muon_and_adamw_is_torchs() -> None:
-    for theirs, ours in run_ranks(muon_scenarios.installed, 2):
+@pytest.mark.parametrize("late_momentum", [False, True], ids=["usual", "momentum that begins"])
+def test_an_installed_program_with_muon_and_adamw_is_torchs(late_momentum: bool) -> None:
+    for theirs, ours in run_ranks(muon_scenarios.installed, 2, late_momentum):
         _is_torchs(theirs, ours)
+
+
+def test_with_stock_optimizers_the_trainers_step_and_numbers_are_torchs() -> None:
+    for theirs, ours in run_ranks(muon_scenarios.installed, 2, False, False):
+        assert ours["counters"]["bytes_updated"] == 0
+        _close(ours["losses"], theirs["losses"], 1e-5)
+        for name, value in theirs["parameters"].items():
+            _close(ours["parameters"][name], value, 1e-4)
 
 
 @pytest.mark.parametrize("layout", ["dim0", "flat"])

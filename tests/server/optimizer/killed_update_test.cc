@@ -122,7 +122,7 @@ TEST_P(KilledUpdate, IsCompletedWithTheBitsOfAnUndisturbedOne) {
         if (first) {
           Run(ops);
         } else {
-          for (const DeviceOp& op : ops) CompleteCpuOp(op, kStep);
+          for (const DeviceOp& op : ops) EXPECT_TRUE(CompleteCpuOp(op, kStep).ok());
         }
         return 0;
       });
@@ -133,7 +133,7 @@ TEST_P(KilledUpdate, IsCompletedWithTheBitsOfAnUndisturbedOne) {
     }
     part += shared_->log.done(kStep) > 0 && shared_->log.done(kStep) < kOps * kNumel ? 1 : 0;
     torn += shared_->log.is_torn(kStep) ? 1 : 0;
-    for (const DeviceOp& op : Ops(shared_, /*logged=*/true)) CompleteCpuOp(op, kStep);
+    for (const DeviceOp& op : Ops(shared_, /*logged=*/true)) EXPECT_TRUE(CompleteCpuOp(op, kStep).ok());
     ExpectSame("after a kill");
     if (HasFailure()) return;
   }
@@ -160,7 +160,7 @@ TEST_P(KilledUpdate, ABlockIsPutBackWhereverItWasLeft) {
     EXPECT_TRUE(log.is_torn(kStep));
     std::vector<DeviceOp> unlogged = Ops(shared_, /*logged=*/false);
     if (changed > 0) RunCpuOp(unlogged[0], kDone, changed);
-    for (const DeviceOp& op : ops) CompleteCpuOp(op, kStep);
+    for (const DeviceOp& op : ops) EXPECT_TRUE(CompleteCpuOp(op, kStep).ok());
     ExpectSame("after a torn block");
   }
 }
@@ -181,7 +181,7 @@ TEST_P(KilledUpdate, OfAShortBlockNoMoreIsPutBack) {
   log.Save(2, shared_->v[0] + kDone, kShort * static_cast<int64_t>(sizeof(float)));
   log.Begun(kDone, kShort);
   RunCpuOp(Ops(shared_, /*logged=*/false)[0], kDone, kShort / 2);
-  for (const DeviceOp& op : ops) CompleteCpuOp(op, kStep);
+  for (const DeviceOp& op : ops) EXPECT_TRUE(CompleteCpuOp(op, kStep).ok());
   ExpectSame("after a torn short block");
 }
 
@@ -193,7 +193,7 @@ TEST_P(KilledUpdate, ALogOfAnotherStepSaysThatNothingIsDone) {
   shared_->log.Done(kOps * kNumel);
   EXPECT_FALSE(shared_->log.is_of(kStep));
   shared_->log.Begin(kStep);
-  for (const DeviceOp& op : Ops(shared_, /*logged=*/true)) CompleteCpuOp(op, kStep);
+  for (const DeviceOp& op : Ops(shared_, /*logged=*/true)) EXPECT_TRUE(CompleteCpuOp(op, kStep).ok());
   ExpectSame("from the beginning");
 }
 

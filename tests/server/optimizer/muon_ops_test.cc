@@ -208,12 +208,20 @@ TEST_F(KilledMuon, AtAnyItemIsCompletedWithTheSameBits) {
       }
       for (int rank = 0; rank < 2; ++rank) {
         for (const DeviceOp& op : UpdateOps(plan_, successor, Decided(1), rank, {&logs[rank]}))
-          CompleteCpuOp(op, kStep);
+          EXPECT_TRUE(CompleteCpuOp(op, kStep).ok());
       }
       ASSERT_TRUE(*shards_ == want && *optimizer_ == want_optimizer && *parameters_ == want_cast)
           << "stopped behind item " << items << (tears ? ", torn" : "");
     }
   }
+}
+
+TEST_F(MuonOpsTest, ASuccessorWithoutMemoryToWorkInSaysSo) {
+  MuonOp op;
+  op.matrix.rows = op.matrix.cols = int64_t{1} << 24;  // more than processes have addresses; nothing of it is touched
+  const absl::Status status = CompleteCpuOp(op, 1);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), ::testing::HasSubstr("16777216 x 16777216 matrix: no memory to work in"));
 }
 
 // What a part of a step keeps before it changes anything.

@@ -108,7 +108,7 @@ TEST_F(RuleOpsTest, ATornUpdateIsCompletedWithTheSameBits) {
     log.Save(3, c.data() + kDone, kBytes);
     log.Begun(kDone, UpdateLog::kBlockNumel);
     RunCpuOp(op_of(p, a, b, c, nullptr), kDone, 50);
-    CompleteCpuOp(op, 7);
+    EXPECT_TRUE(CompleteCpuOp(op, 7).ok());
     EXPECT_TRUE(p == want_p && a == want_a && b == want_b && c == want_c);
   }
 }

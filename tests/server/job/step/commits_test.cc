@@ -1,5 +1,7 @@
 #include "server/job/step/commits.h"
 
+#include "server/job/membership/silence.h"
+#include "server/loop/monotonic_now.h"
 #include "tests/server/job/commits_fixture.h"
 
 namespace shardd {
@@ -46,6 +48,31 @@ TEST_F(PartsTest, APartOfAClosedJobUpdatesNothing) {
   End();
   EXPECT_THAT(device_.labels(), IsEmpty());
   EXPECT_EQ(job_.why_closed(), "");
+}
+
+// It may take the daemon longer than a rank may be silent.
+TEST_F(PartsTest, NoRankIsSilentWhileItsPartIsMade) {
+  constexpr absl::Duration kLimit = absl::Seconds(120);
+  const auto silent = [this, kLimit] {
+    int rank = -1;
+    (void)CheckSilentRanks(
+        sessions_, committed_, kLimit, MonotonicNow(),
+        [](int waits) {
+          return waits == 0 ? Wait{1, "Step"} : Wait();
+        },
+        &rank);
+    return rank;
+  };
+  gradients_.presence().Set(0, true);
+  ASSERT_TRUE(Step(0, Part()).ok() && Step(1, Part()).ok());
+  for (const int rank : {0, 1}) sessions_[rank]->last_command_time = MonotonicNow() - 2 * kLimit;
+  EXPECT_EQ(silent(), 1) << "it has sent nothing since";
+  ASSERT_TRUE(commits_.BeginDecision().ok());
+  for (int waits = 0; waits < 10 && !commits_.decision().applied(); ++waits) End();
+  ASSERT_TRUE(commits_.MayShow());
+  commits_.Show();
+  ASSERT_EQ(commits_.decision().parts(), 1);
+  EXPECT_EQ(silent(), -1);
 }
 
 TEST_F(CommitsTest, AStepIsUpdatedShownAndCommitted) {

@@ -167,7 +167,9 @@ class DaemonSteps(DaemonState):
     # Back to torch's.
 
     def _facts_of_groups(self) -> list[tuple[Any, ...]]:
-        return [(group.get("momentum", 1) > 0, *map(id, group["params"])) for group in self.param_groups]
+        # Of a kind that plans a buffer only with momentum; Muon always has its own.
+        planned = bool(self._kind.momentum_state)
+        return [(planned and group["momentum"] > 0, *map(id, group["params"])) for group in self.param_groups]
 
     def _why_not_any_more(self) -> str:
         """Says what the program has changed since that the daemon does not do; empty where there is nothing."""
