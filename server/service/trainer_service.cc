@@ -82,17 +82,13 @@ grpc::ServerUnaryReactor* TrainerService::AttachRank(grpc::CallbackServerContext
 
 grpc::ServerUnaryReactor* TrainerService::OthersGradients(grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
-  absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
-  if (!peer.ok()) {
-    return FinishNow(context, peer.status());
-  }
-  v1::OthersGradientsRequest request;
-  if (absl::Status status = DecodeWithin("others' gradients", *bytes, kSmallMessage, &request); !status.ok()) {
-    return FinishNow(context, status);
-  }
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  AnswerOthersGradients(core_, *peer, std::move(request), MakeDone<v1::OthersGradientsResponse>(reactor, response));
-  return reactor;
+  return AnswerCall(context, [&](grpc::ServerUnaryReactor* reactor) -> absl::Status {
+    SHARDD_ASSIGN_OR_RETURN(const PeerCredentials peer, peers_->Lookup(context->peer()));
+    v1::OthersGradientsRequest request;
+    SHARDD_RETURN_IF_ERROR(DecodeWithin("others' gradients", *bytes, kSmallMessage, &request));
+    AnswerOthersGradients(core_, peer, std::move(request), MakeDone<v1::OthersGradientsResponse>(reactor, response));
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* TrainerService::CloseJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
