@@ -36,8 +36,6 @@ class Iteration {
     in_backward_ = false;
     return std::exchange(partial_, false);
   }
-  // The number of a unit's backward among those of all units: how they are ordered.
-  uint64_t NextUnitBackward() { return ++unit_backwards_; }
 
   // Graphs carry the generation that they were made in; one of another is dead.
   uint64_t generation() const { return generation_; }
@@ -54,7 +52,6 @@ class Iteration {
   bool partial_ = false;
   bool makes_graph_ = false;
   uint64_t generation_ = 1;
-  uint64_t unit_backwards_ = 0;
 };
 
 }  // namespace shardd::fsdp

@@ -37,9 +37,8 @@ void UnitLife::EndForward(bool has_backward) {
   SetIdle();
 }
 
-Status UnitLife::EndBackward(uint64_t number) {
+Status UnitLife::EndBackward() {
   group_ = Training::kPostBackward;
-  backward_number_ = number;
   return ForEach(groups_, [this](int32_t group) { return lives_->Submit(group); });
 }
 

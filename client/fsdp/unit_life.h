@@ -37,9 +37,8 @@ class UnitLife {
     return group_ != Training::kPreBackward;
   }
   void BeginBackward() { group_ = Training::kPreBackward; }
-  // Submits what was written. `number`: among the backwards of all units.
-  Status EndBackward(uint64_t number);
-  uint64_t backward_number() const { return backward_number_; }
+  // Submits what was written.
+  Status EndBackward();
   Training training() const { return group_; }
   void SetIdle() { module_ = group_ = Training::kIdle; }
 
@@ -61,7 +60,6 @@ class UnitLife {
   std::vector<int32_t> groups_;  // by the daemon's numbers
   Training module_ = Training::kIdle;
   Training group_ = Training::kIdle;
-  uint64_t backward_number_ = 0;  // of its last EndBackward
 };
 
 }  // namespace shardd::fsdp

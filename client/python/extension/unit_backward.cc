@@ -49,7 +49,7 @@ void Unit::BeginHiddenBackward() {
 
 void Unit::PostBackward() {
   const py::gil_scoped_acquire gil;
-  Check(life_.EndBackward(engine_->iteration().NextUnitBackward()));
+  Check(life_.EndBackward());
   graph_kept_ = graph_kept_ || engine_->iteration().makes_graph();
   if (reshard_after_backward && !graph_kept_) {
     ToSharded();

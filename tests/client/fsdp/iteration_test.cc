@@ -62,11 +62,5 @@ TEST_F(IterationTest, GraphsOfWhatWasAbandonedAreDead) {
   EXPECT_FALSE(iteration_.EndBackward());
 }
 
-TEST_F(IterationTest, UnitsBackwardsAreNumberedInOrder) {
-  const uint64_t first = iteration_.NextUnitBackward();
-  iteration_.Abandon();
-  EXPECT_GT(iteration_.NextUnitBackward(), first);
-}
-
 }  // namespace
 }  // namespace shardd::fsdp

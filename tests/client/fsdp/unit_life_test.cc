@@ -52,9 +52,8 @@ TEST_F(UnitLifeTest, WhatRunsInItsBackwardRecomputes) {
   unit_.BeginBackward();
   EXPECT_TRUE(unit_.recomputes());
   EXPECT_FALSE(unit_.ReachBackward());
-  Ok(unit_.EndBackward(7));
+  Ok(unit_.EndBackward());
   EXPECT_EQ(unit_.training(), Training::kPostBackward);
-  EXPECT_EQ(unit_.backward_number(), 7u);
 }
 
 TEST_F(UnitLifeTest, OneThatIsUsedTwiceBeginsItsBackwardTwice) {
