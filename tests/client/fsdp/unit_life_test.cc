@@ -59,7 +59,7 @@ TEST_F(UnitLifeTest, WhatRunsInItsBackwardRecomputes) {
 TEST_F(UnitLifeTest, OneThatIsUsedTwiceBeginsItsBackwardTwice) {
   unit_.ReachBackward();
   unit_.BeginBackward();
-  Ok(unit_.EndBackward(1));
+  Ok(unit_.EndBackward());
   EXPECT_TRUE(unit_.ReachBackward());
 }
 
@@ -84,7 +84,7 @@ TEST_F(UnitLifeTest, TheFirstGroupThatFailsEndsTheCall) {
 TEST_F(UnitLifeTest, TheEndOfItsBackwardSubmitsWhatIsWritten) {
   Write(1);
   shell_.Take();
-  Ok(unit_.EndBackward(1));
+  Ok(unit_.EndBackward());
   EXPECT_THAT(shell_.Take(), ElementsAre("submit 1 present=1 fresh=0"));
 }
 
@@ -100,7 +100,7 @@ TEST_F(UnitLifeTest, AnAbandonedBackwardSubmitsNothing) {
   Write(0);
   shell_.Take();
   unit_.AbandonBackward();
-  Ok(unit_.EndBackward(1));
+  Ok(unit_.EndBackward());
   EXPECT_THAT(shell_.Take(), IsEmpty());
 }
 
@@ -117,7 +117,7 @@ TEST_F(UnitLifeTest, NothingOutlivesAnAttachment) {
 TEST_F(UnitLifeTest, AUnitWithoutGroupsAsksForNothing) {
   unit_.Unbind();
   Ok(unit_.Unshard(SHARDD_FORWARD));
-  Ok(unit_.EndBackward(1));
+  Ok(unit_.EndBackward());
   EXPECT_FALSE(unit_.held());
   EXPECT_FALSE(unit_.ran_forward());
   EXPECT_THAT(shell_.Take(), IsEmpty());
