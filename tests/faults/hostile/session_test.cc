@@ -105,8 +105,8 @@ INSTANTIATE_TEST_SUITE_P(
         // 37 ms of the daemon's loop and 13 MiB each, were they parsed.
         Misuse{"StepOfUnknownFields", [](auto& c) { SendPayload(c, Repeated("\x78\x01")); }, kInvalid,
                "unknown field (number 15)"},
-        Misuse{"StepOfUnknownFieldsInAGroup", [](auto& c) { SendPayload(c, "\x0a\x02\x78\x01"); }, kInvalid,
-               "unknown field (number 15)"},
+        Misuse{"StepOfUnknownFieldsInAGroup", [](auto& c) { SendPayload(c, "\x0a\x03\xa0\x06\x01"); }, kInvalid,
+               "unknown field (number 100)"},
         Misuse{"StepOfEmptyGroups", [](auto& c) { SendPayload(c, Repeated(absl::string_view("\x0a\0", 2))); }, kInvalid,
                "too many fields"},
         Misuse{"StepOfOneFieldAgainAndAgain", [](auto& c) { SendPayload(c, Repeated(absl::string_view("\x1a\0", 2))); },
