@@ -8,10 +8,14 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <system_error>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
@@ -35,6 +39,16 @@ int CountEntries(const std::string& path) {
 }
 
 int DescriptorsOf(pid_t pid) { return CountEntries(absl::StrCat("/proc/", pid, "/fd")); }
+// What they are, for whoever has to find the one too many.
+std::string TargetsOf(pid_t pid) {
+  std::vector<std::string> targets;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/fd"), error)) {
+    targets.push_back(std::filesystem::read_symlink(entry.path(), error).string());
+  }
+  std::sort(targets.begin(), targets.end());
+  return absl::StrJoin(targets, ", ");
+}
 
 // That have the text in their arguments.
 int ProcessesOf(const std::string& text) {
@@ -100,7 +114,7 @@ Cluster::Empty Cluster::EmptyWith(const Child& custodian) const {
 
 void Cluster::ExpectNothingLeft(const Empty& empty, const Child& custodian) const {
   EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() <= empty.daemon; }))
-      << DaemonFootprint() << ", want " << empty.daemon;
+      << DaemonFootprint() << ", want " << empty.daemon << ": " << TargetsOf(daemon_->pid());
   const auto kept = [&] { return DescriptorsOf(custodian.pid()); };
   EXPECT_TRUE(PollUntil([&] { return kept() == empty.custodian_descriptors; }))
       << "the custodian has " << kept() << " descriptors, want " << empty.custodian_descriptors;
