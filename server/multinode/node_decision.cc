@@ -114,6 +114,7 @@ absl::Status NodeCoordinator::OnAsksToWrite(int node, const v1::PeerMessage::Ask
                      asks.times(), ", want version ", Version() + 1, ", time ", from.asks_to_write.times() + 1, ")"));
   }
   from.asks_to_write = asks;
+  SHARDD_RETURN_IF_ERROR(CheckSameCommit(node));
   const auto fewest = std::min_element(nodes_.begin(), nodes_.end(), [](const Node& one, const Node& other) {
     return one.asks_to_write.times() < other.asks_to_write.times();
   });
@@ -183,24 +184,26 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
   return absl::OkStatus();
 }
 
-// With an optimizer in the trainers every pass is a version, and what makes it one is alike on all nodes.
+// What makes the next version is alike on all nodes: a step, values that ranks write, or, with an optimizer in the
+// trainers, a pass. Nodes that differ would wait for each other.
 absl::Status NodeCoordinator::CheckSameCommit(int node) const {
-  const auto what = [](const Node& of) -> absl::string_view {
-    if (of.closed == kAllBackwards) return "a step, and enter the pass behind it";
-    if (!of.values.has_value()) return "";
-    return of.values->of_pass() ? "no step, and enter a pass" : "values, which they have written";
+  const bool in_trainers = plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  const auto what = [&](const Node& of) -> absl::string_view {
+    if (of.closed == kAllBackwards) return in_trainers ? "a step, and enter the pass behind it" : "a step";
+    if (of.values.has_value() && of.values->of_pass()) return "no step, and enter a pass";
+    if (of.values.has_value() || of.asks_to_write.times() > may_write_times_) return "values, which they write";
+    return "";
   };
-  if (plan_->config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER) return absl::OkStatus();
   const Node& from = nodes_[static_cast<size_t>(node)];
   const absl::string_view got = what(from);
-  const bool writes = from.closed != kAllBackwards && from.values.has_value() && !from.values->of_pass();
   for (size_t other = 0; other < nodes_.size(); ++other) {
     const absl::string_view want = what(nodes_[other]);
     if (want.empty() || want == got) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat(writes ? "CommitParameters" : "EnterPass", ": nodes differ in what their ranks commit (got ", got,
-                     ", on ", NodeText(node), ", and ", want, ", on ", NodeText(static_cast<int>(other)),
-                     "); ranks of all nodes step, enter passes and write together"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        got == "values, which they write" ? "CommitParameters" : (in_trainers ? "EnterPass" : "OptimizerStep"),
+        ": nodes differ in what their ranks commit (got ", got, ", on ", NodeText(node), ", and ", want, ", on ",
+        NodeText(static_cast<int>(other)), "); ranks of all nodes step, ", in_trainers ? "enter passes " : "",
+        "and write together"));
   }
   return absl::OkStatus();
 }

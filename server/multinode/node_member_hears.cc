@@ -164,7 +164,7 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
       }
       return;
     case v1::PeerMessage::kValuesAgreed:
-      if (promised_values_) {
+      if (promised_values_ && heard_) {  // else it is of the link before, and Begin says it
         HearAgreed();
       }
       return;
@@ -195,6 +195,7 @@ bool NodeMember::AgreesOnPromised(const v1::PeerMessage::Begin& begin) const {
 
 void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
   const bool answers = !std::exchange(heard_, true);  // what the node holds, and not an end
+  bool agreed_meanwhile = false;
   if (begin.has_decided()) {
     decided_ = begin.decided();
   }
@@ -205,6 +206,7 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
       said_ = promised_ = false;
       hear_.steps->NodeDecided(begin.decided());
     } else if (AgreesOnPromised(begin)) {
+      agreed_meanwhile = true;
       HearAgreed();
     } else if (begin.initialized() && (!facts_->NodeInitialized() || facts_->NodeStep() < begin.decided_step() ||
                                        facts_->NodeVersion() < begin.version())) {
@@ -239,16 +241,20 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
     adopting_ = begin.generation();
     return;
   }
-  if (answers && !promised_) {  // its attempt was given up with the link, or behind a decided step nothing has begun
+  // Its attempt was given up with the link, or behind a decided step nothing has begun.
+  if (answers && !promised_ && !agreed_meanwhile) {
     Adopt(begin.generation());
     return;
   }
   adopting_ = begin.generation();
   told_ = true;
   promised_ = promised_values_ = false;
-  hear_.attempts->NodeAbort(begin.code() == 0
-                                ? absl::AbortedError("the link to node 0 was lost before what was promised was decided")
-                                : absl::Status(NodeErrorCode(begin.code()), begin.message()));
+  // Values are nothing that a rank counts: those of the other nodes, which attach again, write them anew. So do these.
+  const absl::string_view lost = agreed_meanwhile
+                                     ? "the link to node 0 was lost before it said that all have written the same"
+                                     : "the link to node 0 was lost before what was promised was decided";
+  hear_.attempts->NodeAbort(begin.code() == 0 ? absl::AbortedError(lost)
+                                              : absl::Status(NodeErrorCode(begin.code()), begin.message()));
 }
 
 }  // namespace shardd

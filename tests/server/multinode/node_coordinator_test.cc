@@ -417,6 +417,32 @@ TEST_F(NodeCoordinatorOfCut, NodesWriteTheSameTogether) {
   }
 }
 
+// They would wait for each other.
+TEST_F(NodeCoordinatorOfCut, NodesThatStepWhileOthersWriteAreNamed) {
+  Initialize();
+  Say(0, AsksToWrite(2));
+  Say(1, Closed(kAllBackwards));
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("OptimizerStep: nodes differ"), HasSubstr("a step, on node 1"),
+                                    HasSubstr("write, on node 0")));
+  Say(1, Closed(kAllBackwards));
+  Say(0, AsksToWrite(2));
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("CommitParameters: nodes differ"), HasSubstr("write, on node 0"),
+                                    HasSubstr("a step, on node 1")));
+  for (int node = 0; node < 2; ++node) Say(node, AsksToWrite(2));
+  EXPECT_EQ(Kinds(1), "may write 1 ");
+  sent_.clear();
+  Say(0, Closed(kAllBackwards));
+  EXPECT_EQ(Kinds(1), "") << "its ranks may have left without a commit";
+}
+
+TEST_F(NodeCoordinatorOfTwo, ReplicasThatStepWhileOthersWriteAreNamed) {
+  EXPECT_TRUE(TrainsAStep());
+  sent_.clear();
+  Say(0, Values(10, 3));
+  Say(1, Closed(kAllBackwards));
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("a step, on node 1"), HasSubstr("write, on node 0")));
+}
+
 TEST_F(NodeCoordinatorOfCut, WhoStillWritesIsWaitedFor) {
   Initialize();
   Say(0, AsksToWrite(2));

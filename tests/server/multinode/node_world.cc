@@ -44,7 +44,7 @@ void RandomJob::BeginAttempt() {
 
 bool RandomJob::MustLoad() const {
   std::mt19937_64 same(world_->seed() * 7919 + static_cast<uint64_t>(step));
-  return same() % 3 == 0 && commits.back() != absl::StrCat("load before step ", step + 1);
+  return same() % 3 == 0 && !loaded_;
 }
 
 // One thing of a load. Some are left once without a commit, and asked for again.
@@ -213,6 +213,7 @@ void RandomJob::Abort(const absl::Status& cause) {
   asked_to_write_ = 0;
   member->AttemptEnded(cause);
   if (applied_) EndCommit();
+  loaded_ = false;
   if (std::exchange(leaves_, false)) world_->Leave(node_);
 }
 
@@ -225,6 +226,7 @@ std::string RandomJob::CommitText() const {
 
 void RandomJob::EndCommit() {
   commits.push_back(CommitText());
+  loaded_ = loads_;
   step += initialized && !loads_ ? 1 : 0;
   initialized = true;
   committing_ = applied_ = begun_ = loads_ = asks_to_write_ = false;

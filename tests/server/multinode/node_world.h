@@ -96,7 +96,7 @@ class RandomJob final : public NodeFacts,
     int times = 1;
   };
   void BeginAttempt();
-  // Before some steps all load values, once.
+  // Before some steps all load values: ranks that attach again do not know that they have, and do it anew.
   bool MustLoad() const;
   void LoadNext();
   std::string StepShown() const;  // the commit of `step`
@@ -124,6 +124,7 @@ class RandomJob final : public NodeFacts,
   bool said_values_ = false;
   bool asks_to_write_ = false;
   int asked_to_write_ = 0;  // how often
+  bool loaded_ = false;     // its ranks have, before the next step
   bool loads_ = false;      // what is committed, or promised, is no step and not the initial values
   uint64_t loads_in_ = 0;   // the generation
   bool said_reduced_ = false;

@@ -138,8 +138,7 @@ TEST_P(JobNodesStores, AnAgreedPassComesWithTheNextLink) {
   wire_.Drop(nullptr);
   wire_.SetUp(true);
   ASSERT_TRUE(Until([&] { return job(1).committed().version() == version + 1; }));
-  ASSERT_TRUE(Gone(0));
-  LoseRank(1);
+  for (int node = 0; node < 2; ++node) ASSERT_TRUE(Gone(node));
   AttachAll();
   for (int node = 0; node < 2; ++node) EXPECT_EQ(Value(node), 7);
 }
