@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -57,6 +58,11 @@ ManagedParam::Options ParamOptions(const py::dict& options) {
   if (options.contains("shard_dim")) {
     values.shard_dim = options["shard_dim"].cast<int64_t>();
     values.shard_parts = options["shard_parts"].cast<int64_t>();
+  }
+  if (options.contains("rows_in_job")) {
+    const auto [rows, row_numel, first, step] =
+        options["rows_in_job"].cast<std::tuple<int64_t, int64_t, int64_t, int64_t>>();
+    values.rows = {rows, row_numel, first, step};
   }
   values.own_first = options["own_first"].cast<int64_t>();
   values.shows_unsharded = options["shows_unsharded"].cast<bool>();

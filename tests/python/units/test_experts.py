@@ -1,0 +1,31 @@
+"""Models with experts on a mesh of their own, against torch's own fully_shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from cluster import run_ranks
+from units.expert_scenarios import trained_on_both
+
+
+def _close(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["torch", "daemon", "daemon clip"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"as_dtensors": True, "factor": 4.0}, {"cut": 1}],
+    ids=["plain", "dtensors", "second-dimension"],
+)
+def test_experts_on_their_own_mesh_train_as_torchs(options: dict[str, Any], kind: str) -> None:
+    for results in run_ranks(trained_on_both, 4, options, kind):
+        ours, theirs = results["shardd"], results["torch"]
+        assert ours["placed"] == theirs["placed"]
+        for what in ("losses", "norms", "grads", "local", "whole"):
+            _close(ours[what], theirs[what])
+        assert results["jobs"]["count"] == 1
+        assert results["jobs"]["counters"]["commits"] >= 9
