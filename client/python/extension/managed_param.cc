@@ -53,6 +53,7 @@ ManagedParam::ManagedParam(Options options, std::shared_ptr<HeldShard> shard, py
       unit_group(options.unit_group),
       index_in_group(options.index_in_group),
       trainable(options.trainable),
+      mesh_scale(options.mesh_scale),
       shard_(std::move(shard)),
       unsharded_(std::move(unsharded)),
       unsharded_tensor_(THPVariable_Unpack(unsharded_.ptr())),

@@ -51,6 +51,7 @@ class ManagedParam {
     int64_t shard_parts = 1;
     RowsInJob rows;               // of a parameter that is cut over some ranks of the job alone
     int64_t own_first = 0;        // where its own gradient begins in that of its flat parameter
+    double mesh_scale = 1;        // ranks of its unit's mesh for each of its own
     bool shows_unsharded = true;  // the unsharded parameter shows own gradients, where the program can see it
   };
   // `unsharded`: a leaf that is given its storage here. A DTensor (tensor parallel) comes with `local_gradient`, which
@@ -63,6 +64,7 @@ class ManagedParam {
   const size_t unit_group;
   const int index_in_group;
   const bool trainable;
+  const double mesh_scale;
 
   // Puts the unsharded or the sharded parameter into modules. False: the program has put another one there meanwhile,
   // which is there no more.

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp._fully_shard import _fsdp_init
+from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
 from torch.distributed.tensor import Shard, distribute_tensor
 
 WIDTH, HIDDEN = 8, 12
@@ -89,10 +91,11 @@ def expert_model(
     as_dtensors: bool = False,
     cut: int = 0,
     factor: float | None = None,
+    by_placement: bool = False,
     **options: Any,
 ) -> nn.Sequential:
     """``counts``: experts of each expert parallel rank. ``cut``: along which dimension they are cut. ``factor``: what their
-    gradients are divided by."""
+    gradients are divided by. ``by_placement``: they are of their block's unit, and ``shard_placement_fn`` gives their mesh."""
     dp, dp_mod_ep, ep = meshes(shape)
     torch.manual_seed(7)
     model = nn.Sequential(
@@ -105,10 +108,21 @@ def expert_model(
                 dist.all_gather_object(every, getattr(block.experts, name).detach(), group=ep.get_group())
                 placed = distribute_tensor(torch.cat(every), ep, [Shard(0)], src_data_rank=None)
                 setattr(block.experts, name, nn.Parameter(placed))
+
+    def place(param: nn.Parameter) -> Any:
+        return Shard(cut if param.ndim > 1 else 0)
+
+    of_experts = _fsdp_init._get_mesh_info(dp_mod_ep, None)
     for block in model[1:3]:
-        fully_shard(
-            block.experts, mesh=dp_mod_ep, shard_placement_fn=lambda p: Shard(cut if p.ndim > 1 else 0), **options
-        )
+        own = {id(param) for param in block.experts.parameters()}
+        if by_placement:
+
+            def of_block(param: nn.Parameter, own: set[int] = own) -> Any:
+                return ShardPlacementResult(place(param), of_experts) if id(param) in own else None
+
+            fully_shard(block, mesh=dp, shard_placement_fn=of_block, **options)
+            continue
+        fully_shard(block.experts, mesh=dp_mod_ep, shard_placement_fn=place, **options)
         if factor is not None:
             block.experts.set_force_sum_reduction_for_comms(True)
             block.experts.set_gradient_divide_factor(factor)

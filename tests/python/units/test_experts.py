@@ -15,6 +15,31 @@ def _close(got: Any, want: Any) -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
+def _compare(results: dict[str, Any]) -> None:
+    ours, theirs = results["shardd"], results["torch"]
+    assert ours["placed"] == theirs["placed"]
+    for what in ("losses", "norms", "grads", "local", "whole"):
+        _close(ours[what], theirs[what])
+    assert results["jobs"]["count"] == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"by_placement": True},
+        {"by_placement": True, "as_dtensors": True, "cut": 2},
+        {"shape": (2, 1, 2)},
+        {"counts": (3, 2)},
+        {"shape": (1, 4), "counts": (1, 3, 2, 2)},
+        {"reshard_after_forward": False},
+    ],
+    ids=["by-placement", "by-placement-dtensors", "replicas", "uneven", "each-its-own", "not-resharded"],
+)
+def test_forms_of_expert_meshes_train_as_torchs(options: dict[str, Any]) -> None:
+    for results in run_ranks(trained_on_both, 4, options, "daemon", 6):
+        _compare(results)
+
+
 @pytest.mark.parametrize("kind", ["torch", "daemon", "daemon clip"])
 @pytest.mark.parametrize(
     "options",
@@ -23,9 +48,5 @@ def _close(got: Any, want: Any) -> None:
 )
 def test_experts_on_their_own_mesh_train_as_torchs(options: dict[str, Any], kind: str) -> None:
     for results in run_ranks(trained_on_both, 4, options, kind):
-        ours, theirs = results["shardd"], results["torch"]
-        assert ours["placed"] == theirs["placed"]
-        for what in ("losses", "norms", "grads", "local", "whole"):
-            _close(ours[what], theirs[what])
-        assert results["jobs"]["count"] == 1
+        _compare(results)
         assert results["jobs"]["counters"]["commits"] >= 9

@@ -222,6 +222,8 @@ class _Binder:
         rows = rows_of(fsdp_param)
         if rows is not None:
             options.update(rows_in_job=(rows.rows, rows.numel, rows.first, rows.step))
+        if (own := fsdp_param.mesh_info.mesh.size()) != (of_unit := unit.mesh_info.mesh.size()):
+            options["mesh_scale"] = of_unit / own
         if shard_dim(fsdp_param) or rows is not None:
             options.update(shard_dim=shard_dim(fsdp_param), shard_parts=fsdp_param.mesh_info.shard_mesh_size)
         shard = self._shard(unit, fsdp_param)

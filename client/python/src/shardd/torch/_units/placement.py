@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.tensor import Shard
 
-from shardd.torch._process.torch_versions import ShardPlacementResult
+from shardd.torch._process.torch_versions import PLACES_ON_MESHES, ShardPlacementResult
 
 __all__ = [
     "Rows",
@@ -52,22 +52,24 @@ def rows_of(fsdp_param: Any) -> Rows | None:
 
 
 def checked(shard_placement_fn: Callable[..., Any] | None, mesh_info: FSDPMeshInfo) -> Callable[..., Any] | None:
-    """Returns what torch's ``FSDPParam`` asks for a placement, and checks. It raises where the placement is on another mesh."""
+    """Returns what torch's ``FSDPParam`` asks for a placement, and checks it."""
     if shard_placement_fn is None:
         return None
 
-    def placement(param: nn.Parameter) -> Shard | None:
-        result = shard_placement_fn(param)
-        if isinstance(result, ShardPlacementResult):
-            if result.mesh_info.mesh != mesh_info.mesh:
+    def placement(param: nn.Parameter) -> Any:
+        result = given = shard_placement_fn(param)
+        if isinstance(given, ShardPlacementResult):
+            result = given.placement
+            if given.mesh_info.mesh == mesh_info.mesh:
+                given = result
+            elif not PLACES_ON_MESHES:
                 raise NotImplementedError(
-                    f"fully_shard: shard_placement_fn gave another mesh for a parameter of shape {tuple(param.shape)} than "
-                    "the module has; shardd has one mesh for a model"
+                    f"fully_shard: shard_placement_fn gave another mesh for a parameter of shape {tuple(param.shape)} than the "
+                    f"module has, which needs a later torch (got {torch.__version__}); shard a module of its own on that mesh"
                 )
-            result = result.placement
         if isinstance(result, Shard) and not -param.ndim <= result.dim < max(param.ndim, 1):
             raise AssertionError(f"Shard dim {result.dim} is invalid for {param.ndim}D tensor: {param.shape}")
-        return result
+        return given
 
     return placement
 
