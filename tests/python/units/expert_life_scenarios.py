@@ -137,10 +137,12 @@ def without_tokens() -> dict[str, Any]:
 def refused() -> dict[str, str]:
     """What is not served of several meshes, and a mesh that is no part of the model's."""
     import shardd.torch
-    from shardd.torch import fully_shard, join_uneven, save_safetensors, summon_full_params
+    from shardd.torch import fully_shard, join_uneven, reattach, save_safetensors, summon_full_params
 
     model = expert_model(fully_shard)
     loss_of(model, 0).backward()
+    of_block: Any = expert_model(fully_shard, by_placement=True)
+    by_placement = of_block[1]
     texts: dict[str, str] = {}
 
     def says(name: str, call: Any) -> None:
@@ -152,6 +154,9 @@ def refused() -> dict[str, str]:
     says("summon", summon_full_params(model).__enter__)
     says("safetensors", lambda: save_safetensors(model, "/nowhere"))
     says("join", lambda: join_uneven(model))
+    says("reattach", lambda: reattach(model))
+    says("hook", lambda: by_placement.set_all_reduce_hook(print))
+    says("join by placement", lambda: join_uneven(of_block))
     dist.barrier()
     shardd.torch.finish(model)
     world = init_device_mesh("cpu", (4,))

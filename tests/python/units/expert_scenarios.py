@@ -79,6 +79,10 @@ def trained_on_both(options: dict[str, Any], kind: str, steps: int = 10, clip: b
                     )
                 optimizer.step()
             optimizer.zero_grad()
+            if step == 3:
+                with torch.no_grad():
+                    for param in model.parameters():
+                        param.mul_(0.9)
         results[name] = {"losses": losses, "norms": norms, "grads": grads, **facts_of(model, optimizer)}
     results["jobs"] = {"count": len(shardd.torch._job.job.jobs()), "counters": shardd.torch.counters(model)}
     dist.barrier()

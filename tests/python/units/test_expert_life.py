@@ -51,8 +51,9 @@ def test_an_expert_without_tokens_has_zeros_or_none() -> None:
 
 def test_what_several_meshes_cannot_is_refused_by_name() -> None:
     for texts in run_ranks(expert_life_scenarios.refused, 4):
-        for name in ("summon", "safetensors"):
+        for name in ("summon", "safetensors", "reattach"):
             assert "on a smaller mesh than the model" in texts[name]
-        assert "different ranks" in texts["join"]
+        for name in ("join", "join by placement", "hook"):
+            assert "on several meshes" in texts[name]
         for name in ("crosses", "larger"):
             assert 'register parameter "0.weight": its mesh is no regular part of the model' in texts[name], texts

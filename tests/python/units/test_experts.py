@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from cluster import run_ranks
 from units.expert_scenarios import trained_on_both
@@ -38,6 +39,23 @@ def _compare(results: dict[str, Any]) -> None:
 def test_forms_of_expert_meshes_train_as_torchs(options: dict[str, Any]) -> None:
     for results in run_ranks(trained_on_both, 4, options, "daemon", 6):
         _compare(results)
+
+
+@pytest.mark.parametrize("variable", ["SHARDD_PASS_COPIES=1", "SHARDD_IN_PLACE_EDITS=0"])
+def test_experts_train_alike_however_passes_read_them(variable: str) -> None:
+    environment = dict([variable.split("=")])
+    options = {"counts": (3, 2), "factor": 4.0}
+    for results in run_ranks(trained_on_both, 4, options, "daemon", 3, environment=environment):
+        _compare(results)
+
+
+def test_experts_in_lower_precision_train_as_torchs() -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for results in run_ranks(trained_on_both, 4, {"mp_policy": policy, "cut": 1}, "daemon", 6):
+        ours, theirs = results["shardd"], results["torch"]
+        assert ours["placed"] == theirs["placed"]
+        for what in ("losses", "local"):
+            torch.testing.assert_close(ours[what], theirs[what], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["torch", "daemon", "daemon clip"])
