@@ -42,10 +42,10 @@ def clip_as_torchtitan(model: nn.Module, max_norm: float) -> float:
     return total.sqrt().item()
 
 
-def trained_on_both(options: dict[str, Any], kind: str, steps: int = 10, clip: bool = True) -> dict[str, Any]:
+def trained_on_both(options: dict[str, Any], kind: str, steps: int = 10, edits: bool = True) -> dict[str, Any]:
     """Some steps of one program on torch's fully_shard and on ours, every other one of two micro-batches.
 
-    ``kind``: "torch", "daemon", or "daemon clip", whose step clips.
+    ``kind``: "torch", "daemon", or "daemon clip", whose step clips. ``edits``: the program writes into parameters once.
     """
     from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
@@ -71,15 +71,14 @@ def trained_on_both(options: dict[str, Any], kind: str, steps: int = 10, clip: b
                 optimizer.step(max_grad_norm=0.2)
                 norms.append(float(optimizer.last_grad_norm))
             else:
-                if clip:
-                    norms.append(
-                        float(shardd.torch.clip_grad_norm_(model.parameters(), 0.2))
-                        if ours
-                        else clip_as_torchtitan(model, 0.2)
-                    )
+                norms.append(
+                    float(shardd.torch.clip_grad_norm_(model.parameters(), 0.2))
+                    if ours
+                    else clip_as_torchtitan(model, 0.2)
+                )
                 optimizer.step()
             optimizer.zero_grad()
-            if step == 3:
+            if step == 3 and edits:
                 with torch.no_grad():
                     for param in model.parameters():
                         param.mul_(0.9)

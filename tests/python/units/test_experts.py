@@ -16,7 +16,7 @@ def _close(got: Any, want: Any) -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
-def _compare(results: dict[str, Any]) -> None:
+def compare(results: dict[str, Any]) -> None:
     ours, theirs = results["shardd"], results["torch"]
     assert ours["placed"] == theirs["placed"]
     for what in ("losses", "norms", "grads", "local", "whole"):
@@ -38,15 +38,15 @@ def _compare(results: dict[str, Any]) -> None:
 )
 def test_forms_of_expert_meshes_train_as_torchs(options: dict[str, Any]) -> None:
     for results in run_ranks(trained_on_both, 4, options, "daemon", 6):
-        _compare(results)
+        compare(results)
 
 
 @pytest.mark.parametrize("variable", ["SHARDD_PASS_COPIES=1", "SHARDD_IN_PLACE_EDITS=0"])
 def test_experts_train_alike_however_passes_read_them(variable: str) -> None:
     environment = dict([variable.split("=")])
     options = {"counts": (3, 2), "factor": 4.0}
-    for results in run_ranks(trained_on_both, 4, options, "daemon", 3, environment=environment):
-        _compare(results)
+    for results in run_ranks(trained_on_both, 4, options, "daemon", 3, False, environment=environment):
+        compare(results)
 
 
 def test_experts_in_lower_precision_train_as_torchs() -> None:
@@ -66,5 +66,5 @@ def test_experts_in_lower_precision_train_as_torchs() -> None:
 )
 def test_experts_on_their_own_mesh_train_as_torchs(options: dict[str, Any], kind: str) -> None:
     for results in run_ranks(trained_on_both, 4, options, kind):
-        _compare(results)
+        compare(results)
         assert results["jobs"]["counters"]["commits"] >= 9

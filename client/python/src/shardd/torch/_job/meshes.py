@@ -77,11 +77,6 @@ def agree_on_rows(root: ShardState, index: str, ranks: JobRanks) -> None:
     params = [p for s in root._state_ctx.all_states if s._unit for p in s._unit.fsdp_params if rows_of(p) is not None]
     if not params:
         return
-    if ranks.several:
-        raise NotImplementedError(
-            f"register model: some of its parameters are on a smaller mesh than the model, which spans {len(ranks.addresses)} nodes, "
-            "where it is not served; use one mesh for the whole model, or the ranks of one node"
-        )
     if not have_store():
         return
     own = [rows_of(p).numel for p in params]  # type: ignore[union-attr]
