@@ -138,6 +138,7 @@ def refused() -> dict[str, str]:
     """What is not served of several meshes, and a mesh that is no part of the model's."""
     import shardd.torch
     from shardd.torch import fully_shard, join_uneven, reattach, save_safetensors, summon_full_params
+    from shardd.torch._daemon_optimizers.matrices import why_no_matrices
 
     model = expert_model(fully_shard)
     loss_of(model, 0).backward()
@@ -157,8 +158,19 @@ def refused() -> dict[str, str]:
     says("reattach", lambda: reattach(model))
     says("hook", lambda: by_placement.set_all_reduce_hook(print))
     says("join by placement", lambda: join_uneven(of_block))
+    pair = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False))
+    fully_shard(pair[0], mesh=meshes()[1])
+    fully_shard(pair, mesh=meshes()[0])
+    pair(torch.ones(1, WIDTH))
+    texts["muon"] = why_no_matrices(list(pair.parameters()))
+    plan = shardd.torch.memory_plan(pair)
+    texts["shapes"] = str(sorted(int(param["numel"]) for param in plan["parameters"]))
     dist.barrier()
     shardd.torch.finish(model)
+    flat = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    fully_shard(flat[0], mesh=meshes()[1], layout="flat")
+    fully_shard(flat, mesh=meshes()[0], layout="flat")
+    says("flat", lambda: flat(torch.ones(1, WIDTH)))
     world = init_device_mesh("cpu", (4,))
     others = {
         "crosses": init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")),

@@ -55,5 +55,8 @@ def test_what_several_meshes_cannot_is_refused_by_name() -> None:
             assert "on a smaller mesh than the model" in texts[name]
         for name in ("join", "join by placement", "hook"):
             assert "on several meshes" in texts[name]
+        assert "is on a smaller mesh than the model" in texts["muon"]
+        assert texts["shapes"] == "[64, 128]", "the plan has the experts of both expert parallel ranks"
+        assert "its mesh differs from the other modules'" in texts["flat"]
         for name in ("crosses", "larger"):
             assert 'register parameter "0.weight": its mesh is no regular part of the model' in texts[name], texts
