@@ -132,6 +132,17 @@ void LinkLoop::ReadData(const LinkPtr& link) {
   });
 }
 
+void LinkLoop::Keep(std::shared_ptr<PeerStream> stream, std::shared_ptr<grpc::Channel> channel) {
+  streams_.push_back({std::move(stream), std::move(channel)});
+}
+
+std::shared_ptr<PeerStream> LinkLoop::CallNode(int node, const std::string& method) {
+  std::shared_ptr<grpc::Channel> channel = transport_.make_channel(join_.addresses[node]);
+  std::shared_ptr<PeerStream> stream = CallPeer(channel, method);
+  Keep(stream, std::move(channel));
+  return stream;
+}
+
 void LinkLoop::Stop() {
   {
     absl::MutexLock lock(&mutex_);

@@ -143,17 +143,6 @@ absl::Time LinkLoop::Tend() {
   return next;
 }
 
-void LinkLoop::Keep(std::shared_ptr<PeerStream> stream, std::shared_ptr<grpc::Channel> channel) {
-  streams_.push_back({std::move(stream), std::move(channel)});
-}
-
-std::shared_ptr<PeerStream> LinkLoop::CallNode(int node, const std::string& method) {
-  std::shared_ptr<grpc::Channel> channel = transport_.make_channel(join_.addresses[node]);
-  std::shared_ptr<PeerStream> stream = CallPeer(channel, method);
-  Keep(stream, std::move(channel));
-  return stream;
-}
-
 void LinkLoop::Call(int node) {
   auto link = std::make_shared<Link>();
   link->node = node;
