@@ -27,10 +27,10 @@ from shardd.torch._sharding.ignored import find_ignored
 from shardd.torch._state_dicts import checkpoint_face
 from shardd.torch._state_dicts.full_state_dict import shares_memory
 from shardd.torch._units.place import local_of
-from shardd.torch._units.placement import checked
+from shardd.torch._units.placement import checked, shard_dim
 from shardd.torch._units.shard_group import ShardGroup, rows_params
 from shardd.torch._units.state import ShardState, state_of
-from shardd.torch._units.subclasses import refuse_subclass
+from shardd.torch._units.subclasses import check_subclass, inner_of, refuse_subclass, stored_of
 
 __all__ = ["FSDPModule", "fully_shard"]
 
@@ -39,8 +39,12 @@ _cls_to_sharded_cls: dict[type, type] = {}
 
 def _addresses(state: ShardState) -> list[Any]:
     assert state._unit is not None
-    shards = [p.sharded_param for p in state._unit.fsdp_params]
-    return [(p.dtype, local_of(p).untyped_storage().data_ptr()) for p in shards]
+    return [(p.sharded_param.dtype, _address(p)) for p in state._unit.fsdp_params]
+
+
+def _address(fsdp_param: Any) -> int:
+    stored = stored_of(fsdp_param) if inner_of(fsdp_param) else local_of(fsdp_param.sharded_param)
+    return stored.untyped_storage().data_ptr()
 
 
 def apply_and_watch(state: ShardState, apply: Callable[[], Any]) -> Any:
@@ -129,10 +133,23 @@ def _check_arguments(mesh: DeviceMesh, dp_mesh_dims: Any) -> None:
     _fsdp_init._validate_mesh(mesh, dp_mesh_dims)  # 1-D, or 2-D with names
 
 
-def _check_params(params: list[nn.Parameter]) -> None:
+def _check_params(params: list[nn.Parameter], device: torch.device) -> None:
     for param in params:
-        local = param._local_tensor if isinstance(param, DTensor) else param  # tensor parallel: that is what is sharded
-        refuse_subclass(local, f"fully_shard: a parameter of shape {tuple(param.shape)}")
+        what = f"fully_shard: a parameter of shape {tuple(param.shape)}"
+        if isinstance(param, DTensor):
+            refuse_subclass(param._local_tensor, f"{what}, which is tensor parallel")
+        else:
+            check_subclass(param, what, device)
+
+
+def _check_sharded(params: list[Any]) -> None:
+    for param in params:
+        if inner_of(param) is not None and shard_dim(param):
+            raise NotImplementedError(
+                f"fully_shard: a parameter of shape {tuple(param._orig_size)}: shard_placement_fn cuts its dimension "
+                f"{shard_dim(param)}, and it is a {type(param.sharded_param._local_tensor).__name__}, with fsdp_pre_all_gather, "
+                "which is served where rows are cut; return Shard(0) for it"
+            )
 
 
 def _apply(
@@ -170,12 +187,14 @@ def _apply(
         True if reshard_after_forward is None else reshard_after_forward, mesh_info
     )
     argument, modules, managed_modules, params, _ = _fsdp_init._get_modules_and_states(module, device, ignored_params)
-    _check_params(params)
+    _check_params(params, device)
     state = _apply_fully_shard.state(modules[0])
     state.init(modules, device, mp_policy, automatic)
     common = (mesh_info, post_forward_mesh_info, device, mp_policy, offload_policy)
     placement = checked(shard_placement_fn, mesh_info)
-    attach(state, ShardGroup(list(rows_params(params, modules, *common, placement)), modules, *common))
+    sharded = rows_params(params, modules, *common, placement)
+    _check_sharded(sharded)
+    attach(state, ShardGroup(sharded, modules, *common))
     _finish(managed_modules, modules, state)
     return argument
 

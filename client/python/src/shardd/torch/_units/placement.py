@@ -17,6 +17,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.tensor import Shard
 
 from shardd.torch._process.torch_versions import ShardPlacementResult
+from shardd.torch._units.subclasses import row_bytes
 
 __all__ = ["checked", "first_element", "from_job_order", "in_job_order", "shape_in_job", "shard_dim", "tensor_parallel"]
 
@@ -56,6 +57,8 @@ def shard_dim(fsdp_param: Any) -> int:
 
 def shape_in_job(fsdp_param: Any, shard_size: int) -> list[int]:
     """Returns the shape that the daemon knows, with a shard group of ``shard_size`` ranks."""
+    if (row := row_bytes(fsdp_param)) is not None:
+        return [shard_size, row]
     shape, dim = list(fsdp_param._orig_size), shard_dim(fsdp_param)
     if dim == 0:
         return shape
@@ -70,6 +73,8 @@ def first_element(fsdp_param: Any) -> int:
     """Returns where this rank's shard begins in the daemon's parameter."""
     mesh_info, size = fsdp_param.mesh_info, fsdp_param._orig_size
     rank, ranks = mesh_info.shard_mesh_rank, mesh_info.shard_mesh_size
+    if (row := row_bytes(fsdp_param)) is not None:
+        return int(rank * row)
     if shard_dim(fsdp_param):
         return int(rank * (size.numel() // ranks))
     chunk = -(-size[0] // ranks)  # as torch.chunk cuts
