@@ -9,7 +9,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training, precompute_float8_dynamic_scale_for_fsdp
 from torchao.quantization import to_nf4
@@ -66,7 +71,7 @@ class Run:
     def __init__(self, qlora: bool, ahead: bool) -> None:
         self.model, self.ahead = made(qlora), ahead
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(trained, lr=1e-2)
+        self.optimizer = torch.optim.AdamW(trained, lr=2e-3)
 
     def train(self, steps: range, record: Record, name: str) -> None:
         data = Sentences(1024).tokens.unflatten(0, (-1, dist.get_world_size(), 4))

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
+from shardd.torch._process.torch_versions import all_gather_single
+
 __all__ = ["Extension"]
 
 _ALIGNMENT = 16  # of a tensor in what is sent
@@ -83,7 +85,7 @@ class Extension:
         """Raises on all ranks where one has something else to send, or nothing."""
         own = torch.tensor([_FAILED if error is not None else _READY, *_digest(layout)])
         of_ranks = torch.empty(group.size() * own.numel(), dtype=own.dtype)
-        dist.all_gather_into_tensor(of_ranks, own, group=group)
+        all_gather_single(of_ranks, own, group=group)
         if error is not None:
             raise error
         ranks = dist.get_process_group_ranks(group)
@@ -114,7 +116,7 @@ def _gathered(inputs: list[list[torch.Tensor]], group: Any) -> list[list[torch.T
             sent[first : first + tensor.nbytes].copy_(tensor.view(torch.uint8))
     received = torch.empty(group.size() * end, dtype=torch.uint8)
     if end:
-        dist.all_gather_into_tensor(received, sent, group=group)
+        all_gather_single(received, sent, group=group)
     rows = received.view(group.size(), end)
     places = iter(zip(tensors, firsts))
     return [[rows[:, first : first + t.nbytes] for t, first in (next(places) for _ in of_param)] for of_param in inputs]
