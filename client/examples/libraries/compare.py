@@ -20,10 +20,8 @@ NUMBERS = 1e-6  # largest relative difference of losses and norms
 TENSORS = 2e-5  # largest difference of a tensor, relative to its largest element
 # Where the optimizer begins anew from trained parameters (README): Adam's first step divides each gradient by itself, so
 # what is rounding in a small gradient is more than that in its step.
-RESTARTED = {"trainer1": 1e-4}
-# The daemon's AdamW and torch's differ in the last digit, and where that moves a weight over the border between two values of float8,
-# whose neighbours are 6 % apart, it shows (tests/python/subclasses/test_torchao.py has torch's AdamW on both, within 1e-6).
-ROUNDED = {"float8": (1e-3, 2e-2)}
+# The same in the first steps of adapters, whose gradients are small.
+RESTARTED = {"trainer1": 1e-4, "qlora": 1e-4}
 
 
 class Differs(Exception):
@@ -67,7 +65,7 @@ def relative(a: float, b: float) -> float:
     return 0.0 if a == b or (math.isnan(a) and math.isnan(b)) else abs(a - b) / max(abs(a), abs(b))
 
 
-def compare_numbers(ours: Path, theirs: Path, limit: float) -> tuple[int, float]:
+def compare_numbers(ours: Path, theirs: Path) -> tuple[int, float]:
     got, want = (json.loads((folder / "losses.json").read_text()) for folder in (ours, theirs))
     if got.keys() != want.keys() or any(len(got[name]) != len(want[name]) for name in want):
         raise Differs(f"losses.json: other entries (got {sorted(got)}, want {sorted(want)})")
@@ -75,7 +73,7 @@ def compare_numbers(ours: Path, theirs: Path, limit: float) -> tuple[int, float]
     for name in want:
         for step, (a, b) in enumerate(zip(got[name], want[name])):
             worst = max(worst, relative(a, b))
-            if not relative(a, b) <= limit:
+            if not relative(a, b) <= NUMBERS:
                 raise Differs(f"losses.json: {name!r} of step {step} differs (got {a!r}, want {b!r})")
     return sum(map(len, want.values())), worst
 
@@ -108,17 +106,18 @@ def compare_file(name: str, ours: Path, theirs: Path, limit: float) -> tuple[int
 
 def report(name: str, theirs: Path, ours: Path, counts: Path) -> None:
     """Prints a line on what is alike; exits with status 1 and a line on what is not."""
+    if name == "float8":
+        import torchao.float8  # noqa: F401  # its checkpoints have its classes
     try:
         if files(ours) != files(theirs):
             raise Differs(f"other files (only here {sorted(set(files(ours)) - set(files(theirs)))}, "
                           f"only PyTorch {sorted(set(files(theirs)) - set(files(ours)))})")  # fmt: skip
-        of_numbers, of_tensors = ROUNDED.get(name, (NUMBERS, RESTARTED.get(name, TENSORS)))
-        numbers, worst = compare_numbers(ours, theirs, of_numbers)
+        numbers, worst = compare_numbers(ours, theirs)
         tensors, worst_tensor = 0, 0.0
         # A distributed checkpoint is compared as a whole.
         whole = {str(Path(file).parent) for file in files(theirs) if file.endswith(".metadata")}
         for item in sorted(whole | {file for file in files(theirs) if str(Path(file).parent) not in whole}):
-            found, difference = compare_file(item, ours, theirs, of_tensors)
+            found, difference = compare_file(item, ours, theirs, RESTARTED.get(name, TENSORS))
             tensors, worst_tensor = tensors + found, max(worst_tensor, difference)
         jobs = [json.loads(line) for line in counts.read_text().splitlines()] if counts.exists() else []
         reductions, commits, updated = (

@@ -53,7 +53,7 @@ class Low(torch.Tensor):
             return result
         if func is aten.copy_.default:
             return args[0]
-        return pytree.tree_map_only(torch.Tensor, Low, result)
+        return pytree.tree_map_only(torch.Tensor, cls, result)
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: nn.Module, mp_policy: Any
@@ -87,11 +87,6 @@ class OldLow(Low):
 
     def fsdp_post_all_gather(self, outputs: Any, metadata: Any, param_dtype: torch.dtype, *, out: Any = None) -> Any:
         return super().fsdp_post_all_gather(outputs, (1.0,), param_dtype, out=out)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
-        result = Low.__torch_dispatch__.__func__(cls, func, types, args, kwargs)  # type: ignore[attr-defined]
-        return pytree.tree_map_only(Low, lambda low: low if isinstance(low, OldLow) else OldLow(low._data), result)
 
 
 def lower(model: nn.Module, kind: type[Low] = Low) -> None:

@@ -59,6 +59,12 @@ def check_subclass(param: torch.Tensor, what: str, device: torch.device) -> None
             f"{what}: {name} has fsdp_pre_all_gather and no __tensor_flatten__, which would say which tensors it is made of; "
             "give it that, or ignore it"
         )
+    nested = next((n for n in param.__tensor_flatten__()[0] if _is_subclass(getattr(param, n))), None)
+    if nested is not None:
+        raise NotImplementedError(
+            f'{what}: it is a {name}, and its tensor "{nested}" is a subclass itself ({type(getattr(param, nested)).__name__}); '
+            "shardd takes those that are made of plain tensors"
+        )
     if device.type != "cpu":
         raise NotImplementedError(
             f"{what}: it is a {name}, with fsdp_pre_all_gather, on a GPU, where that is not served (got {device.type}, want "
@@ -92,13 +98,6 @@ def inner_of(fsdp_param: Any) -> Inner | None:
     if known is None or known.kind is not type(local):
         names = tuple(local.__tensor_flatten__()[0])
         tensors = _inner_tensors(local, names)
-        nested = next((n for n, t in zip(names, tensors) if _is_subclass(t)), None)
-        if nested is not None:
-            raise NotImplementedError(
-                f"fully_shard: a parameter of shape {tuple(fsdp_param._orig_size)}: it is a {type(local).__name__}, and "
-                f'its tensor "{nested}" is a subclass itself ({type(getattr(local, nested)).__name__}); shardd takes those that '
-                "are made of plain tensors"
-            )
         only = tensors[0] if len(tensors) == 1 else None
         row = only is None or only.shape != local.shape or only.dtype != local.dtype
         known = fsdp_param._inner = Inner(type(local), names, row)
