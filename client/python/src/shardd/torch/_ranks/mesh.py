@@ -21,5 +21,7 @@ class Members:
 def members_of(mesh_info: FSDPMeshInfo) -> Members:
     if not isinstance(mesh_info, HSDPMeshInfo):
         return Members(dist.get_process_group_ranks(mesh_info.shard_process_group), mesh_info.shard_mesh_rank)
-    ranks = [int(rank) for rank in mesh_info.mesh.mesh.flatten()]
-    return Members(ranks, mesh_info.replicate_mesh_rank * mesh_info.shard_mesh_size + mesh_info.shard_mesh_rank)
+    # Groups number their ranks in ascending order, whatever order a row of the mesh gives them in.
+    rows = mesh_info.mesh.mesh.reshape(-1, mesh_info.shard_mesh_size).tolist()
+    ranks = [rank for row in rows for rank in sorted(row)]
+    return Members(ranks, ranks.index(dist.get_rank()))
