@@ -49,19 +49,33 @@ def other_ways_on_both() -> dict[str, Any]:
     return results
 
 
-def kept_behind_backward() -> dict[str, Any]:
-    """Losses where units are resharded behind each backward, and where they stay unsharded over the optimizer's step."""
-    from shardd.torch import finish, fully_shard
-    from shardd.torch.optim import AdamW
+def kept_behind_backward(optimizer: str) -> dict[str, Any]:
+    """Losses of torch's fully_shard, whose units are resharded behind each backward, and of ours, which stay unsharded over the
+    optimizer's step."""
+    import shardd.torch
+    import shardd.torch.optim
 
-    losses = {}
-    for kept in (False, True):
-        model: Any = made(Low, fully_shard)
-        model.set_reshard_after_backward(not kept)
-        losses[kept] = train(model, AdamW(model.parameters(), lr=0.01, in_place_edits=False), range(5))
-        dist.barrier()
-        finish(model)
-    return {"resharded": losses[False], "kept": losses[True]}
+    theirs: Any = made(Low, torch_fully_shard)
+    model: Any = made(Low, shardd.torch.fully_shard)
+    model.set_reshard_after_backward(False)
+    results = {
+        "torch": train(theirs, torch.optim.AdamW(theirs.parameters(), lr=0.05), range(5)),
+        "kept": [],
+        "unsharded": [],
+    }
+    of: Any = torch.optim if optimizer == "torch" else shardd.torch.optim
+    options = {} if optimizer == "torch" else {"in_place_edits": False}
+    adamw = of.AdamW(model.parameters(), lr=0.05, **options)
+    for step in range(5):
+        results["kept"] += train(model, adamw, range(step, step + 1))
+        adamw.zero_grad()
+        loss = model(torch.ones(2, WIDTH)).sum()  # so that one is known to be unsharded behind a backward
+        loss.backward()
+        adamw.zero_grad()
+        results["unsharded"].append(model[0]._get_fsdp_state()._unit.is_unsharded)
+    dist.barrier()
+    shardd.torch.finish(model)
+    return results
 
 
 class Failing(Low):

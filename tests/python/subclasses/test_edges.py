@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from cluster import run_ranks
@@ -14,9 +15,12 @@ def test_other_meshes_and_ways_to_unshard_are_as_torchs() -> None:
             torch.testing.assert_close(results["shardd"][what], results["torch"][what], rtol=1e-6, atol=1e-6)
 
 
-def test_what_stays_unsharded_over_a_step_has_its_values() -> None:
-    for losses in run_ranks(kept_behind_backward, 2):
-        assert losses["kept"] == losses["resharded"]
+@pytest.mark.parametrize("optimizer", ["torch", "daemon"])
+def test_what_stays_unsharded_over_a_step_has_its_values(optimizer: str) -> None:
+    for losses in run_ranks(kept_behind_backward, 2, optimizer):
+        torch.testing.assert_close(losses["kept"], losses["torch"], rtol=1e-6, atol=1e-6)
+        assert all(losses["unsharded"])
+        assert losses["kept"][0] - losses["kept"][-1] > 0.01  # old values would show
 
 
 def test_what_one_rank_cannot_send_is_an_error_on_all() -> None:

@@ -24,13 +24,14 @@ from shardd.torch._process.torch_versions import fsdp_init as _fsdp_init
 from shardd.torch._sharding.auto_wrap import warn_unmatched
 from shardd.torch._sharding.flat_options import FlatOptions, OlderKeywords, newer_options, older_options
 from shardd.torch._sharding.ignored import find_ignored
+from shardd.torch._sharding.subclass_refusals import asked_once, refuse_subclasses
 from shardd.torch._state_dicts import checkpoint_face
 from shardd.torch._state_dicts.full_state_dict import shares_memory
 from shardd.torch._units.place import local_of
-from shardd.torch._units.placement import checked, shard_dim
+from shardd.torch._units.placement import checked
 from shardd.torch._units.shard_group import ShardGroup, rows_params
 from shardd.torch._units.state import ShardState, state_of
-from shardd.torch._units.subclasses import check_subclass, inner_of, refuse_subclass, stored_of
+from shardd.torch._units.subclasses import inner_of, stored_of
 
 __all__ = ["FSDPModule", "fully_shard"]
 
@@ -133,25 +134,6 @@ def _check_arguments(mesh: DeviceMesh, dp_mesh_dims: Any) -> None:
     _fsdp_init._validate_mesh(mesh, dp_mesh_dims)  # 1-D, or 2-D with names
 
 
-def _check_params(params: list[nn.Parameter], device: torch.device) -> None:
-    for param in params:
-        what = f"fully_shard: a parameter of shape {tuple(param.shape)}"
-        if isinstance(param, DTensor):
-            refuse_subclass(param._local_tensor, f"{what}, which is tensor parallel")
-        else:
-            check_subclass(param, what, device)
-
-
-def _check_sharded(params: list[Any]) -> None:
-    for param in params:
-        if inner_of(param) is not None and shard_dim(param):
-            raise NotImplementedError(
-                f"fully_shard: a parameter of shape {tuple(param._orig_size)}: shard_placement_fn cuts its dimension "
-                f"{shard_dim(param)}, and it is a {type(param.sharded_param._local_tensor).__name__}, with fsdp_pre_all_gather, "
-                "which is served where rows are cut; return Shard(0) for it"
-            )
-
-
 def _apply(
     module: Any,
     *,
@@ -187,14 +169,11 @@ def _apply(
         True if reshard_after_forward is None else reshard_after_forward, mesh_info
     )
     argument, modules, managed_modules, params, _ = _fsdp_init._get_modules_and_states(module, device, ignored_params)
-    _check_params(params, device)
     state = _apply_fully_shard.state(modules[0])
     state.init(modules, device, mp_policy, automatic)
     common = (mesh_info, post_forward_mesh_info, device, mp_policy, offload_policy)
     placement = checked(shard_placement_fn, mesh_info)
-    sharded = rows_params(params, modules, *common, placement)
-    _check_sharded(sharded)
-    attach(state, ShardGroup(sharded, modules, *common))
+    attach(state, ShardGroup(list(rows_params(params, modules, *common, placement)), modules, *common))
     _finish(managed_modules, modules, state)
     return argument
 
@@ -349,6 +328,9 @@ def fully_shard(
     modules = (module,) if isinstance(module, nn.Module) else tuple(module)
     older = older_options(keywords, modules, policy is not None) if keywords.passed() else None
     arguments.update(layout=layout, older=older)
+    if layout == "dim0":
+        arguments["shard_placement_fn"] = placement = asked_once(shard_placement_fn)
+        refuse_subclasses(modules, mesh, placement, ignored_params, dp_mesh_dims)
     if policy is not None:
         if not isinstance(module, nn.Module):
             raise TypeError("fully_shard: policy needs a single module (got a list)")

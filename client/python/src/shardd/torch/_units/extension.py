@@ -9,7 +9,9 @@ different things, or one whose method has raised, are an error on all of them in
 from __future__ import annotations
 
 import hashlib
+import json
 import weakref
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from shardd.torch._process.torch_versions import all_gather_single
+from shardd.torch._units.subclasses import is_subclass
 
 __all__ = ["Extension"]
 
@@ -25,7 +28,7 @@ _FAILED, _READY = 0, 1
 
 
 def _digest(layout: Any) -> list[int]:
-    code = hashlib.blake2b(repr(layout).encode(), digest_size=16).digest()
+    code = hashlib.blake2b(json.dumps(layout).encode(), digest_size=16).digest()
     return [int.from_bytes(code[i : i + 8], "little", signed=True) for i in (0, 8)]
 
 
@@ -42,28 +45,39 @@ class Extension:
 
     def call(self, gather: bool) -> None:
         """What the unit calls when the daemon has unsharded it, and when it is resharded."""
-        if gather:
-            # What is made here outlives this forward, so it is made as outside of inference.
-            with torch.inference_mode(False), torch.no_grad():
+        if not gather:
+            self._free()
+            return
+        # What is made here outlives this forward, so it is made as outside of inference.
+        with torch.inference_mode(False), torch.no_grad():
+            try:
                 self._gather()
-        else:
-            for _, _, fsdp_param in self._params:
-                fsdp_param.free_unsharded_param()
+            except BaseException:
+                self._free()  # the unit stays sharded, so nobody else does
+                raise
+
+    def _free(self) -> None:
+        for _, _, fsdp_param in self._params:
+            fsdp_param.free_unsharded_param()
 
     def _gather(self) -> None:
         group = self._params[0][2].mesh_info.shard_process_group
         inputs: list[list[torch.Tensor]] = []
-        error: BaseException | None = None
+        layout: list[Any] = []
+        error: Exception | None = None
         try:
-            inputs = [fsdp_param.all_gather_inputs for _, _, fsdp_param in self._params]
+            for _, fqn, fsdp_param in self._params:
+                tensors = fsdp_param.all_gather_inputs
+                _check_inputs(fqn, fsdp_param, tensors, group.size())
+                inputs.append(tensors)
+                sizes = fsdp_param._extensions_data.all_gather_input_sizes
+                layout.append([fqn, [[str(tensor.dtype), *size] for tensor, size in zip(tensors, sizes)]])
         except Exception as raised:
             error = raised
-        layout = [
-            (fqn, [(str(tensor.dtype), tensor.numel()) for tensor in tensors])
-            for (_, fqn, _), tensors in zip(self._params, inputs)
-        ]
-        self._compare(layout, error, group)
-        gathered = _gathered(inputs, group)
+        names = ", ".join(f'"{fqn}"' for _, fqn, _ in self._params)
+        exchange = _Exchange(f"unshard {names}", group, error)
+        _agree(exchange, layout)
+        gathered = _gathered(inputs, exchange)
         unit = self._unit()
         assert unit is not None
         for (index, _, fsdp_param), tensors, of_ranks in zip(self._params, inputs, gathered):
@@ -81,29 +95,89 @@ class Extension:
             if first:
                 unit._set_unsharded(index, fsdp_param._unsharded_param)
 
-    def _compare(self, layout: Any, error: BaseException | None, group: Any) -> None:
-        """Raises on all ranks where one has something else to send, or nothing."""
-        own = torch.tensor([_FAILED if error is not None else _READY, *_digest(layout)])
-        of_ranks = torch.empty(group.size() * own.numel(), dtype=own.dtype)
-        all_gather_single(of_ranks, own, group=group)
-        if error is not None:
-            raise error
-        ranks = dist.get_process_group_ranks(group)
-        rows = of_ranks.view(-1, own.numel())
-        names = ", ".join(f'"{fqn}"' for _, fqn, _ in self._params)
-        failed = [rank for rank, row in zip(ranks, rows) if int(row[0]) == _FAILED]
-        if failed:
-            raise RuntimeError(f"unshard {names}: fsdp_pre_all_gather has raised on rank {failed[0]}; see its error")
-        other = [rank for rank, row in zip(ranks, rows) if not torch.equal(row, own)]
-        if other:
+
+class _Exchange:
+    """What ranks of a shard group tell each other. ``error``: why this one has nothing to send."""
+
+    def __init__(self, what: str, group: Any, error: Exception | None) -> None:
+        self.what, self.group, self.error = what, group, error
+        self.size: int = group.size()
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        """Returns what all ranks give, a one-dimensional tensor of one length, as rows."""
+        of_ranks = torch.empty(self.size * own.numel(), dtype=own.dtype)
+        try:
+            all_gather_single(of_ranks, own, group=self.group)
+        except RuntimeError as lost:
             raise RuntimeError(
-                f"unshard {names}: rank {other[0]} sends something else (got another layout, want that of this rank: {layout}); "
-                "all ranks run these modules in one order, and fsdp_pre_all_gather returns tensors of the same shapes on all, of "
-                "parameters that are cut unevenly too"
+                f"{self.what}: the process group has failed ({lost}); another rank has died or left; restart all ranks, as torchrun "
+                "does, and call resume"
+            ) from (self.error or lost)
+        return of_ranks.view(self.size, own.numel())
+
+    def tell(self, own: str) -> list[str]:
+        """Returns what each rank says."""
+        code = own.encode()
+        lengths = self.gather(torch.tensor([len(code)])).view(-1)
+        padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
+        padded[: len(code)] = torch.frombuffer(bytearray(code), dtype=torch.uint8)
+        rows = self.gather(padded)
+        return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths.tolist())]
+
+
+def _check_inputs(fqn: str, fsdp_param: Any, tensors: list[torch.Tensor], ranks: int) -> None:
+    """Raises where a method returns what cannot be sent as bytes, or does not fit into the memory of the first unshard, which the
+    unsharded parameter may be a view of."""
+    what = f'unshard "{fqn}": fsdp_pre_all_gather of {type(fsdp_param.sharded_param._local_tensor).__name__}'
+    for tensor in tensors:
+        if is_subclass(tensor) or tensor.device != fsdp_param.device:
+            raise TypeError(
+                f"{what} returns a tensor that cannot be gathered (got a {type(tensor).__name__} on {tensor.device}, want a plain "
+                f"tensor on {fsdp_param.device}); return the tensors that it is made of"
             )
+    before = [(str(output.dtype), output.numel() // ranks) for output in fsdp_param.all_gather_outputs]
+    now = [(str(tensor.dtype), tensor.numel()) for tensor in tensors]
+    if before and before != now:
+        raise RuntimeError(
+            f"{what} returns other tensors than in the first unshard (got {now}, want {before}); return tensors of the same dtypes "
+            "and sizes each time"
+        )
 
 
-def _gathered(inputs: list[list[torch.Tensor]], group: Any) -> list[list[torch.Tensor]]:
+def _agree(exchange: _Exchange, layout: list[Any]) -> None:
+    """Raises on all ranks where one has something else to send than another, or nothing; there it raises the error that is why."""
+    error, what = exchange.error, exchange.what
+    own = torch.tensor([_READY if error is None else _FAILED, *_digest(layout)])
+    rows = exchange.gather(own)
+    if error is None and rows.eq(own).all():
+        return
+    # All ranks have the same rows before them, so that all are here.
+    said = [json.loads(text) for text in exchange.tell(json.dumps(layout if error is None else repr(error)))]
+    if error is not None:
+        raise error
+    ranks = dist.get_process_group_ranks(exchange.group)
+    failed = next((number for number, row in enumerate(rows) if int(row[0]) == _FAILED), None)
+    if failed is not None:
+        raise RuntimeError(
+            f"{what}: fsdp_pre_all_gather has raised on rank {ranks[failed]} (got {said[failed]}, want tensors to gather); see its error"
+        )
+    other = next(number for number, row in enumerate(rows) if not torch.equal(row, own))
+    theirs, ours = next(pair for pair in zip_longest(said[other], layout) if pair[0] != pair[1])
+    raise RuntimeError(
+        f"{what}: rank {ranks[other]} sends something else (got {_text(theirs)}, want that of this rank: {_text(ours)}); all ranks run "
+        "these modules in one order, and fsdp_pre_all_gather returns tensors of the same dtypes and shapes on all, of parameters that "
+        "are cut unevenly too"
+    )
+
+
+def _text(of_param: Any) -> str:
+    if of_param is None:
+        return "nothing"
+    fqn, tensors = of_param
+    return f'"{fqn}": ' + (", ".join(f"{dtype} of shape {tuple(size)}" for dtype, *size in tensors) or "no tensors")
+
+
+def _gathered(inputs: list[list[torch.Tensor]], exchange: _Exchange) -> list[list[torch.Tensor]]:
     """Returns for each tensor the bytes of all ranks', one rank in each row."""
     tensors = [tensor for of_param in inputs for tensor in of_param]
     firsts, end = [], 0
@@ -114,9 +188,6 @@ def _gathered(inputs: list[list[torch.Tensor]], group: Any) -> list[list[torch.T
     for tensor, first in zip(tensors, firsts):
         if tensor.numel():
             sent[first : first + tensor.nbytes].copy_(tensor.view(torch.uint8))
-    received = torch.empty(group.size() * end, dtype=torch.uint8)
-    if end:
-        all_gather_single(received, sent, group=group)
-    rows = received.view(group.size(), end)
+    rows = exchange.gather(sent) if end else sent.expand(exchange.size, 0)
     places = iter(zip(tensors, firsts))
     return [[rows[:, first : first + t.nbytes] for t, first in (next(places) for _ in of_param)] for of_param in inputs]

@@ -13,21 +13,32 @@ from typing import Any
 
 import torch
 
-__all__ = ["Inner", "check_subclass", "inner_of", "lay_in_row", "refuse_subclass", "row_bytes", "stored_of"]
+__all__ = [
+    "Inner",
+    "check_subclass",
+    "gathers_itself",
+    "inner_of",
+    "lay_in_row",
+    "refuse_subclass",
+    "row_bytes",
+    "stored_of",
+]
 
 _ALIGNMENT = 64  # of an inner tensor in its row, whatever its dtype
+_METHODS = ("fsdp_pre_all_gather", "fsdp_post_all_gather")
 
 
-def _is_subclass(tensor: torch.Tensor) -> bool:
+def is_subclass(tensor: torch.Tensor) -> bool:
+    """Whether it computes with a dispatch of its own."""
     return type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
-def refuse_subclass(param: torch.Tensor, what: str) -> None:
+def refuse_subclass(param: torch.Tensor, what: str, also: bool = False) -> None:
     """Raises NotImplementedError where ``param`` computes with a dispatch of its own: there are no bytes that could be shared.
 
-    what: the operation and the object, for the text.
+    also: raises in any case. what: the operation and the object, for the text.
     """
-    if _is_subclass(param):
+    if is_subclass(param) or also:
         raise NotImplementedError(
             f"{what}: it is a {type(param).__name__}, a tensor subclass with its own dispatch (fsdp_pre_all_gather, "
             "quantized weights), and here plain tensors are served; fully_shard, in its own layout, on CPUs, takes those with "
@@ -35,15 +46,20 @@ def refuse_subclass(param: torch.Tensor, what: str) -> None:
         )
 
 
+def gathers_itself(param: torch.Tensor) -> bool:
+    """Whether it has one of the two methods; ``check_subclass`` says whether it is served."""
+    return any(hasattr(param, method) for method in _METHODS)
+
+
 def check_subclass(param: torch.Tensor, what: str, device: torch.device) -> None:
     """Raises where ``param`` is a subclass that layout ``dim0`` does not shard on ``device``.
 
     NotImplementedError, or AssertionError where torch raises that: one of the two methods alone.
     """
-    if not _is_subclass(param):
-        return
     name = type(param).__name__
-    methods = [method for method in ("fsdp_pre_all_gather", "fsdp_post_all_gather") if hasattr(param, method)]
+    methods = [method for method in _METHODS if hasattr(param, method)]
+    if not is_subclass(param) and not methods:
+        return
     if not methods:
         raise NotImplementedError(
             f"{what}: it is a {name}, a tensor subclass with its own dispatch and without fsdp_pre_all_gather and "
@@ -59,7 +75,7 @@ def check_subclass(param: torch.Tensor, what: str, device: torch.device) -> None
             f"{what}: {name} has fsdp_pre_all_gather and no __tensor_flatten__, which would say which tensors it is made of; "
             "give it that, or ignore it"
         )
-    nested = next((n for n in param.__tensor_flatten__()[0] if _is_subclass(getattr(param, n))), None)
+    nested = next((n for n in param.__tensor_flatten__()[0] if is_subclass(getattr(param, n))), None)
     if nested is not None:
         raise NotImplementedError(
             f'{what}: it is a {name}, and its tensor "{nested}" is a subclass itself ({type(getattr(param, nested)).__name__}); '
