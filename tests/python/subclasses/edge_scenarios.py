@@ -78,6 +78,35 @@ def kept_behind_backward(optimizer: str) -> dict[str, Any]:
     return results
 
 
+def unfrozen_on_both(optimizer: str) -> dict[str, Any]:
+    """Low weights are frozen at first, and trained from the third step on."""
+    import shardd.torch
+    import shardd.torch.optim
+
+    results: dict[str, Any] = {}
+    for name, sharded in (("torch", torch_fully_shard), ("shardd", shardd.torch.fully_shard)):
+        model: Any = made(Low, sharded)
+        of: Any = torch.optim if name == "torch" or optimizer == "torch" else shardd.torch.optim
+        adamw = of.AdamW(model.parameters(), lr=0.01)
+        losses = []
+        for wanted in (False, True, False):
+            for param in model.parameters():
+                param.requires_grad_(wanted or not isinstance(param._local_tensor, Low))
+            losses += train(model, adamw, range(2))
+        results[name] = {"losses": losses, "values": _values(model)}
+    dist.barrier()
+    shardd.torch.finish(model)
+    return results
+
+
+def uneven_rows(width: int) -> str:
+    """Frozen weights of several tensors, whose rows are cut unevenly; and what they send has no padding."""
+    from shardd.torch import fully_shard
+
+    model = fully_shard(nn.Sequential(Adapted(width, 13)))
+    return _raised(lambda: model(torch.ones(2, width)))
+
+
 class Failing(Low):
     """Raises on one rank when it is told to."""
 

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from cluster import run_ranks
-from subclasses.edge_scenarios import errors_on_all_ranks, kept_behind_backward, other_ways_on_both, refusals
+from subclasses.edge_scenarios import (
+    errors_on_all_ranks,
+    kept_behind_backward,
+    other_ways_on_both,
+    refusals,
+    uneven_rows,
+    unfrozen_on_both,
+)
 
 
 def test_other_meshes_and_ways_to_unshard_are_as_torchs() -> None:
@@ -21,6 +28,26 @@ def test_what_stays_unsharded_over_a_step_has_its_values(optimizer: str) -> None
         torch.testing.assert_close(losses["kept"], losses["torch"], rtol=1e-6, atol=1e-6)
         assert all(losses["unsharded"])
         assert losses["kept"][0] - losses["kept"][-1] > 0.01  # old values would show
+
+
+@pytest.mark.parametrize("optimizer", ["torch", "daemon"])
+def test_weights_that_are_unfrozen_train_as_torchs(optimizer: str) -> None:
+    for results in run_ranks(unfrozen_on_both, 2, optimizer):
+        for what in ("losses", "values"):
+            torch.testing.assert_close(results["shardd"][what], results["torch"][what], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("width", "want"),
+    [
+        (13, 'RuntimeError: unshard "0.weight": rank '),
+        (100, 'parameter "0.weight": shape differs (got [2, 7'),
+    ],
+    ids=["rows-of-as-many-bytes", "rows-of-others"],
+)
+def test_uneven_weights_of_several_tensors_raise_on_all(width: int, want: str) -> None:
+    for said in run_ranks(uneven_rows, 2, width):
+        assert want in said, said
 
 
 def test_what_one_rank_cannot_send_is_an_error_on_all() -> None:
