@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -120,3 +121,36 @@ def dies() -> None:
     report(event="waits")
     report(event="raised", text=raised(lambda: model(x)))
     os._exit(0)
+
+
+class Early(Low):
+    """Raises on rank 1 before its collective, in which the others are."""
+
+    fails = False
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: nn.Module, mp_policy: Any
+    ) -> Any:
+        if Early.fails and dist.get_rank() == 1:
+            raise ValueError("early")
+        return super().fsdp_pre_all_gather(mesh, outer_size, outer_stride, module, mp_policy)
+
+
+def raises_before_its_collective() -> None:
+    from shardd.torch import fully_shard
+    from shardd.torch._units import extension
+
+    extension.PATIENCE = timedelta(seconds=3)
+    torch.manual_seed(3)
+    model: Any = nn.Sequential(nn.Linear(WIDTH, 4))
+    lower(model, Early)
+    fully_shard(model)
+    x = torch.ones(2, WIDTH)
+    model(x).sum().backward()
+    Early.fails = True
+    report(event="fails")
+    try:
+        model(x)
+    except Exception as error:
+        report(event="raised", text=f"{type(error).__name__}: {error}")
+        raise

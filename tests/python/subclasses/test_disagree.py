@@ -6,7 +6,7 @@ import signal
 import tempfile
 
 from cluster import Cluster, run_ranks
-from subclasses.disagree_scenarios import dies, disagree, memory
+from subclasses.disagree_scenarios import dies, disagree, memory, raises_before_its_collective
 
 _OTHER = (
     'RuntimeError: unshard "0.weight": rank {other} sends something else (got {got}, want that of this rank: {want})'
@@ -73,3 +73,15 @@ def test_a_rank_that_dies_in_a_gather_ends_the_others_wait() -> None:
             text = cluster.wait_for_event(rank, 20, event="raised")["text"]
             assert text.startswith('RuntimeError: unshard "0.weight": the process group has failed ('), text
         assert cluster.wait(20) == {0: 0, 1: -signal.SIGKILL, 2: 0}
+
+
+def test_a_method_that_raises_before_its_collective_hangs_nobody() -> None:
+    environment = {"SHARDD_TEST_WHOLE_END": "1"}  # the rank that raised ends as any process, which the other one hears
+    with tempfile.TemporaryDirectory() as folder, Cluster(2, folder, environment) as cluster:
+        for rank in range(2):
+            cluster.start(raises_before_its_collective, rank, ())
+        cluster.wait_for_event(1, 120, event="fails")
+        assert cluster.wait_for_event(1, 20, event="raised")["text"] == "ValueError: early"
+        text = cluster.wait_for_event(0, 40, event="raised")["text"]
+        assert text.startswith('RuntimeError: unshard "0.weight": the process group has failed ('), text
+        assert set(cluster.wait(40).values()) == {1}

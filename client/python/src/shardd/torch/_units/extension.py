@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
+from datetime import timedelta
 from itertools import zip_longest
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = ["Extension"]
 
 _ALIGNMENT = 16  # of a tensor in what is sent
 _FAILED, _READY = 0, 1
+PATIENCE = timedelta(seconds=20)  # of a rank whose method has raised, for the others that it tells
 
 
 def _digest(layout: Any) -> list[int]:
@@ -106,9 +108,17 @@ class _Exchange:
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """Returns what all ranks give, a one-dimensional tensor of one length, as rows."""
         of_ranks = torch.empty(self.size * own.numel(), dtype=own.dtype)
+        work: Any = None
         try:
-            all_gather_single(of_ranks, own, group=self.group)
+            if self.error is None:
+                all_gather_single(of_ranks, own, group=self.group)
+            else:
+                # Others may wait for this rank in a collective of the program's own method, which it has not come to.
+                work = all_gather_single(of_ranks, own, group=self.group, async_op=True)
+                work.wait(PATIENCE)
         except RuntimeError as lost:
+            if work is not None and not work.is_completed():
+                raise self.error from None  # type: ignore[misc]
             raise RuntimeError(
                 f"{self.what}: the process group has failed ({lost}); another rank has died or left; restart all ranks, as torchrun "
                 "does, and call resume"
