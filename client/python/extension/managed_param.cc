@@ -62,6 +62,7 @@ ManagedParam::ManagedParam(Options options, std::shared_ptr<HeldShard> shard, py
       order_(local_.sizes(), options.shard_dim, options.shard_parts, options.rows),
       own_first_(options.own_first),
       shows_unsharded_(options.shows_unsharded),
+      gathers_itself_(options.gathers_itself),
       storage_(local_.sizes(), local_.scalar_type(), ShardedMessage(options.fqn), local_.device()) {
   at::Tensor tensor = local_;
   storage_.Adopt(tensor);
@@ -131,7 +132,9 @@ bool ManagedParam::RestoreUnsharded(const std::vector<Place>& places) {
 }
 
 void ManagedParam::PointUnsharded(const void* data) {
-  if (order_.is_parameters()) {
+  if (gathers_itself_) {
+    // It has memory of its own, which whoever gathered it fills and frees.
+  } else if (order_.is_parameters()) {
     storage_.PointTo(data);
   } else if (users_ == 0) {
     copy_ = Allocate(local_.nbytes(), storage_.device());
@@ -143,6 +146,11 @@ void ManagedParam::PointUnsharded(const void* data) {
     copy_version_ = local_._version();
   }
   ++users_;
+}
+
+void ManagedParam::SetUnsharded(py::object unsharded) {
+  unsharded_ = std::move(unsharded);
+  unsharded_tensor_ = THPVariable_Unpack(unsharded_.ptr());
 }
 
 void ManagedParam::ClearUnsharded() {

@@ -53,6 +53,7 @@ class ManagedParam {
     int64_t own_first = 0;        // where its own gradient begins in that of its flat parameter
     double mesh_scale = 1;        // ranks of its unit's mesh for each of its own
     bool shows_unsharded = true;  // the unsharded parameter shows own gradients, where the program can see it
+    bool gathers_itself = false;  // SetUnsharded, instead of the job's memory, says what is computed with
   };
   // `unsharded`: a leaf that is given its storage here. A DTensor (tensor parallel) comes with `local_gradient`, which
   // returns this rank's part of a gradient of it: the daemon knows local tensors alone. Else that is none.
@@ -75,6 +76,8 @@ class ManagedParam {
   // Units that compute with a tied parameter each show it; it is cleared with the last. Where the job has it in another
   // order it is a copy, until then.
   void PointUnsharded(const void* data);
+  // Of a tensor subclass with fsdp_post_all_gather: what that has made, in whose place modules have had nothing yet.
+  void SetUnsharded(pybind11::object unsharded);
   void ClearUnsharded();
   // Somebody has written into such a copy since this was asked last, which nothing else notices.
   bool TakeWritten();
@@ -130,12 +133,13 @@ class ManagedParam {
 
   const std::shared_ptr<HeldShard> shard_;
   pybind11::object unsharded_;
-  const at::Tensor unsharded_tensor_;
+  at::Tensor unsharded_tensor_;
   const at::Tensor local_;  // the same, or a DTensor's local tensor
   const pybind11::object local_gradient_;
   const ShardOrder order_;
   const int64_t own_first_;
   const bool shows_unsharded_;
+  const bool gathers_itself_;
   ParameterStorage storage_;
   c10::DataPtr copy_;  // what the storage shows, where the job has another order
   uint32_t copy_version_ = 0;

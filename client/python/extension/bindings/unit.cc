@@ -69,6 +69,7 @@ ManagedParam::Options ParamOptions(const py::dict& options) {
   }
   values.own_first = options["own_first"].cast<int64_t>();
   values.shows_unsharded = options["shows_unsharded"].cast<bool>();
+  values.gathers_itself = options.contains("gathers_itself") && options["gathers_itself"].cast<bool>();
   return values;
 }
 
@@ -135,6 +136,8 @@ void BindUnit(py::module_& m) {
       .def("_bind", &Unit::Bind)
       .def("_add_param", &AddParam)
       .def("_borrow_param", &BorrowParam)
+      .def("_set_extension", &Unit::SetExtension)
+      .def("_set_unsharded", &Unit::SetUnsharded)
       .def("_unbind", &Unit::Unbind)
       .def("_copy_shards_out", Keeping(+[](Unit& unit) {
              unit.ToSharded();

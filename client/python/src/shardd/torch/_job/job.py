@@ -29,6 +29,7 @@ from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
 from shardd.torch._units.place import Place
 from shardd.torch._units.placement import rows_of, tensor_parallel
 from shardd.torch._units.state import ShardState
+from shardd.torch._units.subclasses import inner_of
 
 __all__ = ["TorchJob", "add", "attached", "before_end", "end_retired", "job_of", "jobs", "lose_all", "registered"]
 
@@ -80,6 +81,8 @@ class TorchJob:
         # Tensor parallel: that of the ranks whose jobs have the other local tensors of the parameters.
         self.mesh_beside: Any = beside[0] if beside else None
         self.several_meshes = any(rows_of(p.fsdp_param) is not None for p in description.params)
+        # The name of one that gathers itself.
+        self._inner = next((p.fqn for p in description.params if inner_of(p.fsdp_param)), None)
 
     def root(self) -> ShardState | None:
         return self._root()
@@ -135,6 +138,14 @@ class TorchJob:
             raise NotImplementedError(
                 f'{what}: job "{self.name}" has the local tensors of one tensor parallel rank, and other jobs have those of '
                 f"the others; {instead}"
+            )
+
+    def refuse_subclasses(self, what: str, instead: str) -> None:
+        """Raises NotImplementedError where some parameter is a tensor subclass that says itself how it is gathered."""
+        if self._inner is not None:
+            raise NotImplementedError(
+                f'{what}: parameter "{self._inner}" is a tensor subclass with fsdp_pre_all_gather, with which it is not '
+                f"served; {instead}"
             )
 
     def refuse_several_meshes(self, what: str, instead: str) -> None:

@@ -17,6 +17,7 @@ from shardd.torch._ranks.mesh import members_of
 from shardd.torch._ranks.nodes import JobRanks
 from shardd.torch._units.placement import Rows, rows_of
 from shardd.torch._units.state import ShardState
+from shardd.torch._units.subclasses import inner_of
 
 __all__ = ["agree_on_rows", "settle_rows"]
 
@@ -64,8 +65,14 @@ def settle_rows(root: ShardState) -> None:
         unit = state._unit
         for fsdp_param in [] if unit is None or unit.layout != "dim0" else unit.fsdp_params:
             info = fsdp_param._module_info
-            where = f"{unit._module_fqn or type(info.module).__name__}.{info.param_name}"  # type: ignore[union-attr]
+            where = fsdp_param._param_fqn or f"{type(info.module).__name__}.{info.param_name}"
             rows = _on_mesh(fsdp_param, root._unit.mesh_info, where)
+            if rows is not None and inner_of(fsdp_param) is not None:
+                raise NotImplementedError(
+                    f'register parameter "{where}": it is a {type(fsdp_param.sharded_param._local_tensor).__name__}, with '
+                    f"fsdp_pre_all_gather, on a smaller mesh than the model (got {_text(fsdp_param.mesh_info)}, want "
+                    f"{_text(root._unit.mesh_info)}), where that is not served; shard it on the model's mesh, or ignore it"
+                )
             known = rows_of(fsdp_param)
             if rows is not None and known is not None:
                 rows = dataclasses.replace(rows, numel=max(known.numel, rows.numel))

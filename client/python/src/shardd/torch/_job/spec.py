@@ -21,6 +21,7 @@ from shardd.torch._units.names import WRAPPED_MODULE, unwrapped
 from shardd.torch._units.placement import rows_of, shape_in_job
 from shardd.torch._units.shard_group import ShardGroup, offloads
 from shardd.torch._units.state import ShardState
+from shardd.torch._units.subclasses import inner_of, row_bytes
 
 _DTYPES = {
     torch.float32: "DTYPE_FLOAT32",
@@ -113,13 +114,25 @@ def _tree(
             unit, fsdp_param = here[param_name]
             fqn = f"{name}.{param_name}" if name else param_name
             sharded = fsdp_param.sharded_param
+            in_row = row_bytes(fsdp_param) is not None
+            if in_row and sharded.requires_grad:
+                raise NotImplementedError(
+                    f'register parameter "{fqn}": it is a {type(sharded._local_tensor).__name__} of several tensors '
+                    f"({', '.join(sharded._local_tensor.__tensor_flatten__()[0])}), whose bytes shardd keeps, and cannot be trained "
+                    "(got requires_grad=True, want False); freeze it and train others (LoRA), or ignore it"
+                )
             item: dict[str, Any] = {
                 "name": param_name,
                 "shape": shape_in_job(fsdp_param, shard_size),
-                "dtype": dtype_name(sharded.dtype, f'register parameter "{fqn}"'),
+                "dtype": dtype_name(torch.uint8 if in_row else sharded.dtype, f'register parameter "{fqn}"'),
                 # An optimizer has it: it may be unfrozen at any time.
                 "requiresGrad": sharded.requires_grad
-                or (id(sharded) in held and sharded.is_floating_point() and not hasattr(sharded, "_is_flat_param")),
+                or (
+                    id(sharded) in held
+                    and sharded.is_floating_point()
+                    and not hasattr(sharded, "_is_flat_param")
+                    and not in_row
+                ),
             }
             if uses[id(fsdp_param)] > 1:
                 item["storageId"] = tied.setdefault(id(fsdp_param), len(tied) + 1)
@@ -162,6 +175,12 @@ def describe(
     tree, params, names = _tree(root._modules[0], states, held, precision, shard_size)
     if not params:
         raise ValueError("register model: no parameter is left for fully_shard; all are ignored or there are none")
+    if nodes and (itself := next((p for p in params if inner_of(p.fsdp_param)), None)):
+        kind = type(itself.fsdp_param.sharded_param._local_tensor).__name__
+        raise NotImplementedError(
+            f'register parameter "{itself.fqn}": it is a {kind}, with fsdp_pre_all_gather, in a model over {len(nodes)} nodes, '
+            "where that is not served (got several nodes, want one); train it on one node, or ignore it"
+        )
     groups = {place.group._module_fqn or "(root)": place.group for place in params}
     for where, group in groups.items():
         if group.layout == "flat" and group.mesh_info.mesh != params[0].group.mesh_info.mesh:

@@ -9,6 +9,7 @@
 | ``FSDPParam._unsharded_dtensor_spec`` | ``_tp_spec`` in 2.10 |
 | ``checkpoint.state_dict._get_fsdp_process_group`` | not in 2.10, which asks for no group there |
 | ``FSDPModule``: ``reset_iter_state``, ``set_reduce_scatter_unused_params`` and three others | not in 2.10, and so not here with it |
+| ``dist.all_gather_single`` | ``all_gather_into_tensor`` where there is none; later versions warn of that name |
 | ``FSDPState._lazy_init`` lists a state once | 2.10 lists that of a list of modules for each of them |
 
 In C++ it is ``client/torch/torch_versions.h``.
@@ -35,6 +36,7 @@ __all__ = [
     "PLACES_ON_MESHES",
     "DataParallelMeshDims",
     "ShardPlacementResult",
+    "all_gather_single",
     "find_states",
     "fsdp_init",
     "set_param_groups",
@@ -144,6 +146,9 @@ fsdp_init: Any = (
         **{n: getattr(_Init, n) for n in dir(_Init) if not n.startswith("__")}, **vars(_torchs_init)
     )
 )
+
+
+all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def find_states(root: FSDPState) -> None:

@@ -22,6 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.tensor import Shard
 
 from shardd.torch._process.torch_versions import PLACES_ON_MESHES, ShardPlacementResult
+from shardd.torch._units.subclasses import row_bytes
 
 __all__ = [
     "Rows",
@@ -88,6 +89,8 @@ def shard_dim(fsdp_param: Any) -> int:
 
 def shape_in_job(fsdp_param: Any, shard_size: int) -> list[int]:
     """Returns the shape that the daemon knows, with a shard group of ``shard_size`` ranks."""
+    if (row := row_bytes(fsdp_param)) is not None:
+        return [shard_size, row]
     shape, dim = list(fsdp_param._orig_size), shard_dim(fsdp_param)
     rows = rows_of(fsdp_param)
     if rows is not None:
@@ -107,6 +110,8 @@ def first_element(fsdp_param: Any) -> int:
     if rows is not None:
         return int(rows.first + mesh_info.shard_mesh_rank * rows.step) * rows.numel
     rank, ranks = mesh_info.shard_mesh_rank, mesh_info.shard_mesh_size
+    if (row := row_bytes(fsdp_param)) is not None:
+        return int(rank * row)
     if shard_dim(fsdp_param):
         return int(rank * (size.numel() // ranks))
     chunk = -(-size[0] // ranks)  # as torch.chunk cuts

@@ -90,6 +90,7 @@ class ShardGroup(_C.Unit):
 
     layout = "dim0"
     precision: UnitPrecision | None = None  # in layout flat: torch's MixedPrecision
+    extension: Any = None  # of parameters that say themselves how they are gathered
 
     def __init__(
         self,
@@ -238,7 +239,8 @@ class ShardGroup(_C.Unit):
         if self._bound:
             return
         for fsdp_param in self.fsdp_params:
-            fsdp_param.reset_sharded_param()
+            with torch.inference_mode(False):  # of views, which a subclass makes, and the model may be trained later
+                fsdp_param.reset_sharded_param()
             info = fsdp_param._module_info
             for module, name in zip(info.shared_modules, info.shared_param_names):
                 setattr(module, name, fsdp_param.sharded_param)  # load_state_dict(assign=True) unties what was tied
