@@ -1,0 +1,77 @@
+#include "server/collective/nccl/trial.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "tests/server/collective/nccl/fake_nccl_world.h"
+#include "tests/testing/files.h"
+
+namespace shardd {
+namespace {
+
+constexpr char kThisMachine[] = "two GPUs, NCCL 2.28.9";
+
+TEST(TrialFileTest, KeepsTheTimesOfOneMachine) {
+  const ::shardd::testing::TempDir folder;
+  const std::string path = folder.File("trial");
+  EXPECT_FALSE(ReadTrial(path, kThisMachine).ok());
+  WriteTrial(path, kThisMachine, {absl::Nanoseconds(1234567), absl::Microseconds(5)});
+  const absl::StatusOr<TrialTimes> read = ReadTrial(path, kThisMachine);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->copies, absl::Nanoseconds(1234567));
+  EXPECT_EQ(read->nccl, absl::Microseconds(5));
+  EXPECT_FALSE(ReadTrial(path, "two GPUs, NCCL 2.29.0").ok());
+  WriteTrial(path, "another", {absl::Seconds(1), absl::Seconds(1)});  // as a whole
+  EXPECT_FALSE(ReadTrial(path, kThisMachine).ok());
+  EXPECT_TRUE(ReadTrial(path, "another").ok());
+}
+
+TEST(TrialFileTest, WhatIsDamagedOrALinkIsNotRead) {
+  const ::shardd::testing::TempDir folder;
+  const std::string path = folder.File("trial");
+  for (const char* second : {"", "1", "1 2 3", "0 5", "-4 5", "x 5", "5 x"}) {
+    std::ofstream(path) << kThisMachine << "\n" << second << "\n";
+    EXPECT_FALSE(ReadTrial(path, kThisMachine).ok()) << second;
+  }
+  std::ofstream(path) << kThisMachine << "\n5 6\n";
+  EXPECT_TRUE(ReadTrial(path, kThisMachine).ok());
+  const std::string link = folder.File("link");
+  ASSERT_EQ(symlink(path.c_str(), link.c_str()), 0);
+  EXPECT_FALSE(ReadTrial(link, kThisMachine).ok());
+}
+
+TEST(TrialTest, NcclHasToBeATenthFaster) {
+  EXPECT_TRUE(ChooseByTimes({absl::Microseconds(100), absl::Microseconds(90)}, false).nccl);
+  const CollectiveChoice copies = ChooseByTimes({absl::Microseconds(100), absl::Microseconds(91)}, true);
+  EXPECT_FALSE(copies.nccl);
+  EXPECT_EQ(copies.reason,
+            "NCCL took 91 us for a sum of 32 MiB on each GPU, the GPUs' own copies 100 us, and it has to be a tenth "
+            "faster (measured by an earlier start)");
+}
+
+// Both ways, on three GPUs, which the bytes do not divide by; nothing of it is left.
+TEST(TrialTest, SumsByBothCollectives) {
+  FakeCudaWorld gpus(/*delay_seed=*/0, /*gpus=*/3, /*queue_limit=*/1024);
+  std::vector<std::unique_ptr<Device>> made = gpus.MakeAll();
+  std::vector<Device*> devices;
+  for (const auto& device : made) devices.push_back(device.get());
+  for (const bool window : {false, true}) {
+    NcclCommunicator::Options options;
+    options.takes_window = window;
+    auto communicator =
+        NcclCommunicator::Create(NcclLibrary(fake_nccl::Table(), 22809), gpus.driver(), {0, 1, 2}, options);
+    ASSERT_TRUE(communicator.ok()) << communicator.status();
+    const std::weak_ptr<NcclCommunicator> end = *communicator;
+    const absl::StatusOr<TrialTimes> times = TryCollectives(devices, *std::move(communicator), absl::Seconds(60));
+    ASSERT_TRUE(times.ok()) << times.status();
+    EXPECT_GT(times->copies, absl::ZeroDuration());
+    EXPECT_GT(times->nccl, absl::ZeroDuration());
+    AwaitEnd(end);
+  }
+}
+
+}  // namespace
+}  // namespace shardd
