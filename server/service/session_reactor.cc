@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "common/status/grpc_status.h"
 #include "server/loop/monotonic_now.h"
+#include "server/service/reactor_link.h"
 #include "server/service/session_events.h"
 #include "server/service/write_turns.h"
 #include "server/session/session_stream.h"
@@ -41,52 +42,36 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   // The core's handle. It may outlive the reactor: after OnDone it leads nowhere.
   class Stream final : public SessionStream, public std::enable_shared_from_this<Stream> {
    public:
-    explicit Stream(SessionReactor* reactor) : reactor_(reactor) {}
+    explicit Stream(SessionReactor* reactor) : link_(reactor) {}
     void Send(v1::SessionEvent event) override {
-      absl::MutexLock lock(&mutex_);
-      if (reactor_ != nullptr) {
-        reactor_->Enqueue(std::move(event));
-      }
+      link_.With([&](SessionReactor& reactor) { reactor.Enqueue(std::move(event)); });
     }
     void Finish(absl::Status status) override {
-      absl::MutexLock lock(&mutex_);
-      if (reactor_ != nullptr && reactor_->WillFinish(std::move(status))) {
-        reactor_->ends_->Post([stream = shared_from_this()] { stream->End(); });
-      }
+      link_.With([&](SessionReactor& reactor) {
+        if (!reactor.WillFinish(std::move(status))) return;
+        reactor.ends_->Post([stream = shared_from_this()] { stream->End(); });
+      });
     }
     void End() {
-      absl::MutexLock lock(&mutex_);
-      if (reactor_ != nullptr) {
-        reactor_->BeginFinish();
-      }
+      link_.With([](SessionReactor& reactor) { reactor.BeginFinish(); });
     }
     void ReadNext() {
-      absl::MutexLock lock(&mutex_);
-      if (reactor_ != nullptr) {
-        reactor_->ReadUnlessFinished();
-      }
+      link_.With([](SessionReactor& reactor) { reactor.ReadUnlessFinished(); });
     }
     void NoHello() {
-      absl::MutexLock lock(&mutex_);
-      if (reactor_ != nullptr && !reactor_->greeted_.load()) {
-        reactor_->FinishWhenWritten(absl::DeadlineExceededError(absl::StrCat(
+      link_.With([](SessionReactor& reactor) {
+        if (reactor.greeted_.load()) return;
+        reactor.FinishWhenWritten(absl::DeadlineExceededError(absl::StrCat(
             "session: no hello within ", absl::FormatDuration(kHelloPatience), " of the stream's beginning")));
-      }
+      });
     }
     void Cancel() {
-      absl::MutexLock lock(&mutex_);
-      if (reactor_ != nullptr) {
-        reactor_->context_->TryCancel();
-      }
+      link_.With([](SessionReactor& reactor) { reactor.context_->TryCancel(); });
     }
-    void Detach() {
-      absl::MutexLock lock(&mutex_);
-      reactor_ = nullptr;
-    }
+    void Detach() { link_.Detach(); }
 
    private:
-    absl::Mutex mutex_;
-    SessionReactor* reactor_ ABSL_GUARDED_BY(mutex_);
+    ReactorLink<SessionReactor> link_;
   };
 
   SessionReactor(Core* core, grpc::CallbackServerContext* context, PeerCredentials peer,
@@ -245,7 +230,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   grpc::ByteBuffer bytes_;
   std::atomic<bool> greeted_ = false;  // hello has arrived
   grpc::Alarm hello_patience_;
-  // Guarded. Lock order: Stream::mutex_ before mutex_.
+  // Guarded. Lock order: that of Stream::link_ before mutex_.
   absl::Mutex mutex_;
   SessionEvents events_ ABSL_GUARDED_BY(mutex_);
   grpc::ByteBuffer written_ ABSL_GUARDED_BY(mutex_);

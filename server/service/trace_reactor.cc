@@ -1,5 +1,6 @@
 #include "server/service/trace_reactor.h"
 
+#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -7,6 +8,7 @@
 #include "common/status/grpc_status.h"
 #include "server/observe/trace_sink.h"
 #include "server/service/message.h"
+#include "server/service/reactor_link.h"
 
 namespace shardd {
 namespace {
@@ -16,63 +18,46 @@ constexpr absl::Duration kTraceFinishPatience = absl::Seconds(10);
 
 }  // namespace
 
-// Leads to the reactor while there is one.
 class TraceReactor::Sink {
  public:
-  explicit Sink(TraceReactor* reactor) : reactor_(reactor) {}
+  explicit Sink(TraceReactor* reactor) : link_(reactor) {}
 
   void Prepare(const v1::TraceJobResponse& start) {
-    absl::MutexLock lock(&mutex_);
-    if (reactor_ != nullptr) {
-      EndUnless(reactor_->Prepare(start));
-    }
+    link_.With([&](TraceReactor& reactor) { EndUnless(reactor.Prepare(start), reactor); });
   }
   bool Send(const v1::TraceJobResponse& message) {
-    absl::MutexLock lock(&mutex_);
-    if (reactor_ == nullptr) {
-      return false;
-    }
-    const absl::StatusOr<bool> sent = reactor_->Enqueue(message);
-    EndUnless(sent.status());
-    return sent.ok() && *sent;
+    bool taken = false;
+    link_.With([&](TraceReactor& reactor) {
+      const absl::StatusOr<bool> sent = reactor.Enqueue(message);
+      EndUnless(sent.status(), reactor);
+      taken = sent.ok() && *sent;
+    });
+    return taken;
   }
   void Finish(absl::Status status) {
-    absl::MutexLock lock(&mutex_);
-    if (reactor_ != nullptr) {
-      reactor_->FinishWhenWritten(std::move(status));
-    }
+    link_.With([&](TraceReactor& reactor) { reactor.FinishWhenWritten(std::move(status)); });
   }
-  bool gone() const {
-    absl::MutexLock lock(&mutex_);
-    return reactor_ == nullptr || gone_;
-  }
-  void SetGone() {
-    absl::MutexLock lock(&mutex_);
-    gone_ = true;
-  }
+  bool gone() const { return gone_.load(); }
+  void SetGone() { gone_ = true; }
   void Cancel() {
-    absl::MutexLock lock(&mutex_);
-    if (reactor_ != nullptr) {
-      reactor_->context_->TryCancel();
-    }
+    link_.With([](TraceReactor& reactor) { reactor.context_->TryCancel(); });
   }
   void Detach() {
-    absl::MutexLock lock(&mutex_);
-    reactor_ = nullptr;
+    link_.Detach();
+    SetGone();
   }
 
  private:
   // A trace with an unreported gap would be taken for a complete one.
-  void EndUnless(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void EndUnless(const absl::Status& status, TraceReactor& reactor) {
     if (!status.ok()) {
-      reactor_->FinishWhenWritten(status);
-      gone_ = true;
+      reactor.FinishWhenWritten(status);
+      SetGone();
     }
   }
 
-  mutable absl::Mutex mutex_;
-  TraceReactor* reactor_ ABSL_GUARDED_BY(mutex_);
-  bool gone_ ABSL_GUARDED_BY(mutex_) = false;
+  ReactorLink<TraceReactor> link_;
+  std::atomic<bool> gone_ = false;
 };
 
 TraceReactor::TraceReactor(grpc::CallbackServerContext* context)

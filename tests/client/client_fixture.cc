@@ -2,6 +2,7 @@
 
 #include <google/protobuf/util/json_util.h>
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -172,6 +173,40 @@ void ForEachRank(int world_size, const std::function<void(int)>& body) {
   }
   for (std::thread& thread : threads) {
     thread.join();
+  }
+}
+
+World::World(const v1::JobSpec& spec) : daemon(spec.world_size()), ranks(static_cast<size_t>(spec.world_size())) {
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    EXPECT_C_OK(ranks[i].Attach(daemon.address(), spec, static_cast<int>(i)));
+  }
+}
+
+void World::Each(const std::function<void(int, Rank&)>& body) {
+  ForEachRank(static_cast<int>(ranks.size()), [&](int rank) { body(rank, ranks[static_cast<size_t>(rank)]); });
+}
+
+FilledWorld::FilledWorld(const v1::JobSpec& spec) : World(spec) {
+  Each([](int, Rank& rank) { rank.WriteAll(1.0f); });
+}
+
+float* StoredShard(Rank& rank, int param) {
+  return static_cast<float*>(const_cast<void*>(shardd_stored_parameter_data(rank.job(), param)));
+}
+
+shardd_shard_range RangeOf(const Rank& rank, int param) {
+  shardd_shard_range range = {};
+  range.struct_size = sizeof(range);
+  EXPECT_C_OK(shardd_get_shard_range(rank.job(), param, &range));
+  return range;
+}
+
+void FillGradients(Rank& rank, int group, float value) {
+  const shardd_group_info info = rank.GroupInfo(group);
+  for (int i = 0; i < info.param_count; ++i) {
+    if (auto* slot = static_cast<float*>(shardd_gradient_data(rank.job(), info.params[i])); slot != nullptr) {
+      std::fill_n(slot, rank.ParamInfo(info.params[i]).numel, value);
+    }
   }
 }
 

@@ -134,6 +134,24 @@ class Rank {
 // Runs `body(rank)` on a thread for each rank, waits for all.
 void ForEachRank(int world_size, const std::function<void(int)>& body);
 
+// All ranks of a job and its daemon.
+struct World {
+  explicit World(const v1::JobSpec& spec);
+  // On a thread for each rank.
+  void Each(const std::function<void(int, Rank&)>& body);
+  Daemon daemon;
+  std::vector<Rank> ranks;
+};
+// All parameters begin as 1.
+struct FilledWorld : World {
+  explicit FilledWorld(const v1::JobSpec& spec);
+};
+
+float* StoredShard(Rank& rank, int param);
+shardd_shard_range RangeOf(const Rank& rank, int param);
+// Makes all gradients of the group's parameters `value` in the rank's slot, which it has waited for.
+void FillGradients(Rank& rank, int group, float value);
+
 // lr alone.
 shardd_hyperparameters Sgd(double lr);
 

@@ -102,6 +102,14 @@ absl::StatusOr<uint64_t> Attachment::GiveBack(const WaitFor& reason) {
   return done;
 }
 
+absl::StatusOr<CommandRecord> Attachment::GivingBack(Opcode opcode, uint64_t records, const WaitFor& reason) {
+  SHARDD_RETURN_IF_ERROR(WaitSpace(records, reason));
+  CommandRecord record = {};
+  record.opcode = opcode;
+  SHARDD_ASSIGN_OR_RETURN(record.done, GiveBack(reason));
+  return record;
+}
+
 absl::Status Attachment::WaitPassBegun(const char* call, const std::string* group) {
   if (ledger_.pass_begins()) {
     SHARDD_RETURN_IF_ERROR(Wait(page().passes, ledger_.passes(), {call, group, "the copies that the pass reads"}));

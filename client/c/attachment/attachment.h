@@ -119,6 +119,8 @@ class Attachment {
   }
   // Returns CommandRecord::done for a record that gives memory back.
   absl::StatusOr<uint64_t> GiveBack(const WaitFor& reason);
+  // Such a record, when the ring has space for it and for what follows at once, `records` in all.
+  absl::StatusOr<CommandRecord> GivingBack(Opcode opcode, uint64_t records, const WaitFor& reason);
   // Blocks the host until the pass that was entered has begun: what is sent next belongs to that pass.
   absl::Status WaitPassBegun(const char* call, const std::string* group);
   // Waits until the step sent last is committed: what is sent next belongs to the next step.

@@ -64,11 +64,8 @@ absl::Status FullParams::SendEnter(const FullParamsOptions& options, const WaitF
     return absl::FailedPreconditionError(absl::StrCat(EnterObject(), stored, " was written since the last pass (rank=",
                                                       attachment_.rank(), "); call shardd_enter_pass first"));
   }
-  SHARDD_RETURN_IF_ERROR(attachment_.WaitSpace(1, reason));
-  CommandRecord record = {};
-  SHARDD_ASSIGN_OR_RETURN(record.done, attachment_.GiveBack(reason));
+  SHARDD_ASSIGN_OR_RETURN(CommandRecord record, attachment_.GivingBack(Opcode::kEnterFullParams, 1, reason));
   SHARDD_RETURN_IF_ERROR(handles_.ApplyToAll(HandleEvent::kEnterFullParams));
-  record.opcode = Opcode::kEnterFullParams;
   record.group = options.group;
   record.flags = (options.writeback ? kWriteback : 0) | (options.rank0_only ? kRank0Only : 0) |
                  (options.with_grads ? kWithGrads : 0) | (options.recurse ? 0 : kNotRecurse);
@@ -188,11 +185,8 @@ absl::Status FullParams::Leave() {
   }
   SHARDD_RETURN_IF_ERROR(CheckNotStored());
   const WaitFor reason{"leave_full_params", nullptr, "space in the command ring"};
-  SHARDD_RETURN_IF_ERROR(attachment_.WaitSpace(2, reason));
-  CommandRecord record = {};
-  SHARDD_ASSIGN_OR_RETURN(record.done, attachment_.GiveBack(reason));
+  SHARDD_ASSIGN_OR_RETURN(CommandRecord record, attachment_.GivingBack(Opcode::kLeaveFullParams, 2, reason));
   SHARDD_RETURN_IF_ERROR(handles_.ApplyToAll(HandleEvent::kLeaveFullParams));
-  record.opcode = Opcode::kLeaveFullParams;
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
   state_ = State::kOutside;
   if (copies) {  // from here on the program may store into what others, perhaps, still read

@@ -34,11 +34,8 @@ absl::Status Gradients::AbandonBackward() {
   }
   SHARDD_RETURN_IF_ERROR(attachment_.WaitPassBegun("abandon_backward", nullptr));
   const WaitFor reason{"abandon_backward", nullptr, "space in the command ring"};
-  SHARDD_RETURN_IF_ERROR(attachment_.WaitSpace(1, reason));
-  CommandRecord record = {};
-  SHARDD_ASSIGN_OR_RETURN(record.done, attachment_.GiveBack(reason));
+  SHARDD_ASSIGN_OR_RETURN(CommandRecord record, attachment_.GivingBack(Opcode::kAbandonBackward, 1, reason));
   SHARDD_RETURN_IF_ERROR(handles_.ApplyToAll(HandleEvent::kAbandon));
-  record.opcode = Opcode::kAbandonBackward;
   // At once: others may wait for what this rank holds, and what is not added up by then is taken back.
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
   backward_open_ = false;

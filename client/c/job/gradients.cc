@@ -168,11 +168,8 @@ absl::Status Gradients::BackwardDone(bool last) {
   }
   SHARDD_RETURN_IF_ERROR(attachment_.WaitCommitted("backward_done", nullptr));
   const WaitFor reason{"backward_done", nullptr, "space in the command ring"};
-  SHARDD_RETURN_IF_ERROR(attachment_.WaitSpace(1, reason));
-  CommandRecord record = {};
-  SHARDD_ASSIGN_OR_RETURN(record.done, attachment_.GiveBack(reason));
+  SHARDD_ASSIGN_OR_RETURN(CommandRecord record, attachment_.GivingBack(Opcode::kBackwardDone, 1, reason));
   SHARDD_RETURN_IF_ERROR(handles_.ApplyToAll(HandleEvent::kBackwardDone));
-  record.opcode = Opcode::kBackwardDone;
   record.flags = last ? kLast : 0;
   record.arg0 = backwards_;
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));

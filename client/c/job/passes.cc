@@ -51,12 +51,9 @@ absl::Status Passes::SendEnter(bool stepped, absl::string_view state, const Wait
   SHARDD_RETURN_IF_ERROR(attachment_.WaitPassBegun("enter_pass", nullptr));
   SHARDD_RETURN_IF_ERROR(HandInEdits("enter_pass"));
   SHARDD_RETURN_IF_ERROR(staging_.WaitTaken(reason));
-  SHARDD_RETURN_IF_ERROR(attachment_.WaitSpace(1, reason));
-  CommandRecord record = {};
-  SHARDD_ASSIGN_OR_RETURN(record.done, attachment_.GiveBack(reason));
+  SHARDD_ASSIGN_OR_RETURN(CommandRecord record, attachment_.GivingBack(Opcode::kEnterPass, 1, reason));
   hand_ins_.End();
   staging_.PutMessage(state);
-  record.opcode = Opcode::kEnterPass;
   record.flags = (stepped ? kStepped : 0) | (asks_to_store_ ? kAsksToStore : 0);
   record.arg0 = static_cast<int64_t>(state.size());
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));

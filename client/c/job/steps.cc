@@ -143,12 +143,9 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
   SHARDD_RETURN_IF_ERROR(only_commits ? passes_.StepEnded() : passes_.HandInEdits("step"));
   const WaitFor reason{"step", nullptr, "the daemon's copy of what was sent before"};
   SHARDD_RETURN_IF_ERROR(staging_.WaitTaken(reason));
-  SHARDD_RETURN_IF_ERROR(attachment_.WaitSpace(1, reason));
-  CommandRecord record = {};
-  SHARDD_ASSIGN_OR_RETURN(record.done, attachment_.GiveBack(reason));
+  SHARDD_ASSIGN_OR_RETURN(CommandRecord record, attachment_.GivingBack(Opcode::kStep, 1, reason));
   SHARDD_RETURN_IF_ERROR(handles_.ApplyToAll(HandleEvent::kStep));
   staging_.PutMessage(payload);
-  record.opcode = Opcode::kStep;
   record.arg0 = static_cast<int64_t>(payload.size());
   if (!only_commits) hand_ins_.End();  // before the daemon may update
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));

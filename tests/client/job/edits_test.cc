@@ -27,35 +27,10 @@ v1::JobSpec EditsSpec(const std::string& name, bool pooled = false) {
   return spec;
 }
 
-struct World {
-  explicit World(const v1::JobSpec& spec) : daemon(kWorld), ranks(kWorld) {
-    for (int i = 0; i < kWorld; ++i) {
-      EXPECT_C_OK(ranks[static_cast<size_t>(i)].Attach(daemon.address(), spec, i));
-    }
-    Each([](int, Rank& rank) { rank.WriteAll(1.0f); });
-  }
-  void Each(const std::function<void(int, Rank&)>& body) {
-    ForEachRank(kWorld, [&](int rank) { body(rank, ranks[static_cast<size_t>(rank)]); });
-  }
-  Daemon daemon;
-  std::vector<Rank> ranks;
-};
-
-float* Shard(Rank& rank, int param) {
-  return static_cast<float*>(const_cast<void*>(shardd_stored_parameter_data(rank.job(), param)));
-}
-
-shardd_shard_range RangeOf(Rank& rank, int param) {
-  shardd_shard_range range{};
-  range.struct_size = sizeof(range);
-  EXPECT_C_OK(shardd_get_shard_range(rank.job(), param, &range));
-  return range;
-}
-
 // All that the rank may write of the parameter.
 void Fill(Rank& rank, int param, float value) {
   const shardd_shard_range range = RangeOf(rank, param);
-  std::fill_n(Shard(rank, param) + range.write_first, range.write_numel, value);
+  std::fill_n(StoredShard(rank, param) + range.write_first, range.write_numel, value);
 }
 
 void Enter(Rank& rank) { ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0)); }
@@ -95,7 +70,7 @@ INSTANTIATE_TEST_SUITE_P(Unsharding, EditsAnywhere, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Pooled" : "WhereTheyLie"; });
 
 TEST_P(EditsAnywhere, EveryRankSeesAllEditsFromTheNextPassOn) {
-  World world(EditsSpec("all", GetParam()));
+  FilledWorld world(EditsSpec("all", GetParam()));
   world.Each([](int, Rank& rank) {
     const int param = rank.Param("a.weight");
     for (int pass = 0; pass < 3; ++pass) {
@@ -111,7 +86,7 @@ TEST_P(EditsAnywhere, EveryRankSeesAllEditsFromTheNextPassOn) {
 }
 
 TEST_P(EditsAnywhere, AreEditedByTheStepThatFollowsThem) {
-  World world(EditsSpec("step", GetParam()));
+  FilledWorld world(EditsSpec("step", GetParam()));
   world.Each([](int, Rank& rank) {
     const int param = rank.Param("b.weight");
     float want = 1;
@@ -127,7 +102,7 @@ TEST_P(EditsAnywhere, AreEditedByTheStepThatFollowsThem) {
       ASSERT_C_OK(shardd_step(rank.job(), &sgd, 1, 0, nullptr, 0));
       ASSERT_C_OK(shardd_wait_step(rank.job(), nullptr));
       want -= 0.25f;
-      EXPECT_EQ(Shard(rank, param)[RangeOf(rank, param).write_first], want);
+      EXPECT_EQ(StoredShard(rank, param)[RangeOf(rank, param).write_first], want);
       if (step == 1) {
         Fill(rank, param, want *= 3);  // between the step and the next pass
       }
@@ -137,14 +112,14 @@ TEST_P(EditsAnywhere, AreEditedByTheStepThatFollowsThem) {
 }
 
 TEST(Edits, OneRanksEditsCountAlsoFromThreadsAndSystemCalls) {
-  World world(EditsSpec("one"));
+  FilledWorld world(EditsSpec("one"));
   const shardd_shard_range second = RangeOf(world.ranks[1], world.ranks[1].Param("a.weight"));
   world.Each([&](int index, Rank& rank) {
     const int param = rank.Param("a.weight");
     Enter(rank);
     Leave(rank);
     if (index == 1) {
-      float* const own = Shard(rank, param) + second.write_first;
+      float* const own = StoredShard(rank, param) + second.write_first;
       own[0] = 7;
       std::thread([own] { own[1] = 8; }).join();
       int ends[2];
@@ -172,7 +147,7 @@ TEST(Edits, OneRanksEditsCountAlsoFromThreadsAndSystemCalls) {
 }
 
 TEST(Edits, InsideAPassReachNobodyAndNameTheParameter) {
-  World world(EditsSpec("inside"));
+  FilledWorld world(EditsSpec("inside"));
   std::atomic<bool> stored = false;
   world.Each([&](int index, Rank& rank) {
     const int param = rank.Param("b.weight");
@@ -191,7 +166,7 @@ TEST(Edits, InsideAPassReachNobodyAndNameTheParameter) {
 }
 
 TEST(Edits, AfterAForwardAreNamedByItsBackward) {
-  World world(EditsSpec("forward"));
+  FilledWorld world(EditsSpec("forward"));
   world.Each([](int, Rank& rank) {
     const int param = rank.Param("a.weight");
     Enter(rank);
@@ -209,7 +184,7 @@ TEST(Edits, AfterAForwardAreNamedByItsBackward) {
 
 TEST(Edits, WhileAStepIsUnderWayNameTheParameter) {
   for (const bool waits : {true, false}) {
-    World world(EditsSpec(waits ? "waits" : "enters"));
+    FilledWorld world(EditsSpec(waits ? "waits" : "enters"));
     world.Each([&](int, Rank& rank) {
       Enter(rank);
       Backward(rank);
@@ -224,7 +199,7 @@ TEST(Edits, WhileAStepIsUnderWayNameTheParameter) {
 }
 
 TEST(Edits, AreToldOfUntilTheyAreHandedIn) {
-  World world(EditsSpec("told"));
+  FilledWorld world(EditsSpec("told"));
   world.Each([](int index, Rank& rank) {
     const auto has_edits = [&rank] {
       int32_t has = -1;
@@ -249,14 +224,14 @@ TEST(Edits, AreToldOfUntilTheyAreHandedIn) {
 }
 
 TEST(Edits, OfOtherRanksElementsAreDropped) {
-  World world(EditsSpec("others"));
+  FilledWorld world(EditsSpec("others"));
   const shardd_shard_range first = RangeOf(world.ranks[0], world.ranks[0].Param("a.weight"));
   world.Each([&](int index, Rank& rank) {
     const int param = rank.Param("a.weight");
     Enter(rank);
     Leave(rank);
     if (index == 0) {
-      std::fill_n(Shard(rank, param), rank.ParamInfo(param).numel, 6.0f);
+      std::fill_n(StoredShard(rank, param), rank.ParamInfo(param).numel, 6.0f);
     }
     Enter(rank);
     rank.Unshard(rank.Group("a"), SHARDD_FORWARD);
@@ -271,7 +246,7 @@ TEST(Edits, OfOtherRanksElementsAreDropped) {
 }
 
 TEST(Edits, OnlyUnseenEditsAreGoneWhenAnEpochEnds) {
-  World world(EditsSpec("gone"));
+  FilledWorld world(EditsSpec("gone"));
   world.Each([](int, Rank& rank) {
     Fill(rank, rank.Param("b.weight"), 4);
     Enter(rank);
@@ -295,7 +270,7 @@ TEST(Edits, OnlyUnseenEditsAreGoneWhenAnEpochEnds) {
 }
 
 TEST(Edits, AreRefusedInFullParametersAndBeforeThem) {
-  World world(EditsSpec("full"));
+  FilledWorld world(EditsSpec("full"));
   world.Each([](int, Rank& rank) {
     const int param = rank.Param("a.weight");
     Enter(rank);
@@ -314,7 +289,7 @@ TEST(Edits, AreRefusedInFullParametersAndBeforeThem) {
 TEST(Edits, OfARankThatFinishesAreNotLostInSilence) {
   for (const bool after_a_forward : {false, true}) {
     SCOPED_TRACE(after_a_forward);
-    World world(EditsSpec("edits"));
+    FilledWorld world(EditsSpec("edits"));
     if (after_a_forward) {
       world.Each([](int, Rank& rank) { Enter(rank); });
       EXPECT_C_OK(shardd_stop_reading(world.ranks[0].job()));

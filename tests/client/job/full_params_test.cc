@@ -13,20 +13,6 @@ namespace {
 
 constexpr int kWorld = 2;
 
-struct World {
-  explicit World(const v1::JobSpec& spec = SmallSpec("job", kWorld)) : daemon(kWorld), ranks(kWorld) {
-    for (int i = 0; i < kWorld; ++i) {
-      EXPECT_C_OK(ranks[static_cast<size_t>(i)].Attach(daemon.address(), spec, i));
-    }
-    Each([](int, Rank& rank) { rank.WriteAll(1.0f); });
-  }
-  void Each(const std::function<void(int, Rank&)>& body) {
-    ForEachRank(kWorld, [&](int rank) { body(rank, ranks[static_cast<size_t>(rank)]); });
-  }
-  Daemon daemon;
-  std::vector<Rank> ranks;
-};
-
 shardd_full_params_options Options() {
   shardd_full_params_options options = {};
   options.struct_size = sizeof(options);
@@ -49,12 +35,7 @@ void Backward(Rank& rank, float value, const char* only = nullptr) {
     }
     rank.Unshard(group, SHARDD_BACKWARD);
     ASSERT_C_OK(shardd_wait_gradient_slot(rank.job(), group));
-    const shardd_group_info info = rank.GroupInfo(group);
-    for (int i = 0; i < info.param_count; ++i) {
-      if (auto* slot = static_cast<float*>(shardd_gradient_data(rank.job(), info.params[i])); slot != nullptr) {
-        std::fill_n(slot, rank.ParamInfo(info.params[i]).numel, value);
-      }
-    }
+    FillGradients(rank, group, value);
     ASSERT_C_OK(shardd_submit_gradients(rank.job(), group, nullptr, nullptr));
     ASSERT_C_OK(shardd_reshard(rank.job(), group));
   }
@@ -68,7 +49,7 @@ void Write(Rank& rank, const char* fqn, float value) {
 }
 
 TEST(FullParams, OnlyRecurseAddsTheParametersBeneathAModule) {
-  World world;
+  FilledWorld world(SmallSpec("job", kWorld));
   world.Each([](int, Rank& rank) {
     shardd_full_params_options options = Options();
     options.group = rank.Group("a");
@@ -90,7 +71,7 @@ TEST(FullParams, OnlyRecurseAddsTheParametersBeneathAModule) {
 }
 
 TEST(FullParams, OnRankZeroOnlyTheOthersAreGivenNothing) {
-  World world;
+  FilledWorld world(SmallSpec("job", kWorld));
   world.Each([](int index, Rank& rank) {
     for (const int offload : {0, 1}) {
       shardd_full_params_options options = Options();
@@ -109,7 +90,7 @@ TEST(FullParams, WhatRankZeroAloneWritesIsEverybodysAfterTheCommit) {
     if (bf16) {
       spec.mutable_config()->mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
     }
-    World world(spec);
+    FilledWorld world(spec);
     world.Each([&](int index, Rank& rank) {
       shardd_full_params_options options = Options();
       options.rank0_only = 1;
@@ -139,7 +120,7 @@ TEST(FullParams, WhatRankZeroAloneWritesIsEverybodysAfterTheCommit) {
 }
 
 TEST(FullParams, AModulesWritebackHarmlesslyRefusesOtherParametersByName) {
-  World world;
+  FilledWorld world(SmallSpec("job", kWorld));
   world.Each([](int, Rank& rank) {
     shardd_full_params_options options = Options();
     options.group = rank.Group("a");
@@ -156,7 +137,7 @@ TEST(FullParams, AModulesWritebackHarmlesslyRefusesOtherParametersByName) {
 }
 
 TEST(FullParams, FullGradientsAreTheReducedOnesOrNullWithoutAny) {
-  World world;
+  FilledWorld world(SmallSpec("job", kWorld));
   world.Each([](int index, Rank& rank) {
     Backward(rank, index == 0 ? 2 : 4, "a");
     Backward(rank, index == 0 ? 2 : 4, "a");
@@ -175,7 +156,7 @@ TEST(FullParams, FullGradientsAreTheReducedOnesOrNullWithoutAny) {
 }
 
 TEST(FullParams, GradientsThatAreWrittenAreThoseOfTheStep) {
-  World world;
+  FilledWorld world(SmallSpec("job", kWorld));
   world.Each([](int index, Rank& rank) {
     Backward(rank, 2, "a");
     shardd_full_params_options options = Options();
@@ -209,7 +190,7 @@ TEST(FullParams, GradientsThatAreWrittenAreThoseOfTheStep) {
 }
 
 TEST(FullParams, MeaninglessCallsAreHarmlesslyRefusedByName) {
-  World world;
+  FilledWorld world(SmallSpec("job", kWorld));
   world.Each([](int, Rank& rank) {
     shardd_full_params_options options = Options();
     options.recurse = 0;
@@ -242,7 +223,7 @@ TEST(FullParams, GradientsOfAJobThatTrainsNothingAreRefused) {
       parameter.set_requires_grad(false);
     }
   }
-  World world(spec);
+  FilledWorld world(spec);
   world.Each([](int, Rank& rank) {
     shardd_full_params_options options = Options();
     options.with_grads = 1;
@@ -252,7 +233,7 @@ TEST(FullParams, GradientsOfAJobThatTrainsNothingAreRefused) {
 }
 
 TEST(FullParams, RanksThatAskForDifferentThingsAreTold) {
-  World world;
+  FilledWorld world(SmallSpec("job", kWorld));
   world.Each([](int index, Rank& rank) {
     shardd_full_params_options options = Options();
     options.rank0_only = index;
@@ -261,7 +242,7 @@ TEST(FullParams, RanksThatAskForDifferentThingsAreTold) {
 }
 
 TEST(FullParams, GradientsWhereRanksHaveClosedDifferentBackwardsAreRefused) {
-  World world;
+  FilledWorld world(SmallSpec("job", kWorld));
   world.Each([](int index, Rank& rank) {
     if (index == 0) {
       Backward(rank, 1);

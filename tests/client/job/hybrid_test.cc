@@ -42,31 +42,12 @@ v1::JobSpec TrainersSpec(const std::string& name, bool copies) {
   return spec;
 }
 
-struct World {
-  explicit World(const v1::JobSpec& spec) : daemon(kWorld), ranks(kWorld) {
-    for (int i = 0; i < kWorld; ++i) {
-      EXPECT_C_OK(ranks[static_cast<size_t>(i)].Attach(daemon.address(), spec, i));
-    }
+// What processes do that begin anew: the running step, and a writeback that is not committed, are dropped.
+void AttachAnew(World& world, const v1::JobSpec& spec) {
+  for (Rank& rank : world.ranks) EXPECT_C_OK(shardd_detach(rank.Release(), 0));
+  for (int i = 0; i < kWorld; ++i) {
+    EXPECT_C_OK(world.ranks[static_cast<size_t>(i)].Attach(world.daemon.address(), spec, i));
   }
-  void Each(const std::function<void(int, Rank&)>& body) {
-    ForEachRank(kWorld, [&](int rank) { body(rank, ranks[static_cast<size_t>(rank)]); });
-  }
-  // What processes do that begin anew: the running step, and a writeback that is not committed, are dropped.
-  void AttachAnew(const v1::JobSpec& spec) {
-    for (Rank& rank : ranks) EXPECT_C_OK(shardd_detach(rank.Release(), 0));
-    for (int i = 0; i < kWorld; ++i) {
-      EXPECT_C_OK(ranks[static_cast<size_t>(i)].Attach(daemon.address(), spec, i));
-    }
-  }
-  Daemon daemon;
-  std::vector<Rank> ranks;
-};
-
-shardd_shard_range RangeOf(const Rank& rank, int param) {
-  shardd_shard_range range = {};
-  range.struct_size = sizeof(range);
-  EXPECT_C_OK(shardd_get_shard_range(rank.job(), param, &range));
-  return range;
 }
 
 const float* Stored(const Rank& rank, int param) {
@@ -358,7 +339,7 @@ TEST(Hybrid, AWritebackThatIsNotCommittedReachesNoCopy) {
     const auto* full = static_cast<const volatile float*>(shardd_full_parameter_data(rank.job(), param));
     EXPECT_TRUE(Eventually([full] { return full[32] == 7; })) << "the daemon has written it";
   });
-  world.AttachAnew(spec);
+  AttachAnew(world, spec);
   for (const Rank& rank : world.ranks) ExpectOwn(rank, 1, 0);
 }
 
@@ -370,7 +351,7 @@ TEST(Hybrid, InitialValuesOfAnEndedEpochAreInNoCopy) {
   ASSERT_C_OK(shardd_write_parameter(world.ranks[3].job(), param, values.data(), 0, 33));
   const volatile float* stored = Stored(world.ranks[0], param);
   ASSERT_TRUE(Eventually([stored] { return stored[32] == 9; }));
-  world.AttachAnew(spec);
+  AttachAnew(world, spec);
   world.Each([param](int, Rank& rank) {
     const int other = rank.Param("a.bias");
     const std::vector<float> ones(33, 1);
@@ -394,7 +375,7 @@ TEST(Hybrid, WhoTakesTheSecondReplicasPlaceSeesTheCommittedStep) {
     rank.WriteAll(1);
     StepTo(rank, 2);
   });
-  world.AttachAnew(spec);
+  AttachAnew(world, spec);
   for (const Rank& rank : world.ranks) {
     EXPECT_EQ(rank.Info().committed_step, 1);
     ExpectOwn(rank, 2, -2);

@@ -28,23 +28,6 @@ v1::JobSpec CopiesSpec(const std::string& name) {
   return spec;
 }
 
-struct World {
-  explicit World(const v1::JobSpec& spec_in) : spec(spec_in), daemon(kWorld), ranks(kWorld) {
-    for (int i = 0; i < kWorld; ++i) EXPECT_C_OK(ranks[static_cast<size_t>(i)].Attach(daemon.address(), spec, i));
-    Each([](int, Rank& rank) { rank.WriteAll(1.0f); });
-  }
-  void Each(const std::function<void(int, Rank&)>& body) {
-    ForEachRank(kWorld, [&](int rank) { body(rank, ranks[static_cast<size_t>(rank)]); });
-  }
-  const v1::JobSpec spec;
-  Daemon daemon;
-  std::vector<Rank> ranks;
-};
-
-float* Shard(Rank& rank, int param) {
-  return static_cast<float*>(const_cast<void*>(shardd_stored_parameter_data(rank.job(), param)));
-}
-
 // What a pass reads of the first element of the root's first parameter.
 float Read(Rank& rank) {
   const int param = rank.GroupInfo(0).params[0];
@@ -55,17 +38,17 @@ float Read(Rank& rank) {
 }
 
 TEST(PassCopies, StoresNeedNoPermissionAndCountFromTheNextPass) {
-  World world(CopiesSpec("stores"));
+  FilledWorld world(CopiesSpec("stores"));
   world.Each([](int index, Rank& rank) {
     const int param = rank.GroupInfo(0).params[0];
     EXPECT_EQ(rank.Info().pass_copies, 1);
-    if (index == 0) *Shard(rank, param) = 2;  // before the first pass
+    if (index == 0) *StoredShard(rank, param) = 2;  // before the first pass
     ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
     EXPECT_EQ(Read(rank), 2);
     ASSERT_C_OK(shardd_stop_reading(rank.job()));
     ASSERT_C_OK(shardd_hand_in_edits(rank.job()));
     if (index == 0) {
-      *Shard(rank, param) = 3;
+      *StoredShard(rank, param) = 3;
       *static_cast<float*>(shardd_optimizer_state_data(rank.job(), param, 0)) = 5;
     }
     ASSERT_C_OK(shardd_resume_reading(rank.job()));
@@ -81,7 +64,7 @@ TEST(PassCopies, StoresNeedNoPermissionAndCountFromTheNextPass) {
 }
 
 TEST(PassCopies, LeavingFullParametersWaitsUntilTheLastHasReadThem) {
-  World world(CopiesSpec("full"));
+  FilledWorld world(CopiesSpec("full"));
   std::atomic<bool> read = false;
   world.Each([&](int index, Rank& rank) {
     const int param = rank.GroupInfo(0).params[0];
@@ -93,28 +76,29 @@ TEST(PassCopies, LeavingFullParametersWaitsUntilTheLastHasReadThem) {
     }
     ASSERT_C_OK(shardd_leave_full_params(rank.job()));
     EXPECT_TRUE(read.load());
-    if (index == 0) *Shard(rank, param) = 8;
+    if (index == 0) *StoredShard(rank, param) = 8;
   });
 }
 
 TEST(PassCopies, StoresAfterAnotherRankIsLostSpoilNothing) {
-  World world(CopiesSpec("survivor"));
+  const v1::JobSpec spec = CopiesSpec("survivor");
+  FilledWorld world(spec);
   Rank& survivor = world.ranks[0];
   const int param = survivor.GroupInfo(0).params[0];
-  *Shard(survivor, param) = 2;
+  *StoredShard(survivor, param) = 2;
   world.Each([](int, Rank& rank) { ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0)); });
   ASSERT_C_OK(shardd_detach(world.ranks[1].Release(), 0));
   absl::SleepFor(absl::Milliseconds(100));
-  *Shard(survivor, param) = 9;
+  *StoredShard(survivor, param) = 9;
   ForEachRank(kWorld, [&](int index) {
     if (index == 0) {
       absl::SleepFor(absl::Milliseconds(100));
-      *Shard(survivor, param) = 10;
+      *StoredShard(survivor, param) = 10;
       EXPECT_C_ERROR(shardd_leave_pass(survivor.job()), kAborted, "detached");
       ASSERT_C_OK(shardd_reattach(survivor.job()));
     } else {
-      ASSERT_C_OK(world.ranks[1].Attach(world.daemon.address(), world.spec, 1));
-      EXPECT_EQ(*Shard(world.ranks[1], param), 2);
+      ASSERT_C_OK(world.ranks[1].Attach(world.daemon.address(), spec, 1));
+      EXPECT_EQ(*StoredShard(world.ranks[1], param), 2);
     }
   });
   world.Each([](int, Rank& rank) {

@@ -19,10 +19,6 @@ namespace {
 constexpr char kShard[] = "shardd: write parameter \"b.bias\": the job was opened with trainers that never write";
 constexpr char kOfTheProgram[] = "a fault of the program";
 
-float* Shard(Rank& rank, int param) {
-  return static_cast<float*>(const_cast<void*>(shardd_stored_parameter_data(rank.job(), param)));
-}
-
 // As Python's faulthandler: writes, puts the handler back that it had found, and raises the signal anew. Once disabled
 // it returns at once, should anybody still call it.
 struct sigaction found_by_fault_handler;
@@ -69,7 +65,7 @@ class ReadOnly : public ::testing::Test {
   void Watch() { ASSERT_C_OK(shardd_watch_writes(rank_.job(), 1)); }
   void Store() {
     alarm(20);  // an endless loop ends by another signal
-    *Shard(rank_, rank_.Param("b.bias")) = 7;
+    *StoredShard(rank_, rank_.Param("b.bias")) = 7;
   }
   void ExpectNamed(const std::string& text) { EXPECT_EXIT(Store(), ::testing::KilledBySignal(SIGSEGV), text); }
   static void FaultElsewhere() {
@@ -84,7 +80,7 @@ class ReadOnly : public ::testing::Test {
 TEST_F(ReadOnly, StoringIntoAShardNamesItAndEndsTheProcess) {
   Watch();
   ExpectNamed(kShard);
-  EXPECT_EQ(*Shard(rank_, rank_.Param("b.bias")), 1.0f);
+  EXPECT_EQ(*StoredShard(rank_, rank_.Param("b.bias")), 1.0f);
 }
 
 TEST_F(ReadOnly, AStoreOfAnotherThreadIsNamedToo) {

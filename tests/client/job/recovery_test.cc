@@ -13,29 +13,10 @@ namespace {
 
 constexpr int kWorld = 2;
 
-struct World {
-  explicit World(const v1::JobSpec& spec) : daemon(kWorld), ranks(kWorld) {
-    for (int i = 0; i < kWorld; ++i) {
-      EXPECT_C_OK(ranks[static_cast<size_t>(i)].Attach(daemon.address(), spec, i));
-    }
-    Each([](int, Rank& rank) { rank.WriteAll(1.0f); });
-  }
-  void Each(const std::function<void(int, Rank&)>& body) {
-    ForEachRank(kWorld, [&](int rank) { body(rank, ranks[static_cast<size_t>(rank)]); });
-  }
-  Daemon daemon;
-  std::vector<Rank> ranks;
-};
-
 void Submit(Rank& rank, int group, float value) {
   rank.Unshard(group, SHARDD_BACKWARD);
   ASSERT_C_OK(shardd_wait_gradient_slot(rank.job(), group));
-  const shardd_group_info info = rank.GroupInfo(group);
-  for (int i = 0; i < info.param_count; ++i) {
-    if (auto* slot = static_cast<float*>(shardd_gradient_data(rank.job(), info.params[i])); slot != nullptr) {
-      std::fill_n(slot, rank.ParamInfo(info.params[i]).numel, value);
-    }
-  }
+  FillGradients(rank, group, value);
   ASSERT_C_OK(shardd_submit_gradients(rank.job(), group, nullptr, nullptr));
 }
 
@@ -69,7 +50,7 @@ TEST(Recovery, GivenUpBackwardIsDoneAgainWithoutAttachingAnew) {
         spec.mutable_tree()->mutable_modules()->rbegin()->set_name(name);
       }
     }
-    World world(spec);
+    FilledWorld world(spec);
     world.Each([pooled](int index, Rank& rank) {
       if (index == 0) {
         for (const char* name : {"c", "d", "e", "f", "g", "h"}) {
@@ -94,7 +75,7 @@ TEST(Recovery, GivenUpBackwardIsDoneAgainWithoutAttachingAnew) {
 }
 
 TEST(Recovery, GivenUpForwardNeedsNoReshardBeforeStep) {
-  World world(SmallSpec("job", kWorld));
+  FilledWorld world(SmallSpec("job", kWorld));
   world.Each([](int index, Rank& rank) {
     if (index == 0) {
       rank.Unshard(rank.Group("a"), SHARDD_FORWARD);
@@ -110,7 +91,7 @@ TEST(Recovery, GivenUpForwardNeedsNoReshardBeforeStep) {
 }
 
 TEST(Recovery, WithNothingOpenItChangesNothing) {
-  World world(SmallSpec("job", kWorld));
+  FilledWorld world(SmallSpec("job", kWorld));
   world.Each([](int, Rank& rank) {
     ASSERT_C_OK(shardd_abandon_backward(rank.job()));
     Backward(rank, 2);
@@ -122,7 +103,7 @@ TEST(Recovery, WithNothingOpenItChangesNothing) {
 }
 
 TEST(Recovery, InsideFullParametersIsRefusedAndCostsNothing) {
-  World world(SmallSpec("job", kWorld));
+  FilledWorld world(SmallSpec("job", kWorld));
   world.Each([](int, Rank& rank) {
     ASSERT_C_OK(shardd_enter_full_params(rank.job(), 0));
     EXPECT_C_ERROR(shardd_abandon_backward(rank.job()), kFailedPrecondition, "shardd_leave_full_params first");
@@ -132,7 +113,7 @@ TEST(Recovery, InsideFullParametersIsRefusedAndCostsNothing) {
 }
 
 TEST(GradientPresence, DroppedGradientIsNoUpdateAndGivenOneIs) {
-  World world(SmallSpec("job", kWorld));
+  FilledWorld world(SmallSpec("job", kWorld));
   world.Each([](int index, Rank& rank) {
     Backward(rank, 2);
     ASSERT_C_OK(shardd_wait_gradients(rank.job()));
@@ -154,7 +135,7 @@ TEST(GradientPresence, DroppedGradientIsNoUpdateAndGivenOneIs) {
 }
 
 TEST(GradientPresence, InvalidPresenceIsHarmlesslyRefusedByName) {
-  World world(SmallSpec("job", kWorld));
+  FilledWorld world(SmallSpec("job", kWorld));
   world.Each([](int, Rank& rank) {
     EXPECT_C_ERROR(shardd_set_gradient_presence(rank.job(), rank.Param("frozen"), 1), kFailedPrecondition,
                    "\"frozen\": the parameter is frozen");

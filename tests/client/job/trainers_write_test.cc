@@ -33,24 +33,6 @@ v1::JobSpec EditsSpec(const std::string& name) {
   return spec;
 }
 
-struct World {
-  explicit World(const v1::JobSpec& spec) : daemon(kWorld), ranks(kWorld) {
-    for (int i = 0; i < kWorld; ++i) {
-      EXPECT_C_OK(ranks[static_cast<size_t>(i)].Attach(daemon.address(), spec, i));
-    }
-    Each([](int, Rank& rank) { rank.WriteAll(1.0f); });
-  }
-  void Each(const std::function<void(int, Rank&)>& body) {
-    ForEachRank(kWorld, [&](int rank) { body(rank, ranks[static_cast<size_t>(rank)]); });
-  }
-  Daemon daemon;
-  std::vector<Rank> ranks;
-};
-
-float* Shard(Rank& rank, int param) {
-  return static_cast<float*>(const_cast<void*>(shardd_stored_parameter_data(rank.job(), param)));
-}
-
 // A forward and a backward; gradients of all parameters are `gradient`.
 void Pass(Rank& rank, float gradient) {
   const int groups = rank.Info().group_count;
@@ -61,12 +43,8 @@ void Pass(Rank& rank, float gradient) {
   for (int group = groups - 1; group >= 0; --group) {
     rank.Unshard(group, SHARDD_BACKWARD);
     ASSERT_C_OK(shardd_wait_gradient_slot(rank.job(), group));
+    FillGradients(rank, group, gradient);
     const shardd_group_info info = rank.GroupInfo(group);
-    for (int i = 0; i < info.param_count; ++i) {
-      if (auto* slot = static_cast<float*>(shardd_gradient_data(rank.job(), info.params[i])); slot != nullptr) {
-        std::fill_n(slot, rank.ParamInfo(info.params[i]).numel, gradient);
-      }
-    }
     std::vector<uint8_t> fresh(static_cast<size_t>(info.param_count + 7) / 8, 0);  // all: as after zero_grad
     for (int i = 0; i < info.param_count; ++i) {
       if (rank.ParamInfo(info.params[i]).requires_grad != 0) {
@@ -91,13 +69,13 @@ void OwnStep(Rank& rank, int index, float lr) {
     ASSERT_NE(momentum, nullptr);
     for (int64_t i = numel * index / kWorld; i < numel * (index + 1) / kWorld; ++i) {
       momentum[i] = 0.5f * momentum[i] + gradient[i];
-      Shard(rank, p)[i] -= lr * momentum[i];
+      StoredShard(rank, p)[i] -= lr * momentum[i];
     }
   }
 }
 
 TEST(TrainersWrite, TrainersOptimizersMatchTheReferenceWhileRanksDriftApart) {
-  World world(TrainersSpec("drift"));
+  FilledWorld world(TrainersSpec("drift"));
   static constexpr int kSteps = 12;
   world.Each([](int index, Rank& rank) {
     float want = 1;
@@ -127,25 +105,25 @@ TEST(TrainersWrite, TrainersOptimizersMatchTheReferenceWhileRanksDriftApart) {
 }
 
 TEST(TrainersWrite, StoresOfSeveralThreadsAreInTheNextPass) {
-  World world(TrainersSpec("threads"));
+  FilledWorld world(TrainersSpec("threads"));
   world.Each([&](int index, Rank& rank) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
-      threads.emplace_back([&, t] { Shard(rank, 0)[4 * index + t] = static_cast<float>(10 * index + t); });
+      threads.emplace_back([&, t] { StoredShard(rank, 0)[4 * index + t] = static_cast<float>(10 * index + t); });
     }
     for (std::thread& thread : threads) {
       thread.join();
     }
     ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
     for (int i = 0; i < 8; ++i) {
-      EXPECT_EQ(Shard(rank, 0)[i], static_cast<float>(10 * (i / 4) + i % 4));
+      EXPECT_EQ(StoredShard(rank, 0)[i], static_cast<float>(10 * (i / 4) + i % 4));
     }
     ASSERT_C_OK(shardd_leave_pass(rank.job()));
   });
 }
 
 TEST(TrainersWrite, EditsWaitForForwardsThatGetNoBackward) {
-  World world(EditsSpec("forwards"));
+  FilledWorld world(EditsSpec("forwards"));
   std::atomic<int> stopped = 0;
   std::atomic<bool> handed_in = false;
   world.Each([&](int index, Rank& rank) {
@@ -156,7 +134,7 @@ TEST(TrainersWrite, EditsWaitForForwardsThatGetNoBackward) {
     ++stopped;
     EXPECT_TRUE(Eventually([&] { return stopped == 2; }));
     if (index == 0) {
-      *Shard(rank, 0) = 7;
+      *StoredShard(rank, 0) = 7;
       ASSERT_C_OK(shardd_hand_in_edits(rank.job()));
       handed_in = true;
       EXPECT_C_ERROR(shardd_unshard(rank.job(), 0, SHARDD_BACKWARD), kFailedPrecondition, "written after the forward");
@@ -167,13 +145,13 @@ TEST(TrainersWrite, EditsWaitForForwardsThatGetNoBackward) {
       EXPECT_TRUE(Eventually([&] { return handed_in.load(); }));
     }
     ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
-    EXPECT_EQ(*Shard(rank, 0), 7);
+    EXPECT_EQ(*StoredShard(rank, 0), 7);
     ASSERT_C_OK(shardd_leave_pass(rank.job()));
   });
 }
 
 TEST(TrainersWrite, ABackwardReadsOnWhileOthersWaitToHandIn) {
-  World world(EditsSpec("resumed"));
+  FilledWorld world(EditsSpec("resumed"));
   std::atomic<int> stopped = 0;
   std::atomic<int> left = 0;
   world.Each([&](int index, Rank& rank) {
@@ -183,7 +161,7 @@ TEST(TrainersWrite, ABackwardReadsOnWhileOthersWaitToHandIn) {
     EXPECT_TRUE(Eventually([&] { return stopped == 2; }));
     if (index == 0) {
       ASSERT_C_OK(shardd_leave_pass(rank.job()));
-      *Shard(rank, 0) = 7;
+      *StoredShard(rank, 0) = 7;
       ASSERT_C_OK(shardd_hand_in_edits(rank.job()));  // not before the other has left
       EXPECT_EQ(left, 1);
     } else {
@@ -199,7 +177,7 @@ TEST(TrainersWrite, ABackwardReadsOnWhileOthersWaitToHandIn) {
 }
 
 TEST(TrainersWrite, AWriterThatAnothersBackwardAwaitsGetsAnError) {
-  World world(EditsSpec("stuck"));
+  FilledWorld world(EditsSpec("stuck"));
   std::atomic<bool> resumed = false;
   world.Each([&](int index, Rank& rank) {
     const int group = rank.Group("a");
@@ -208,7 +186,7 @@ TEST(TrainersWrite, AWriterThatAnothersBackwardAwaitsGetsAnError) {
     if (index == 0) {
       EXPECT_TRUE(Eventually([&] { return resumed.load(); }));
       ASSERT_C_OK(shardd_leave_pass(rank.job()));
-      *Shard(rank, 0) = 7;
+      *StoredShard(rank, 0) = 7;
       EXPECT_C_ERROR(shardd_hand_in_edits(rank.job()), kAborted, "between a forward and its backward");
     } else {
       ASSERT_C_OK(shardd_resume_reading(rank.job()));
@@ -224,7 +202,7 @@ TEST(TrainersWrite, AWriterThatAnothersBackwardAwaitsGetsAnError) {
 }
 
 TEST(TrainersWrite, StateGivenWithoutAStepReplacesTheCommittedState) {
-  World world(TrainersSpec("state"));
+  FilledWorld world(TrainersSpec("state"));
   world.Each([&](int index, Rank& rank) {
     const auto state = [&] {
       size_t size = 0;
@@ -243,7 +221,7 @@ TEST(TrainersWrite, StateGivenWithoutAStepReplacesTheCommittedState) {
 
 TEST(TrainersWrite, LateStoresOfAnUnawareRankReachNoReattachedOne) {
   const v1::JobSpec spec = TrainersSpec("looks-away");
-  World world(spec);
+  FilledWorld world(spec);
   Rank& other = world.ranks[1];
   world.Each([](int, Rank& rank) {
     ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
@@ -251,7 +229,7 @@ TEST(TrainersWrite, LateStoresOfAnUnawareRankReachNoReattachedOne) {
   });
   ASSERT_C_OK(shardd_detach(other.Release(), 0));
   std::atomic<bool> stop = false;
-  volatile float* const shard = Shard(world.ranks[0], 0);
+  volatile float* const shard = StoredShard(world.ranks[0], 0);
   volatile float* const state = static_cast<float*>(shardd_optimizer_state_data(world.ranks[0].job(), 0, 0));
   std::thread stores([&] {
     while (!stop) {
@@ -260,21 +238,21 @@ TEST(TrainersWrite, LateStoresOfAnUnawareRankReachNoReattachedOne) {
     }
   });
   ASSERT_C_OK(other.Attach(world.daemon.address(), spec, 1));
-  const volatile float* const seen = Shard(other, 0);
+  const volatile float* const seen = StoredShard(other, 0);
   const volatile float* const seen_state = static_cast<float*>(shardd_optimizer_state_data(other.job(), 0, 0));
   EXPECT_FALSE(Eventually([&] { return *seen != 1 || *seen_state != 0; }, absl::Milliseconds(100)));
   stop = true;
   stores.join();
   EXPECT_EQ(*shard, 9) << "its own copy";
   ASSERT_C_OK(shardd_reattach(world.ranks[0].job()));
-  EXPECT_EQ(*Shard(world.ranks[0], 0), 1);
+  EXPECT_EQ(*StoredShard(world.ranks[0], 0), 1);
 }
 
 TEST(TrainersWrite, TheLastStoresAreCommittedWhereARankFinishes) {
-  World world(TrainersSpec("finish"));
+  FilledWorld world(TrainersSpec("finish"));
   std::atomic<int> written = 0;
   world.Each([&](int index, Rank& rank) {
-    *Shard(rank, index) = 3;
+    *StoredShard(rank, index) = 3;
     ++written;
     ASSERT_C_OK(shardd_enter_pass(rank.job(), 1, "last", 4));
     ASSERT_C_OK(shardd_leave_pass(rank.job()));
@@ -284,7 +262,7 @@ TEST(TrainersWrite, TheLastStoresAreCommittedWhereARankFinishes) {
 }
 
 TEST(TrainersWrite, CallsOutOfTurnAreRefusedAndLoseNothing) {
-  World world(TrainersSpec("turn"));
+  FilledWorld world(TrainersSpec("turn"));
   world.Each([&](int, Rank& rank) {
     EXPECT_C_ERROR(shardd_leave_pass(rank.job()), kFailedPrecondition, "not inside");
     EXPECT_C_ERROR(shardd_unshard(rank.job(), 0, SHARDD_FORWARD), kFailedPrecondition, "shardd_enter_pass first");

@@ -19,30 +19,6 @@
 namespace shardd::testing_client {
 namespace {
 
-// All ranks of a job, one thread each where they act together.
-struct World {
-  explicit World(const v1::JobSpec& spec) : daemon(spec.world_size()), ranks(static_cast<size_t>(spec.world_size())) {
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      EXPECT_C_OK(ranks[i].Attach(daemon.address(), spec, static_cast<int>(i)));
-    }
-  }
-  void Each(const std::function<void(int, Rank&)>& body) {
-    ForEachRank(static_cast<int>(ranks.size()), [&](int rank) { body(rank, ranks[static_cast<size_t>(rank)]); });
-  }
-  Daemon daemon;
-  std::vector<Rank> ranks;
-};
-
-void FillGradients(Rank& rank, int group, float value) {
-  const shardd_group_info info = rank.GroupInfo(group);
-  for (int i = 0; i < info.param_count; ++i) {
-    const shardd_param_info param = rank.ParamInfo(info.params[i]);
-    if (param.requires_grad != 0) {
-      std::fill_n(static_cast<float*>(shardd_gradient_data(rank.job(), info.params[i])), param.numel, value);
-    }
-  }
-}
-
 // One forward and backward over all groups with gradients of `value` everywhere.
 void Pass(Rank& rank, float value) {
   const int groups = rank.Info().group_count;
