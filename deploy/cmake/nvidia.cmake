@@ -1,6 +1,6 @@
 # NVIDIA's headers, as deploy/nvidia_headers.sh installs them, or of a toolkit that has nccl.h too. `shardd_nvidia` is
 # linked by what includes driver_api.h or nccl_api.h, PRIVATE: few files, and nothing of CUDA is ever linked to a program.
-# Without them (no PyPI, deploy/bootstrap.sh --no-cuda, SHARDD_GPUS=OFF) the programs are built for CPUs: the GPU code and
+# Without them (no PyPI, SHARDD_GPUS=OFF) the programs are built for CPUs: the GPU code and
 # NCCL are left out, sources in folders named no_gpus stand in for them and say so, and there are no tests of this build,
 # whose fakes are compiled against the same headers.
 option(SHARDD_GPUS "code for GPUs and NCCL in the daemon and the client library, where NVIDIA's headers are found" ON)
