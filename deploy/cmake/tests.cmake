@@ -103,7 +103,7 @@ function(shardd_tests folders label)
     shardd_reads_test_headers(${name})
   endif()
   set(properties LABELS ${label} TIMEOUT ${SHARDD_TEST_TIMEOUT_S})
-  if(label STREQUAL "multiproc" AND (SHARDD_SANITIZE OR name MATCHES "^faults"))
+  if(label STREQUAL "multiproc" AND ((SHARDD_SANITIZE AND NOT name STREQUAL "e2e_test") OR name MATCHES "^faults"))
     list(APPEND properties RUN_SERIAL ON) # a sanitizer makes processes slow, and faults are the machine's
   elseif(name STREQUAL "e2e_test")
     list(APPEND properties RESOURCE_LOCK e2e_processes COST 1000) # they mostly wait: other folders' cases run beside

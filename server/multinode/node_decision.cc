@@ -187,11 +187,12 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
 // What makes the next version is alike on all nodes: a step, values that ranks write, or, with an optimizer in the
 // trainers, a pass. Nodes that differ would wait for each other.
 absl::Status NodeCoordinator::CheckSameCommit(int node) const {
+  constexpr absl::string_view kWrites = "values, which they write";
   const bool in_trainers = plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   const auto what = [&](const Node& of) -> absl::string_view {
     if (of.closed == kAllBackwards) return in_trainers ? "a step, and enter the pass behind it" : "a step";
     if (of.values.has_value() && of.values->of_pass()) return "no step, and enter a pass";
-    if (of.values.has_value() || of.asks_to_write.times() > may_write_times_) return "values, which they write";
+    if (of.values.has_value() || of.asks_to_write.times() > may_write_times_) return kWrites;
     return "";
   };
   const Node& from = nodes_[static_cast<size_t>(node)];
@@ -199,11 +200,11 @@ absl::Status NodeCoordinator::CheckSameCommit(int node) const {
   for (size_t other = 0; other < nodes_.size(); ++other) {
     const absl::string_view want = what(nodes_[other]);
     if (want.empty() || want == got) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        got == "values, which they write" ? "CommitParameters" : (in_trainers ? "EnterPass" : "OptimizerStep"),
-        ": nodes differ in what their ranks commit (got ", got, ", on ", NodeText(node), ", and ", want, ", on ",
-        NodeText(static_cast<int>(other)), "); ranks of all nodes step, ", in_trainers ? "enter passes " : "",
-        "and write together"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(got == kWrites ? "CommitParameters" : (in_trainers ? "EnterPass" : "OptimizerStep"),
+                     ": nodes differ in what their ranks commit (got ", got, ", on ", NodeText(node), ", and ", want,
+                     ", on ", NodeText(static_cast<int>(other)), "); ranks of all nodes step, ",
+                     in_trainers ? "enter passes " : "", "and write together"));
   }
   return absl::OkStatus();
 }

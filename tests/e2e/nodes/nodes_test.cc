@@ -63,7 +63,8 @@ INSTANTIATE_TEST_SUITE_P(
         std::pair{"Zero2Accumulated", Args{{"strategy", "HYBRID_SHARD_ZERO2"}, {"micro", "3"}, {"max_norm", "0.1"}}},
         std::pair{"NoShardSgd", Args{{"strategy", "NO_SHARD"}, {"optimizer", "sgd"}, {"momentum", "0.9"}}},
         std::pair{"Pooled", Args{{"unshard_mode", "POOLED"}, {"forward_prefetch", "1"}}},
-        std::pair{"InGroupsOfTheNode", Args{{"world", "4"}, {"group_size", "2"}}}),
+        std::pair{"InGroupsOfTheNode", Args{{"world", "4"}, {"group_size", "2"}}},
+        std::pair{"InGroupsWithCopies", Args{{"world", "4"}, {"group_size", "2"}, {"replica_copies", "1"}}}),
     [](const auto& info) { return std::string(info.param.first); });
 
 class NodesTest : public Nodes {

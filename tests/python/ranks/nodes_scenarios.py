@@ -172,10 +172,33 @@ def refused_meshes() -> dict[str, str]:
     crossing = DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=dims)
     return {
         "crossing": text(crossing),
-        "rows": text(_mesh(4, 1)),
+        "rows": text(_mesh(4, 1), torch.optim.AdamW),
         "none": text(_mesh(2, 2), None),
         "edits": text(_mesh(2, 2), in_place_edits=True),
     }
+
+
+def rows_in_turns() -> dict[str, Any]:
+    """A mesh whose rows are on one node and on the other in turns, and whose ranks have different data."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardd.torch import finish, fully_shard
+    from shardd.torch.optim import SGD
+
+    rank = dist.get_rank()
+    model = nn.Linear(3, 2, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(rank in (0, 2))  # those of each node's first row, whose values count
+    mesh = DeviceMesh("cpu", [[2], [0], [3], [1]], mesh_dim_names=("replicate", "shard"))
+    fully_shard(model, mesh=mesh)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    model(torch.full((1, 3), float(rank))).sum().backward()
+    gradient = model.weight.grad.to_local().clone()
+    optimizer.step()
+    with torch.no_grad():
+        after = model(torch.eye(3))
+    finish(model)
+    return {"gradient": gradient, "after": after}
 
 
 def one_mesh() -> str:

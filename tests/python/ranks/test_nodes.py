@@ -58,6 +58,30 @@ def test_two_nodes_train_as_torchs_hybrid_shard_does(two: Nodes, case: Case) -> 
             assert torch.equal(result["shardd"]["parameters"][name], value), name
 
 
+@pytest.mark.parametrize("case, local", [
+    (Case(mesh=(4, 1), steps=_STEPS, accumulate=2, clip=0.1), 2),
+    (Case(mesh=(4, 2), steps=6, accumulate=2, clip=0.1, optimizer="groups"), 4),
+], ids=["of-one", "of-two"])  # fmt: skip
+def test_rows_that_share_a_node_train_as_torchs_do(two: Nodes, case: Case, local: int) -> None:
+    results = run_on_nodes(two, compare, case, local=local)
+    for result in results:
+        ours, stock = result["shardd"], result["torch"]
+        for name in ("losses", "norms"):
+            _close(ours[name], stock[name])
+        assert (ours["keys"], ours["local_shapes"]) == (stock["keys"], stock["local_shapes"])
+        assert (ours["placements"], ours["counters"]["commits"]) == (stock["placements"], case.steps)
+        for name, value in stock["parameters"].items():
+            _close(ours["parameters"][name], value)
+            assert torch.equal(ours["parameters"][name], results[0]["shardd"]["parameters"][name]), name
+
+
+def test_rows_in_any_order_of_nodes_have_one_gradient(two: Nodes) -> None:
+    results = run_on_nodes(two, nodes_scenarios.rows_in_turns)
+    for result in results:
+        assert torch.equal(result["gradient"], torch.full((2, 3), 1.5))
+        assert torch.equal(result["after"], torch.full((3, 2), 1 - 1.5))
+
+
 def test_an_unchanged_program_trains_over_two_nodes(two: Nodes) -> None:
     results = torchrun_on_nodes(two, nodes_scenarios.unchanged, _STEPS, through=("-m", "shardd.torch"))
     alone = train_alone(Case(steps=_STEPS), 4)
@@ -144,7 +168,7 @@ def test_hosts_tell_nodes_apart_where_no_launcher_does(two: Nodes) -> None:
 def test_unsupported_meshes_and_optimizers_over_nodes_are_refused_by_name(two: Nodes) -> None:
     wants = {
         "crossing": "a row of its mesh crosses nodes (got ranks [0, 2] on 2 nodes",
-        "rows": "a node has several rows of a mesh over nodes (got rows [0] and [1]",
+        "rows": "torch.optim.AdamW steps in the trainers, and each of 2 nodes has 2 rows",
         "none": "trained on several nodes without an optimizer",
         "edits": "in_place_edits=True",
     }
@@ -152,7 +176,7 @@ def test_unsupported_meshes_and_optimizers_over_nodes_are_refused_by_name(two: N
         assert texts.keys() == wants.keys()
         for name, want in wants.items():
             assert texts[name].startswith("NotImplementedError") and want in texts[name], (name, texts[name])
-            assert name in ("none", "edits") or "init_device_mesh(device, (nodes" in texts[name]
+            assert name != "crossing" or "init_device_mesh(device, (nodes" in texts[name]
 
 
 def test_changes_to_a_job_over_nodes_are_harmlessly_refused(two: Nodes) -> None:

@@ -77,6 +77,38 @@ def two_models_on_half_the_world_each() -> dict[str, Any]:
     return facts
 
 
+def a_mesh_in_no_order() -> dict[str, Any]:
+    """Rows whose ranks do not ascend, and columns whose ranks do not."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardd.torch import finish, fully_shard
+    from shardd.torch.optim import SGD
+
+    def refused(ranks: list[Any], *names: str) -> str:
+        try:
+            fully_shard(nn.Linear(3, 3), mesh=DeviceMesh("cpu", ranks, mesh_dim_names=names))
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    facts: dict[str, Any] = {
+        "row": refused([3, 2, 1, 0], "shard"),
+        "rows": refused([[2, 0], [1, 3]], "replicate", "shard"),
+    }
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.arange(9.0).view(3, 3))
+    fully_shard(model, mesh=DeviceMesh("cpu", [[1, 3], [0, 2]], mesh_dim_names=("replicate", "shard")))
+    optimizer = SGD(model.parameters(), lr=1.0)
+    model(torch.full((1, 3), float(dist.get_rank()))).sum().backward()
+    optimizer.step()
+    facts.update(rows_held=model.weight.to_local().clone(), whole=model.weight.full_tensor())
+    dist.barrier()
+    finish(model)
+    return facts
+
+
 def a_step_without_all_reduce() -> str:
     """What a step says whose last backward was not added up between replicas."""
     from shardd.torch import finish, fully_shard

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from cluster import run_ranks
 from models import Case
 from training.test_parity import check
 from units.hybrid_scenarios import (
+    a_mesh_in_no_order,
     a_step_without_all_reduce,
     hybrid_facts,
     replicas_edit,
@@ -66,6 +68,15 @@ def test_meshes_over_part_of_the_world_have_their_own_jobs() -> None:
     for rank, facts in enumerate(run_ranks(two_models_on_half_the_world_each, 4)):
         assert facts["gradient"] == (1.5 if rank < 2 else 3.5)
         assert facts["commits"] == 1
+
+
+def test_replicas_of_a_mesh_may_come_in_any_order() -> None:
+    after = torch.arange(9.0).view(3, 3) - 1.5
+    for rank, facts in enumerate(run_ranks(a_mesh_in_no_order, 4)):
+        assert "(got [3, 2, 1, 0], want [0, 1, 2, 3])" in facts["row"]
+        assert "(got [2, 0], want [0, 2])" in facts["rows"]
+        assert torch.equal(facts["whole"], after)
+        assert torch.equal(facts["rows_held"], after[:2] if rank < 2 else after[2:])
 
 
 def test_edits_of_every_replica_count_once() -> None:

@@ -35,16 +35,13 @@ def initial_values(params: Iterable[tuple[str, Any]], ranks: JobRanks) -> list[V
             flat.append((fsdp_param, (fqn, *fsdp_param.take_initial_values())))
             continue
         # Replicas hold the same; the first of each daemon's gives it.
-        if ranks.several or getattr(fsdp_param.mesh_info, "replicate_mesh_rank", 0) == 0:
+        if ranks.row == 0:
             found.append((fqn, first_element(fsdp_param), fsdp_param.sharded_param._local_tensor.detach()))
     if ranks.cut:
         found += _moved(flat)
     else:
         found += [
-            entry
-            for fsdp_param, entry in flat
-            if not (fsdp_param.whole and ranks.local_rank != 0)
-            and (ranks.several or getattr(fsdp_param.mesh_info, "replicate_mesh_rank", 0) == 0)
+            entry for fsdp_param, entry in flat if ranks.row == 0 and not (fsdp_param.whole and ranks.local_rank != 0)
         ]
     return [entry for entry in found if entry[2].numel()]
 

@@ -189,8 +189,14 @@ def describe(
     evaluates = not optimizers and not stock and evaluates_alone(sharded, root._training, bool(nodes))
     if nodes and not evaluates:
         _check_on_nodes(optimizers, stock, on_gpu)
+        rows = 1 if cuts_over_nodes(mesh_info) else world_size // shard_size
+        if stock and rows > 1:
+            raise NotImplementedError(
+                f"register model: torch.optim.{type(stock[0]).__name__} steps in the trainers, and each of {len(nodes)} nodes has "
+                f"{rows} rows of its mesh, want 1; give the mesh a row for each node, or use shardd.torch.optim"
+            )
     config: dict[str, Any] = {
-        **(_strategy(params[0].group) if not nodes else _strategy_on_nodes(params[0].group, nodes)),
+        **(_strategy(params[0].group) if not nodes else _strategy_on_nodes(params[0].group, nodes, world_size)),
         "layout": "LAYOUT_FLAT" if layouts == {"flat"} else "LAYOUT_DIM0",
         "mixedPrecision": precision,
         "optimizer": {"kind": "OPTIMIZER_KIND_NONE"}
@@ -220,8 +226,8 @@ def describe(
     return Description(spec, params, states, divide_factor, names, stock)
 
 
-def _strategy_on_nodes(group: ShardGroup, nodes: Sequence[str]) -> dict[str, Any]:
-    """A replica on each node, cut over its ranks; or one copy, cut over the ranks of all nodes."""
+def _strategy_on_nodes(group: ShardGroup, nodes: Sequence[str], ranks: int) -> dict[str, Any]:
+    """Replicas on each node, one for each row of its ``ranks``; or one copy, cut over the ranks of all nodes."""
     if getattr(group, "strategy", None) == ShardingStrategy.NO_SHARD:
         raise NotImplementedError(
             f"register model: NO_SHARD over {len(nodes)} nodes; use HYBRID_SHARD, with which each node has all parameters"
@@ -232,8 +238,12 @@ def _strategy_on_nodes(group: ShardGroup, nodes: Sequence[str]) -> dict[str, Any
             f"register model: FSDP_USE_FULL_PREC_IN_EVAL, and its parameters are cut over {len(nodes)} nodes, none of which "
             "has all of them as stored; leave it out, or use HYBRID_SHARD"
         )
-    strategy = "STRATEGY_FULL_SHARD" if is_cut else "STRATEGY_HYBRID_SHARD"
-    return {"strategy": strategy, "nodes": {"addresses": list(nodes)}}
+    addresses = {"nodes": {"addresses": list(nodes)}}
+    if is_cut:
+        return {"strategy": "STRATEGY_FULL_SHARD", **addresses}
+    size = group.mesh_info.shard_mesh_size
+    rows = {"shardGroupSize": size, "replicaCopies": True} if size < ranks else {}
+    return {"strategy": "STRATEGY_HYBRID_SHARD", **rows, **addresses}
 
 
 def _check_on_nodes(optimizers: list[JobOptimizer], stock: list[torch.optim.Optimizer], on_gpu: bool) -> None:

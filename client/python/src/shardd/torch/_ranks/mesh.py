@@ -19,7 +19,17 @@ class Members:
 
 
 def members_of(mesh_info: FSDPMeshInfo) -> Members:
+    """ValueError, alike on all ranks: DTensors would have a rank's shard in another place than its group has it."""
+    group = dist.get_process_group_ranks(mesh_info.shard_process_group)
+    rows: list[list[int]] = mesh_info.mesh.mesh.reshape(-1, mesh_info.shard_mesh_size).tolist()
+    crossed = [row for row in rows if row != sorted(row)]
+    if crossed and group == sorted(group):
+        raise ValueError(
+            f"fully_shard: the ranks along the sharded dimension of its mesh do not ascend (got {crossed[0]}, want "
+            f"{sorted(crossed[0])}); their group numbers them in ascending order, and DTensors by their place in the mesh, so that "
+            "checkpoints would have shards in each other's places"
+        )
     if not isinstance(mesh_info, HSDPMeshInfo):
-        return Members(dist.get_process_group_ranks(mesh_info.shard_process_group), mesh_info.shard_mesh_rank)
-    ranks = [int(rank) for rank in mesh_info.mesh.mesh.flatten()]
-    return Members(ranks, mesh_info.replicate_mesh_rank * mesh_info.shard_mesh_size + mesh_info.shard_mesh_rank)
+        return Members(group, mesh_info.shard_mesh_rank)
+    ranks = [rank for row in rows for rank in row]
+    return Members(ranks, ranks.index(dist.get_rank()))

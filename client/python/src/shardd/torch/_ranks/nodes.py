@@ -44,8 +44,8 @@ _Job = TypeVar("_Job")
 _POLL_S = 0.01
 _OPENS = 3
 _REMEDY = (
-    "give the mesh a row for each node: init_device_mesh(device, (nodes, ranks of a node), mesh_dim_names=...), or one "
-    "dimension over the ranks of all nodes"
+    "give the mesh rows of ranks of one node, as many rows on each: init_device_mesh(device, (nodes, ranks of a node), "
+    "mesh_dim_names=...), or one dimension over the ranks of all nodes"
 )
 
 
@@ -59,6 +59,7 @@ class JobRanks:
     local_world: int  # ranks that the daemon serves
     node: int = 0  # of the job's nodes
     addresses: tuple[str, ...] = ()  # of the nodes' daemons; empty: one node
+    row: int = 0  # of a mesh of replicas, among those of its daemon
     cut: bool = False  # the nodes have one copy of the parameters between them; else each has one
     published: dict[str, str] = field(default_factory=dict)  # to the others
 
@@ -133,29 +134,37 @@ def _split(mesh_info: FSDPMeshInfo, nodes: list[str], addresses_of: Any) -> JobR
     """``nodes``: by member of the mesh, row by row, what is alike for those of one node; empty: all are on one."""
     members = members_of(mesh_info)
     if len(set(nodes)) < 2:
-        return JobRanks(members.ranks, members.rank, members.rank, len(members.ranks))
+        row = members.rank // mesh_info.shard_mesh_size if isinstance(mesh_info, HSDPMeshInfo) else 0
+        return JobRanks(members.ranks, members.rank, members.rank, len(members.ranks), row=row)
     if cuts_over_nodes(mesh_info):
         return _split_copy(members, nodes, addresses_of)
     assert isinstance(mesh_info, HSDPMeshInfo)
-    size = mesh_info.shard_mesh_size
-    rows = [members.ranks[i : i + size] for i in range(0, len(members.ranks), size)]
-    of_rows = [sorted(set(nodes[i : i + size])) for i in range(0, len(nodes), size)]
-    for row, on in zip(rows, of_rows):
+    return _split_replicas(members, nodes, mesh_info.shard_mesh_size, addresses_of)
+
+
+def _split_replicas(members: Members, nodes: list[str], size: int, addresses_of: Any) -> JobRanks:
+    """A copy of the parameters for each row of the mesh; each node has as many."""
+    of_nodes: dict[str, list[int]] = {}  # ranks, row by row
+    for first in range(0, len(nodes), size):
+        row, on = members.ranks[first : first + size], sorted(set(nodes[first : first + size]))
         if len(on) > 1:
             raise NotImplementedError(
                 f"register model: a row of its mesh crosses nodes (got ranks {row} on {len(on)} nodes, want ranks of one "
                 f"node); {_REMEDY}"
             )
-    for number, on in enumerate(of_rows):
-        if on in of_rows[:number]:
-            other = of_rows.index(on)
-            raise NotImplementedError(
-                f"register model: a node has several rows of a mesh over nodes (got rows {rows[other]} and {rows[number]}, "
-                f"want one row of all its ranks); {_REMEDY}"
-            )
-    addresses = addresses_of(rows, mesh_info.replicate_mesh_rank)
+        of_nodes.setdefault(on[0], []).extend(row)
+    ranks = list(of_nodes.values())
+    local = len(ranks[0])
+    if uneven := [of_node for of_node in ranks if len(of_node) != local]:
+        raise NotImplementedError(
+            f"register model: nodes have different numbers of rows of its mesh (got ranks {ranks[0]} and {uneven[0]}); {_REMEDY}"
+        )
+    own = members.ranks[members.rank]
+    node, of_node = next((node, of_node) for node, of_node in enumerate(ranks) if own in of_node)
+    place = of_node.index(own)
+    addresses = addresses_of(ranks, node)
     return JobRanks(
-        members.ranks, members.rank, mesh_info.shard_mesh_rank, size, mesh_info.replicate_mesh_rank, addresses
+        [rank for of in ranks for rank in of], node * local + place, place, local, node, addresses, row=place // size
     )
 
 
