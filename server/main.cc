@@ -46,8 +46,9 @@ ABSL_FLAG(std::string, devices, "cpu:1",
           "devices of this node: cpu:N gives N logical CPU devices, cuda:all or cuda:0,1 GPUs");
 ABSL_FLAG(std::string, collective, "auto",
           "what adds fp32 gradients of ranks with a GPU each: local (the daemon's copies and kernel), nccl, or auto "
-          "(nccl if a "
-          "trial at the start finds it faster, or GPUs do not reach each other); status says which and why");
+          "(nccl if a trial at the start finds it faster, or GPUs do not reach each other); status says which and why");
+ABSL_FLAG(bool, collective_trial, false,
+          "the daemon's own, for the process in which it tries NCCL (--collective=auto): only do that");
 ABSL_FLAG(
     int, offload_threads, 0,
     "threads that update the state that jobs on GPUs keep in host memory (JobConfig.offload), for all jobs together; "
@@ -233,6 +234,15 @@ int AwaitStop(const sigset_t& signals, Successor* successor, Handover* handover,
 
 absl::Status Run(const std::vector<std::string>& arguments) {
   SHARDD_ASSIGN_OR_RETURN(const std::string path, ParseUnixAddress(absl::GetFlag(FLAGS_listen)));
+  const CollectiveFlags collectives = {.collective = absl::GetFlag(FLAGS_collective),
+                                       .devices = absl::GetFlag(FLAGS_devices),
+                                       .nccl_library = absl::GetFlag(FLAGS_nccl_library),
+                                       .nccl_windows = absl::GetFlag(FLAGS_nccl_windows),
+                                       .trial_file = path + ".collective",
+                                       .arguments = arguments,
+                                       .embedded = absl::GetFlag(FLAGS_embedded),
+                                       .takes_over = absl::GetFlag(FLAGS_take_over)};
+  if (absl::GetFlag(FLAGS_collective_trial)) return RunTrial(collectives);
   SHARDD_ASSIGN_OR_RETURN(const std::unique_ptr<MetricsProcess> metrics,
                           MetricsProcess::Create({.socket = path,
                                                   .listen = absl::GetFlag(FLAGS_metrics_listen),
@@ -250,22 +260,17 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   for (const std::string& warning : made.warnings) LogWarning(warning);
   const size_t device_count = made.devices.size();
   const bool on_gpus = made.driver != nullptr;
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // likewise
+  CoreOptions options;
+  SHARDD_RETURN_IF_ERROR(SetCollectives(collectives, made, &options));  // starts no thread, and a signal ends its wait
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);                        // likewise
   Successor successor(arguments);
 
-  CoreOptions options;
   options.embedded = absl::GetFlag(FLAGS_embedded);
   if (options.embedded) BoundLogFile(kEmbeddedLogBytes);
   options.finish_step = absl::Milliseconds(absl::GetFlag(FLAGS_finish_step_ms));
   options.max_jobs_per_uid = absl::GetFlag(FLAGS_max_jobs_per_uid);
   SHARDD_ASSIGN_OR_RETURN(options.max_bytes_per_uid, QuotaPerUser(made));
   SHARDD_ASSIGN_OR_RETURN(options.offload_threads, OffloadThreads(absl::GetFlag(FLAGS_offload_threads)));
-  SHARDD_RETURN_IF_ERROR(SetCollectives({.collective = absl::GetFlag(FLAGS_collective),
-                                         .devices = absl::GetFlag(FLAGS_devices),
-                                         .nccl_library = absl::GetFlag(FLAGS_nccl_library),
-                                         .nccl_windows = absl::GetFlag(FLAGS_nccl_windows),
-                                         .trial_file = path + ".collective"},
-                                        made, &options));
   options.gpus = std::move(made.gpus);
   options.device_warnings = std::move(made.warnings);
   if (absl::GetFlag(FLAGS_take_over)) SHARDD_RETURN_IF_ERROR(TakeOver(path));

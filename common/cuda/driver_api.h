@@ -44,29 +44,29 @@ inline constexpr char kDriverKernelsSymbol[] = "shardd_driver_kernels";
 // X(name, version): function `cu` + name as that version of CUDA introduced it, which every driver since has, whatever
 // newer meaning cuda.h gives the plain name. The driver is asked for exactly this version, of the type that
 // cudaTypedefs.h has for it. A version is the latest up to kApiVersion.
-#define SHARDD_CU_FUNCTIONS(X)                                                                                         \
-  X(GetErrorName, 6000)                                                                                                \
-  X(GetErrorString, 6000)                                                                                              \
-  X(Init, 2000)                                                                                                        \
-  X(DriverGetVersion, 2020) X(DeviceGetCount, 2000) X(DeviceGet, 2000) X(DeviceGetName, 2000) X(                       \
-      DeviceGetUuid, 11040) X(DeviceGetPCIBusId, 4010) X(DeviceGetAttribute, 2000) X(DeviceTotalMem, 3020)             \
-      X(DeviceCanAccessPeer, 4000) X(DevicePrimaryCtxRetain, 7000) X(DevicePrimaryCtxRelease, 11000) X(                \
-          CtxSetCurrent, 4000) X(CtxPushCurrent, 4000) X(CtxPopCurrent, 4000) X(CtxGetStreamPriorityRange, 5050)       \
-          X(ModuleGetLoadingMode, 11070) X(MemGetInfo, 3020) X(MemGetAllocationGranularity, 10020) X(MemCreate, 10020) \
-              X(MemRelease, 10020) X(MemAddressReserve, 10020) X(MemAddressFree, 10020) X(MemMap, 10020)               \
-                  X(MemUnmap, 10020) X(MemSetAccess, 10020) X(MemExportToShareableHandle, 10020)                       \
-                      X(MemImportFromShareableHandle, 10020) X(MemHostRegister, 6050) X(MemHostUnregister, 4000)       \
-                          X(MemHostGetDevicePointer, 3020) X(StreamCreateWithPriority, 5050) X(StreamDestroy, 4000)    \
-                              X(StreamQuery, 2000) X(StreamSynchronize, 2000) X(StreamWaitEvent, 3020)                 \
-                                  X(StreamWriteValue64, 11070) X(StreamWaitValue64, 11070) X(StreamIsCapturing, 10000) \
-                                      X(StreamBeginCapture, 10010) X(StreamEndCapture, 10000)                          \
-                                          X(GraphInstantiateWithFlags, 11040) X(GraphLaunch, 10000)                    \
-                                              X(GraphExecDestroy, 10000) X(GraphDestroy, 10000) X(EventCreate, 2000)   \
-                                                  X(EventDestroy, 4000) X(EventRecord, 2000) X(EventQuery, 2000)       \
-                                                      X(EventSynchronize, 2000) X(MemcpyAsync, 4000)                   \
-                                                          X(MemsetD8Async, 3020) X(LaunchHostFunc, 10000)              \
-                                                              X(LibraryLoadData, 12000) X(LibraryUnload, 12000)        \
-                                                                  X(LibraryGetKernel, 12000) X(LaunchKernel, 4000)
+// clang-format off
+#define SHARDD_CU_FUNCTIONS(X)                                                             \
+  X(GetErrorName, 6000) X(GetErrorString, 6000) X(Init, 2000) X(DriverGetVersion, 2020)    \
+  X(DeviceGetCount, 2000) X(DeviceGet, 2000) X(DeviceGetName, 2000)                        \
+  X(DeviceGetUuid, 11040) X(DeviceGetPCIBusId, 4010) X(DeviceGetAttribute, 2000)           \
+  X(DeviceTotalMem, 3020) X(DeviceCanAccessPeer, 4000) X(DevicePrimaryCtxRetain, 7000)     \
+  X(DevicePrimaryCtxRelease, 11000) X(CtxSetCurrent, 4000) X(CtxPushCurrent, 4000)         \
+  X(CtxPopCurrent, 4000) X(CtxGetStreamPriorityRange, 5050) X(ModuleGetLoadingMode, 11070) \
+  X(MemGetInfo, 3020) X(MemGetAllocationGranularity, 10020) X(MemCreate, 10020)            \
+  X(MemRelease, 10020) X(MemAddressReserve, 10020) X(MemAddressFree, 10020)                \
+  X(MemMap, 10020) X(MemUnmap, 10020) X(MemSetAccess, 10020)                               \
+  X(MemExportToShareableHandle, 10020) X(MemImportFromShareableHandle, 10020)              \
+  X(MemHostRegister, 6050) X(MemHostUnregister, 4000) X(MemHostGetDevicePointer, 3020)     \
+  X(StreamCreateWithPriority, 5050) X(StreamDestroy, 4000) X(StreamQuery, 2000)            \
+  X(StreamSynchronize, 2000) X(StreamWaitEvent, 3020) X(StreamWriteValue64, 11070)         \
+  X(StreamWaitValue64, 11070) X(StreamIsCapturing, 10000) X(StreamBeginCapture, 10010)     \
+  X(StreamEndCapture, 10000) X(GraphInstantiateWithFlags, 11040) X(GraphLaunch, 10000)     \
+  X(GraphExecDestroy, 10000) X(GraphDestroy, 10000) X(EventCreate, 2000)                   \
+  X(EventDestroy, 4000) X(EventRecord, 2000) X(EventQuery, 2000) X(EventSynchronize, 2000) \
+  X(MemcpyAsync, 4000) X(MemsetD8Async, 3020) X(LaunchHostFunc, 10000)                     \
+  X(LibraryLoadData, 12000) X(LibraryUnload, 12000) X(LibraryGetKernel, 12000)             \
+  X(LaunchKernel, 4000)
+// clang-format on
 
 // One pointer per function, of the machine's driver (driver.h) or of a fake (tests/fakes/cuda).
 struct DriverTable {

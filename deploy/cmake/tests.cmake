@@ -336,6 +336,13 @@ if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND NOT SHARDD_SAN
     ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR})
   set_tests_properties(install/packages PROPERTIES LABELS multiproc TIMEOUT 600 ${SHARDD_BESIDE_E2E} SKIP_RETURN_CODE 77)
 endif()
+if(NOT SHARDD_SANITIZE AND EXISTS ${SHARDD_NVIDIA_DIR}/stamp)
+  add_test(NAME install/nvidia_headers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/nvidia_headers_test.sh
+    ${CMAKE_CURRENT_SOURCE_DIR} ${SHARDD_NVIDIA_DIR})
+  add_test(NAME install/no_gpus COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/no_gpus_test.sh
+    ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CXX_COMPILER} ${SHARDD_NVIDIA_DIR})
+  set_tests_properties(install/nvidia_headers install/no_gpus PROPERTIES LABELS multiproc TIMEOUT 600 ${SHARDD_BESIDE_E2E})
+endif()
 if(TARGET shardd AND TARGET shardctl AND TARGET linear AND NOT SHARDD_SANITIZE)
   add_test(NAME deploy/containers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/deploy/containers_test.sh ${CMAKE_BINARY_DIR})
   set_tests_properties(deploy/containers PROPERTIES LABELS multiproc TIMEOUT 120 RUN_SERIAL ON SKIP_RETURN_CODE 77)

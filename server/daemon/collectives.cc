@@ -7,17 +7,17 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "server/collective/collective.h"
-#ifndef SHARDD_NO_GPUS
-#include "absl/strings/str_replace.h"
-#include "absl/time/time.h"
+#ifdef SHARDD_NO_GPUS
+#include "common/cuda/no_kernels.h"
+#else
 #include "common/cuda/driver.h"
-#include "common/version.h"
 #include "server/collective/local/local_collective.h"
 #include "server/collective/nccl/nccl_collective.h"
 #include "server/collective/nccl/nccl_communicators.h"
 #include "server/collective/nccl/nccl_library.h"
 #include "server/collective/nccl/trial.h"
 #include "server/collective/nodes/nccl/lazy_exchanges.h"
+#include "server/daemon/collective_trial.h"
 #include "server/observe/log.h"
 #endif
 
@@ -42,6 +42,8 @@ absl::Status SetCollectives(const CollectiveFlags& flags, const Devices&, CoreOp
   return CheckFlag(flags, /*on_gpus=*/false);
 }
 
+absl::Status RunTrial(const CollectiveFlags&) { return absl::UnimplementedError(kNoGpuCode); }
+
 #else
 
 namespace {
@@ -58,8 +60,6 @@ std::unique_ptr<Collective> MakeCollective(const std::shared_ptr<NcclCommunicato
                                           [communicators, ranks] { return communicators->For(ranks); });
 }
 
-constexpr absl::Duration kTrialLimit = absl::Seconds(10);  // of a sum that takes a millisecond
-
 // "cuda:0 does not reach cuda:1", or nothing.
 std::string Unreached(const Devices& made) {
   for (const GpuFacts& from : made.gpus) {
@@ -74,36 +74,10 @@ std::string Unreached(const Devices& made) {
   return "";
 }
 
-// Whatever a trial's result depends on.
-std::string TrialKey(const Devices& made, const NcclLibrary& library) {
-  int driver = 0;
-  (void)(*made.driver)->DriverGetVersion(&driver);
-  std::string key = absl::StrCat("shardd ", kVersion, ", CUDA driver ", driver, ", NCCL ", library.version());
-  for (const GpuFacts& gpu : made.gpus) {
-    absl::StrAppend(&key, ", ", gpu.device, " ", gpu.description, " at ", gpu.pci_bus_id, " MPS ", gpu.mps);
-  }
-  return absl::StrReplaceAll(key, {{"\n", " "}});
-}
-
-CollectiveChoice Choose(const CollectiveFlags& flags, const Devices& made, const NcclLibrary& library,
-                        NcclCommunicators* communicators) {
-  const int gpus = static_cast<int>(made.devices.size());
-  if (const std::string unreached = Unreached(made); !unreached.empty()) {
-    return {true, absl::StrCat("the GPUs do not reach each other's memory (", unreached, ")")};
-  }
-  const std::string key = TrialKey(made, library);
-  if (const absl::StatusOr<TrialTimes> kept = ReadTrial(flags.trial_file, key); kept.ok()) {
-    return ChooseByTimes(*kept, /*from_file=*/true);
-  }
-  auto communicator = communicators->For(gpus);
-  if (!communicator.ok()) return {false, absl::StrCat("NCCL refuses: ", communicator.status().message())};
-  std::vector<Device*> devices;
-  devices.reserve(made.devices.size());
-  for (const auto& device : made.devices) devices.push_back(device.get());
-  const absl::StatusOr<TrialTimes> times = TryCollectives(devices, *std::move(communicator), kTrialLimit);
-  if (!times.ok()) return {false, absl::StrCat("a trial of both went wrong: ", times.status().message())};
-  WriteTrial(flags.trial_file, key, *times);
-  return ChooseByTimes(*times, /*from_file=*/false);
+CollectiveChoice Choose(const CollectiveFlags& flags, const Devices& made, const NcclLibrary& library) {
+  const std::string unreached = Unreached(made);
+  if (unreached.empty()) return ChooseByTrial(flags, made, library);
+  return {true, absl::StrCat("the GPUs do not reach each other's memory (", unreached, ")")};
 }
 
 // Null: copies. `why`: for status.
@@ -124,14 +98,12 @@ absl::StatusOr<std::shared_ptr<NcclCommunicators> > CommunicatorsFor(const Colle
     *why = absl::StrCat("local: ", library.status().message());
     return nullptr;
   }
+  const CollectiveChoice choice = by_name ? CollectiveChoice{true, "--collective=nccl"} : Choose(flags, made, *library);
+  *why = absl::StrCat(choice.nccl ? "nccl: " : "local: ", choice.reason);
+  if (!choice.nccl) return nullptr;
   std::vector<int> ordinals;
   for (const GpuFacts& gpu : made.gpus) ordinals.push_back(gpu.ordinal);
-  auto communicators =
-      std::make_shared<NcclCommunicators>(*library, *made.driver, std::move(ordinals), flags.nccl_windows);
-  const CollectiveChoice choice =
-      by_name ? CollectiveChoice{true, "--collective=nccl"} : Choose(flags, made, *library, communicators.get());
-  *why = absl::StrCat(choice.nccl ? "nccl: " : "local: ", choice.reason);
-  return choice.nccl ? communicators : nullptr;
+  return std::make_shared<NcclCommunicators>(*library, *made.driver, std::move(ordinals), flags.nccl_windows);
 }
 
 }  // namespace
@@ -144,6 +116,7 @@ absl::Status SetCollectives(const CollectiveFlags& flags, const Devices& made, C
   if (!on_gpus) return absl::OkStatus();
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<NcclCommunicators> communicators,
                           CommunicatorsFor(flags, made, &options->collective));
+  LogInfo(absl::StrCat("gradients between GPUs: ", options->collective));
   if (communicators != nullptr) {
     options->nccl_by_name = flags.collective == "nccl";
     options->make_collective = [communicators](const std::vector<Device*>& devices) {

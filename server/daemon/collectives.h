@@ -6,6 +6,7 @@
 // (SHARDD_NO_GPUS) differs here, in devices.cc and where node exchanges are made, and nowhere else in the daemon.
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "server/daemon/core.h"
@@ -18,7 +19,10 @@ struct CollectiveFlags {
   std::string devices;       // --devices: for errors
   std::string nccl_library;  // a name or a path
   bool nccl_windows = false;
-  std::string trial_file;  // where a trial's result is kept for later starts
+  std::string trial_file;              // where a trial's result is kept for later starts
+  std::vector<std::string> arguments;  // of this program, for the process of a trial
+  bool embedded = false;               // no trial: the program that has started this daemon waits for it
+  bool takes_over = false;             // likewise: jobs of the daemon before use the GPUs
 };
 inline constexpr char kDefaultNcclLibrary[] = "libnccl.so.2";
 
@@ -26,11 +30,13 @@ inline constexpr char kDefaultNcclLibrary[] = "libnccl.so.2";
 void SetCollectiveEnvironment();
 
 // Sets what `options` have of collectives. "auto", with two GPUs or more: NCCL where GPUs do not reach each other's
-// memory, or where it is faster by a trial (TryCollectives) of this start or, on the same machine, an earlier one;
-// otherwise, and wherever NCCL is not to be had or refuses, the GPUs' own copies. INVALID_ARGUMENT: the flag has
-// another value, or asks for NCCL without GPUs; of "nccl" alone, errors of NcclLibrary::Load. May block for a trial,
-// and up to a minute where NCCL hangs.
+// memory, or where it is faster by a trial (collective_trial.h); otherwise, and wherever NCCL is not to be had or
+// refuses, the GPUs' own copies. INVALID_ARGUMENT: the flag has another value, or asks for NCCL without GPUs; of "nccl"
+// alone, errors of NcclLibrary::Load. May block for kTrialLimit.
 absl::Status SetCollectives(const CollectiveFlags& flags, const Devices& made, CoreOptions* options);
+
+// All that a process of a trial (collective_trial.h) does: makes the devices, and leaves the result in the file.
+absl::Status RunTrial(const CollectiveFlags& flags);
 
 }  // namespace shardd
 

@@ -22,11 +22,11 @@ static_assert(NCCL_VERSION_CODE >= kLeastVersion && NCCL_VERSION_CODE < kLeastVe
               "compile with the nccl.h of the oldest NCCL that is taken: deploy/nvidia_headers.sh installs it");
 
 // X(name): `nccl` + name.
-#define SHARDD_NCCL_FUNCTIONS(X)                                                                                  \
-  X(GetVersion)                                                                                                   \
-  X(GetErrorString)                                                                                               \
-  X(GetLastError) X(GetUniqueId) X(CommInitRankConfig) X(CommGetAsyncError) X(CommDestroy) X(CommAbort) X(Reduce) \
-      X(AllReduce) X(Send) X(Recv) X(ReduceScatter) X(GroupStart) X(GroupEnd)
+// clang-format off
+#define SHARDD_NCCL_FUNCTIONS(X)                                                                                \
+  X(GetVersion) X(GetErrorString) X(GetLastError) X(GetUniqueId) X(CommInitRankConfig) X(CommGetAsyncError)     \
+  X(CommDestroy) X(CommAbort) X(Reduce) X(AllReduce) X(Send) X(Recv) X(ReduceScatter) X(GroupStart) X(GroupEnd)
+// clang-format on
 
 // Likewise; null if the library lacks either, which only costs windows.
 #define SHARDD_NCCL_WINDOW_FUNCTIONS(X) X(CommWindowRegister) X(CommWindowDeregister)

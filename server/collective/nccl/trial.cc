@@ -11,7 +11,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "absl/synchronization/notification.h"
 #include "common/plan/plan.h"
 #include "common/plan/slab_spread.h"
@@ -26,7 +28,8 @@ namespace shardd {
 namespace {
 
 constexpr int kTrialRuns = 3;  // counted; one more goes before them
-constexpr size_t kMostTrialFileBytes = 16 << 10;
+constexpr size_t kMostTrialFileBytes = 64 << 10;
+constexpr absl::string_view kWentWrong = "went wrong: ";  // in place of times
 
 // One parameter, cut evenly over the ranks.
 absl::StatusOr<ShardPlan> TrialPlan(int ranks) {
@@ -115,7 +118,8 @@ absl::StatusOr<absl::Duration> BestOf(const std::shared_ptr<Collective>& collect
 }
 
 absl::StatusOr<std::string> ReadOwnFile(const std::string& path) {
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  // Somebody else's pipe must not keep a daemon from its start.
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat about = {};
   if (!fd.valid() || fstat(fd.get(), &about) != 0 || !S_ISREG(about.st_mode) || about.st_uid != geteuid()) {
     return absl::NotFoundError("no such file of this user");
@@ -146,8 +150,10 @@ absl::StatusOr<TrialTimes> TryCollectives(const std::vector<Device*>& devices,
 
 absl::StatusOr<TrialTimes> ReadTrial(const std::string& path, absl::string_view key) {
   SHARDD_ASSIGN_OR_RETURN(const std::string text, ReadOwnFile(path));
-  const std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
-  if (lines.size() < 2 || lines[0] != key) return absl::NotFoundError("it is of another machine");
+  std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
+  if (lines.size() != 3) return absl::NotFoundError("it is damaged");
+  if (!key.empty() && lines[0] != key) return absl::NotFoundError("it is of another machine");
+  if (absl::ConsumePrefix(&lines[1], kWentWrong)) return absl::FailedPreconditionError(lines[1]);
   const std::vector<absl::string_view> words = absl::StrSplit(lines[1], ' ');
   int64_t copies_ns = 0;
   int64_t nccl_ns = 0;
@@ -158,10 +164,14 @@ absl::StatusOr<TrialTimes> ReadTrial(const std::string& path, absl::string_view 
   return TrialTimes{absl::Nanoseconds(copies_ns), absl::Nanoseconds(nccl_ns)};
 }
 
-void WriteTrial(const std::string& path, absl::string_view key, const TrialTimes& times) {
-  const std::string text =
-      absl::StrCat(key, "\n", absl::ToInt64Nanoseconds(times.copies), " ", absl::ToInt64Nanoseconds(times.nccl), "\n");
+void WriteTrial(const std::string& path, absl::string_view key, const absl::StatusOr<TrialTimes>& result) {
+  const std::string second =
+      result.ok()
+          ? absl::StrCat(absl::ToInt64Nanoseconds(result->copies), " ", absl::ToInt64Nanoseconds(result->nccl))
+          : absl::StrCat(kWentWrong, absl::StrReplaceAll(result.status().message(), {{"\n", " "}}).substr(0, 4096));
+  const std::string text = absl::StrCat(key, "\n", second, "\n");
   const std::string draft = absl::StrCat(path, ".", getpid());
+  unlink(draft.c_str());  // of a process that had this number and was killed here
   bool written = false;
   {
     const UniqueFd fd(open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));

@@ -29,11 +29,12 @@ inline constexpr int64_t kTrialBytes = int64_t{32} << 20;
 absl::StatusOr<TrialTimes> TryCollectives(const std::vector<Device*>& devices,
                                           std::shared_ptr<NcclCommunicator> communicator, absl::Duration limit);
 
-// The trial of an earlier start, kept in a file of this user: its first line is the key (whatever a measurement depends
-// on, without line breaks), its second the times in ns. Not OK: there is none of this key, or it is another user's.
+// A trial's result, kept in a file of this user: its first line is the key (whatever a measurement depends on, without
+// line breaks), its second the times in ns, or why there are none. NOT_FOUND: there is no such file, it is another
+// user's, of another key (empty: any will do) or damaged. FAILED_PRECONDITION: the error of a trial that went wrong.
 absl::StatusOr<TrialTimes> ReadTrial(const std::string& path, absl::string_view key);
 // Replaces the file as a whole. Best effort: without it the next start measures again.
-void WriteTrial(const std::string& path, absl::string_view key, const TrialTimes& times);
+void WriteTrial(const std::string& path, absl::string_view key, const absl::StatusOr<TrialTimes>& result);
 
 // Whether NCCL is to sum, and why in words: it is if it takes at least a tenth less time, because another order of
 // additions is not worth a difference that another start might not see.

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -66,14 +67,17 @@ Group& ThisGroup() {
   return group;
 }
 
-// FAKE_NCCL_FAIL=FUNCTION:NTH: the nth call of it gives ncclInternalError.
+// FAKE_NCCL_FAIL=FUNCTION:NTH: the nth call of it gives ncclInternalError. FAKE_NCCL_DIE: it kills the process.
 bool Fails(const char* function) {
   static std::mutex mutex;
   static std::map<std::string, int> counts;
   const char* const want = std::getenv("FAKE_NCCL_FAIL");
-  if (want == nullptr) return false;
+  const char* const dies = std::getenv("FAKE_NCCL_DIE");
+  if (want == nullptr && dies == nullptr) return false;
   const std::lock_guard lock(mutex);
-  return std::string(want) == std::string(function) + ":" + std::to_string(++counts[function]);
+  const std::string call = std::string(function) + ":" + std::to_string(++counts[function]);
+  if (dies != nullptr && dies == call) (void)std::raise(SIGKILL);
+  return want != nullptr && want == call;
 }
 
 int Version() {

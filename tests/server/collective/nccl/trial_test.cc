@@ -1,11 +1,12 @@
 #include "server/collective/nccl/trial.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
 
-#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "tests/server/collective/nccl/fake_nccl_world.h"
 #include "tests/testing/files.h"
 
@@ -18,13 +19,13 @@ TEST(TrialFileTest, KeepsTheTimesOfOneMachine) {
   const ::shardd::testing::TempDir folder;
   const std::string path = folder.File("trial");
   EXPECT_FALSE(ReadTrial(path, kThisMachine).ok());
-  WriteTrial(path, kThisMachine, {absl::Nanoseconds(1234567), absl::Microseconds(5)});
+  WriteTrial(path, kThisMachine, TrialTimes{absl::Nanoseconds(1234567), absl::Microseconds(5)});
   const absl::StatusOr<TrialTimes> read = ReadTrial(path, kThisMachine);
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->copies, absl::Nanoseconds(1234567));
   EXPECT_EQ(read->nccl, absl::Microseconds(5));
   EXPECT_FALSE(ReadTrial(path, "two GPUs, NCCL 2.29.0").ok());
-  WriteTrial(path, "another", {absl::Seconds(1), absl::Seconds(1)});  // as a whole
+  WriteTrial(path, "another", TrialTimes{absl::Seconds(1), absl::Seconds(1)});  // as a whole
   EXPECT_FALSE(ReadTrial(path, kThisMachine).ok());
   EXPECT_TRUE(ReadTrial(path, "another").ok());
 }
@@ -32,15 +33,38 @@ TEST(TrialFileTest, KeepsTheTimesOfOneMachine) {
 TEST(TrialFileTest, WhatIsDamagedOrALinkIsNotRead) {
   const ::shardd::testing::TempDir folder;
   const std::string path = folder.File("trial");
-  for (const char* second : {"", "1", "1 2 3", "0 5", "-4 5", "x 5", "5 x"}) {
-    std::ofstream(path) << kThisMachine << "\n" << second << "\n";
-    EXPECT_FALSE(ReadTrial(path, kThisMachine).ok()) << second;
+  for (const char* rest : {"\n", "\n1\n", "\n1 2 3\n", "\n0 5\n", "\n-4 5\n", "\nx 5\n", "\n5 x\n", "\n5 6", ""}) {
+    std::ofstream(path) << kThisMachine << rest;
+    EXPECT_TRUE(absl::IsNotFound(ReadTrial(path, kThisMachine).status())) << rest;
+    EXPECT_TRUE(absl::IsNotFound(ReadTrial(path, "").status())) << rest;
   }
   std::ofstream(path) << kThisMachine << "\n5 6\n";
   EXPECT_TRUE(ReadTrial(path, kThisMachine).ok());
+  EXPECT_TRUE(ReadTrial(path, "").ok());
   const std::string link = folder.File("link");
   ASSERT_EQ(symlink(path.c_str(), link.c_str()), 0);
   EXPECT_FALSE(ReadTrial(link, kThisMachine).ok());
+  const std::string pipe = folder.File("pipe");  // nobody writes to it
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_FALSE(ReadTrial(pipe, kThisMachine).ok());
+}
+
+TEST(TrialFileTest, KeepsWhatWentWrong) {
+  const ::shardd::testing::TempDir folder;
+  const std::string path = folder.File("trial");
+  WriteTrial(path, kThisMachine, absl::DeadlineExceededError("a sum\ntook long"));
+  const absl::Status read = ReadTrial(path, kThisMachine).status();
+  EXPECT_EQ(read, absl::FailedPreconditionError("a sum took long"));
+  EXPECT_TRUE(absl::IsNotFound(ReadTrial(path, "another").status()));
+}
+
+// A process of the same number, as in another container of the same folder, was killed as it wrote.
+TEST(TrialFileTest, ADraftLeftBehindIsReplaced) {
+  const ::shardd::testing::TempDir folder;
+  const std::string path = folder.File("trial");
+  std::ofstream(absl::StrCat(path, ".", getpid())) << "half";
+  WriteTrial(path, kThisMachine, TrialTimes{absl::Seconds(1), absl::Seconds(2)});
+  EXPECT_TRUE(ReadTrial(path, kThisMachine).ok());
 }
 
 TEST(TrialTest, NcclHasToBeATenthFaster) {
