@@ -1,8 +1,11 @@
 #include "common/wire/message_bounds.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "google/protobuf/message.h"
 #include "google/protobuf/wire_format_lite.h"
 
 namespace shardd {
@@ -13,13 +16,23 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Upper bound of a message's overhead: the object, the pointer to it, and what malloc adds. Measured: a v1::Parameter,
-// the largest frequent one, takes 92.
-constexpr int64_t kMessageBytes = 128;
+// Of a message beside its object: pointers to it, of which there are four at least, and what malloc adds.
+constexpr int64_t kBesideMessageBytes = 64;
+constexpr int64_t kLeastMessageBytes = 128;
 constexpr int64_t kStringBytes = 64;
 constexpr int64_t kUnknownBytes = 64;
+// An entry in a vector that doubles, a string that has room for thirty bytes at least, and what malloc adds.
+constexpr int64_t kUnknownStringBytes = 112;
 constexpr int64_t kNumberBytes = 16;  // per element of a repeated field, which grows by doubling
 constexpr int kMostNested = 32;
+
+// The size of the object is the type's own: types grow with the protocol.
+int64_t MessageBytes(const Descriptor& type) {
+  const google::protobuf::Message* prototype =
+      google::protobuf::MessageFactory::generated_factory()->GetPrototype(&type);
+  const auto object_bytes = prototype == nullptr ? 0 : static_cast<int64_t>(prototype->SpaceUsedLong());
+  return std::max(kLeastMessageBytes, object_bytes + kBesideMessageBytes);
+}
 
 enum class Finding { kFits, kTooLarge, kTooManyFields, kUnknownField, kMalformed };
 
@@ -74,7 +87,7 @@ class Estimate {
       return Finding::kMalformed;
     }
     if (known && field->type() == FieldDescriptor::TYPE_MESSAGE) {
-      total_bytes_ += kMessageBytes;
+      total_bytes_ += BytesOf(*field->message_type());
       if (depth >= kMostNested) {
         return Finding::kMalformed;
       }
@@ -84,11 +97,22 @@ class Estimate {
       return found;
     }
     const bool packed = field != nullptr && !known;
-    total_bytes_ += kStringBytes + (packed ? kNumberBytes * length : length);
+    total_bytes_ += (known ? kStringBytes : kUnknownStringBytes) + (packed ? kNumberBytes * length : length);
     return in.Skip(static_cast<int>(length)) ? Finding::kFits : Finding::kMalformed;
   }
 
+  // The same type mostly comes again and again, and looking it up takes a lock.
+  int64_t BytesOf(const Descriptor& type) {
+    if (&type != last_type_) {
+      last_type_ = &type;
+      last_type_bytes_ = MessageBytes(type);
+    }
+    return last_type_bytes_;
+  }
+
   const MessageLimits& limits_;
+  const Descriptor* last_type_ = nullptr;
+  int64_t last_type_bytes_ = 0;
   int64_t total_bytes_ = 0;
   int64_t fields_ = 0;
   int unknown_number_ = 0;
@@ -111,7 +135,7 @@ absl::StatusOr<int64_t> EstimateDecodedBytes(absl::string_view operation, google
   Estimate estimate(limits);
   switch (estimate.Walk(coded, type, 0)) {
     case Finding::kFits:
-      return kMessageBytes + estimate.total_bytes();
+      return MessageBytes(type) + estimate.total_bytes();
     case Finding::kTooLarge:
       return absl::ResourceExhaustedError(absl::StrCat(operation, ": message has too many elements (its ", size_bytes,
                                                        " bytes take more than ", limits.decoded_bytes,

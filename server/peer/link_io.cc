@@ -132,6 +132,17 @@ void LinkLoop::ReadData(const LinkPtr& link) {
   });
 }
 
+void LinkLoop::Keep(std::shared_ptr<PeerStream> stream, std::shared_ptr<grpc::Channel> channel) {
+  streams_.push_back({std::move(stream), std::move(channel)});
+}
+
+std::shared_ptr<PeerStream> LinkLoop::CallNode(int node, const std::string& method) {
+  std::shared_ptr<grpc::Channel> channel = transport_.make_channel(join_.addresses[node]);
+  std::shared_ptr<PeerStream> stream = CallPeer(channel, method);
+  Keep(stream, std::move(channel));
+  return stream;
+}
+
 void LinkLoop::Stop() {
   {
     absl::MutexLock lock(&mutex_);
@@ -186,19 +197,20 @@ void LinkLoop::Stop() {
   for (std::function<void()>& task : tasks) {  // calls to refuse, `sent` to run
     task();
   }
-  for (const std::shared_ptr<PeerStream>& stream : streams_) {
-    stream->Abort(absl::AbortedError("the job is closed on this node"));
+  for (const Kept& kept : streams_) {
+    kept.stream->Abort(absl::AbortedError("the job is closed on this node"));
   }
   const auto quiet = [this] {
     absl::MutexLock lock(&mutex_);
-    return unsent_ == 0 && std::all_of(streams_.begin(), streams_.end(),
-                                       [](const std::shared_ptr<PeerStream>& stream) { return stream->gone(); });
+    return unsent_ == 0 &&
+           std::all_of(streams_.begin(), streams_.end(), [](const Kept& kept) { return kept.stream->gone(); });
   };
   if (!wait(quiet, MonotonicNow() + kLongFarewell)) {
     LogError(absl::StrCat("job \"", join_.job, "\": links to other nodes have not ended within ",
                           absl::FormatDuration(kLongFarewell), "; waiting on"));
     wait(quiet, absl::InfiniteFuture());
   }
+  streams_.clear();  // here, because whoever lets go of this loop last may be a thread of gRPC
 }
 
 }  // namespace shardd

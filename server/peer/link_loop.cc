@@ -16,8 +16,9 @@ namespace {
 
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kLongestBackoff = absl::Seconds(1);
-constexpr absl::Duration kMoment = absl::Seconds(1);    // without a link, before OnDown
-constexpr int64_t kMaxPendingBytes = int64_t{4} << 20;  // of one node's messages; beyond it, nothing is read
+constexpr absl::Duration kEndingLook = absl::Milliseconds(100);  // while streams end that belong to no link
+constexpr absl::Duration kMoment = absl::Seconds(1);             // without a link, before OnDown
+constexpr int64_t kMaxPendingBytes = int64_t{4} << 20;           // of one node's messages; beyond it, nothing is read
 constexpr size_t kTokenBytes = 16;
 constexpr char kLinkMethod[] = "/shardd.v1.PeerService/Link";
 constexpr char kDataMethod[] = "/shardd.v1.PeerService/Data";
@@ -111,7 +112,10 @@ void LinkLoop::Run() {
 absl::Time LinkLoop::Tend() {
   const absl::Time now = MonotonicNow();
   absl::Time next = now + absl::Seconds(10);
-  std::erase_if(streams_, [](const std::shared_ptr<PeerStream>& stream) { return stream->gone(); });
+  std::erase_if(streams_, [](const Kept& kept) { return kept.stream->gone(); });
+  size_t wanted = 0;
+  for (const std::unique_ptr<Peer>& peer : peers_) wanted += peer->link == nullptr ? 0 : peer->link->streams();
+  if (streams_.size() > wanted) next = now + kEndingLook;
   for (int node = 0; node < static_cast<int>(peers_.size()); ++node) {
     Peer& peer = *peers_[node];
     if (node == join_.node || peer.up || peer.refused) {
@@ -139,8 +143,6 @@ absl::Time LinkLoop::Tend() {
   return next;
 }
 
-void LinkLoop::Keep(std::shared_ptr<PeerStream> stream) { streams_.push_back(std::move(stream)); }
-
 void LinkLoop::Call(int node) {
   auto link = std::make_shared<Link>();
   link->node = node;
@@ -157,8 +159,7 @@ void LinkLoop::Call(int node) {
     return;
   }
   peers_[node]->link = link;
-  link->control = CallPeer(transport_.make_channel(join_.addresses[node]), kLinkMethod);
-  Keep(link->control);
+  link->control = CallNode(node, kLinkMethod);
   link->control->Write(*std::move(bytes), kMaxPeerHelloBytes);
   link->control->Read([self = shared_from_this(), link](absl::StatusOr<grpc::ByteBuffer> answer) {
     self->Post([self, link, answer = std::move(answer)] { self->HandleAnswer(link, answer); });
@@ -193,8 +194,7 @@ void LinkLoop::HandleAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer
   link->takes_writes_where_cut = message.hello().takes_writes_where_cut();
   v1::PeerData first;
   *first.mutable_hello() = greeting_.Hello(link->token, link->node);
-  link->data = CallPeer(transport_.make_channel(join_.addresses[link->node]), kDataMethod);
-  Keep(link->data);
+  link->data = CallNode(link->node, kDataMethod);
   link->data->Write(*EncodePeer(first, kMaxPeerHeaderBytes), kMaxPeerHeaderBytes);
   link->data->Read([self = shared_from_this(), link](absl::StatusOr<grpc::ByteBuffer> answer) {
     self->Post([self, link, answer = std::move(answer)] { self->HandleDataAnswer(link, answer); });

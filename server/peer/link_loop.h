@@ -87,8 +87,13 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
     std::shared_ptr<PeerStream> control;
     std::shared_ptr<PeerStream> data;
     std::shared_ptr<PeerBacklog> backlog;  // of messages from `control`
+    size_t streams() const { return size_t{control != nullptr} + size_t{data != nullptr}; }
   };
   using LinkPtr = std::shared_ptr<Link>;
+  struct Kept {
+    std::shared_ptr<PeerStream> stream;
+    std::shared_ptr<grpc::Channel> channel;  // of a stream that this node has called
+  };
   struct Peer {
     // Loop-confined.
     LinkPtr link;          // null: no link, not even an attempt
@@ -130,7 +135,8 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   void TellDown(Peer& peer, int node, const absl::Status& why);
   void ReadControl(const LinkPtr& link);
   void ReadData(const LinkPtr& link);
-  void Keep(std::shared_ptr<PeerStream> stream);
+  void Keep(std::shared_ptr<PeerStream> stream, std::shared_ptr<grpc::Channel> channel = nullptr);
+  std::shared_ptr<PeerStream> CallNode(int node, const std::string& method);
   LinkPtr UpLink(int node) const ABSL_LOCKS_EXCLUDED(mutex_);
   std::string Name(int node) const;
 
@@ -138,10 +144,10 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   const PeerGreeting greeting_{&join_};
   PeerLinks::Events* const events_;
   const Transport transport_;
-  const std::string token_;                           // the first half of every token
-  std::vector<std::unique_ptr<Peer>> peers_;          // by node
-  std::vector<std::shared_ptr<PeerStream>> streams_;  // loop-confined: all streams that may not be gone yet
-  bool stopped_ = false;                              // loop-confined: no further events
+  const std::string token_;                   // the first half of every token
+  std::vector<std::unique_ptr<Peer>> peers_;  // by node
+  std::vector<Kept> streams_;                 // loop-confined: all streams that may not be gone yet
+  bool stopped_ = false;                      // loop-confined: no further events
   std::thread thread_;
   // The loop waits on this: Debian's absl::Mutex waits by the wall clock and would oversleep if that is set back.
   std::mutex wake_mutex_;

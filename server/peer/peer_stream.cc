@@ -17,8 +17,8 @@ class CallingPeerStream final : public PeerStream, public grpc::ClientBidiReacto
  public:
   void Start(const std::shared_ptr<grpc::Channel>& channel, const std::string& method) {
     HoldSelf();
-    grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>(channel).PrepareBidiStreamingCall(&context_, method,
-                                                                                                     {}, this);
+    grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>(channel).PrepareBidiStreamingCall(context_.get(),
+                                                                                                     method, {}, this);
     AddHold();  // other threads than gRPC's begin reads and writes, until Release
     StartCall();
   }
@@ -31,11 +31,12 @@ class CallingPeerStream final : public PeerStream, public grpc::ClientBidiReacto
   void BeginWrite(const grpc::ByteBuffer* bytes) override { StartWrite(bytes); }
   void BeginFinish(const absl::Status&) override { StartWritesDone(); }
   bool caller() const override { return true; }
-  void Cancel() override { context_.TryCancel(); }
+  void Cancel() override { context_->TryCancel(); }
   void Release() override { RemoveHold(); }
+  void Forget() override { context_.reset(); }
 
  private:
-  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientContext> context_ = std::make_unique<grpc::ClientContext>();  // it holds the channel
 };
 
 grpc::ByteBuffer Joined(const std::string& header, absl::string_view elements) {
@@ -279,6 +280,7 @@ void PeerStream::HandleDone(const absl::Status& status) {
   {
     absl::MutexLock lock(&mutex_);
     gone_ = ended_ = broken_ = finished_ = true;
+    Forget();
     dropped = DropLocked();
     reader = std::exchange(reader_, nullptr);
     self = std::move(self_);

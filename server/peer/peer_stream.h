@@ -62,6 +62,8 @@ class PeerStream : public std::enable_shared_from_this<PeerStream> {
   virtual void Cancel() = 0;
   // Caller only: no operation follows.
   virtual void Release() = 0;
+  // The stream is gone: lets go of its channel. With the mutex held.
+  virtual void Forget() = 0;
 
   // Called by gRPC.
   void HandleRead(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -104,7 +106,9 @@ class PeerStream : public std::enable_shared_from_this<PeerStream> {
   bool gone_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// Calls `method` ("/shardd.v1.PeerService/Link"); the stream is begun.
+// Calls `method` ("/shardd.v1.PeerService/Link"); the stream is begun. The caller keeps `channel` until the stream is
+// gone: the last channel of a process waits for gRPC's threads when it is destroyed, and may not be destroyed on one of
+// them.
 std::shared_ptr<PeerStream> CallPeer(const std::shared_ptr<grpc::Channel>& channel, const std::string& method);
 
 // The called side.
@@ -124,6 +128,7 @@ class ServedPeerStream final : public PeerStream, public grpc::ServerBidiReactor
   bool caller() const override { return false; }
   void Cancel() override { context_->TryCancel(); }
   void Release() override {}
+  void Forget() override {}
 
  private:
   explicit ServedPeerStream(grpc::CallbackServerContext* context) : context_(context) {}

@@ -49,7 +49,9 @@ class ManagedParam {
     bool trainable = false;  // the job has a gradient slot for it
     int64_t shard_dim = 0;   // which dimension is cut, in how many equal parts
     int64_t shard_parts = 1;
+    RowsInJob rows;               // of a parameter that is cut over some ranks of the job alone
     int64_t own_first = 0;        // where its own gradient begins in that of its flat parameter
+    double mesh_scale = 1;        // ranks of its unit's mesh for each of its own
     bool shows_unsharded = true;  // the unsharded parameter shows own gradients, where the program can see it
   };
   // `unsharded`: a leaf that is given its storage here. A DTensor (tensor parallel) comes with `local_gradient`, which
@@ -62,6 +64,7 @@ class ManagedParam {
   const size_t unit_group;
   const int index_in_group;
   const bool trainable;
+  const double mesh_scale;
 
   // Puts the unsharded or the sharded parameter into modules. False: the program has put another one there meanwhile,
   // which is there no more.
@@ -122,6 +125,7 @@ class ManagedParam {
   void InstallAccumulator(NodePtr node);
 
  private:
+  void WriteRows(const at::Tensor& dense, double scale, bool add);
   const at::Tensor& own_shown_on() const { return shard_->is_plain() ? shard_->sharded_tensor() : unsharded_tensor_; }
 
   const std::shared_ptr<HeldShard> shard_;
@@ -138,7 +142,9 @@ class ManagedParam {
   bool written_ = false;
   int users_ = 0;
   NodePtr accumulator_;
-  at::Tensor slot_;  // unsharded dtype, split by shards where the job has another order; undefined: frozen
+  // Unsharded dtype, split by shards where the job has another order, all that the job has where it has more rows than
+  // these; undefined: frozen.
+  at::Tensor slot_;
 };
 
 }  // namespace shardd::python

@@ -1,11 +1,16 @@
 #include "common/wire/message_bounds.h"
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "google/protobuf/message.h"
 #include "gtest/gtest.h"
+#include "shardd/v1/jobs.pb.h"
+#include "shardd/v1/peer.pb.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {
@@ -65,6 +70,54 @@ TEST(MessageBounds, WhatIsCutOffIsMalformed) {
   for (size_t bytes = 1; bytes < whole.size(); ++bytes) {
     EXPECT_EQ(Look(whole.substr(0, bytes)).code(), absl::StatusCode::kInvalidArgument) << bytes;
   }
+}
+
+// With `count` empty elements in each repeated submessage, and as many fields that no version of it knows.
+void ExpectFitsIntoItsEstimate(const google::protobuf::Message& prototype, int count) {
+  const google::protobuf::Descriptor& type = *prototype.GetDescriptor();
+  const std::unique_ptr<google::protobuf::Message> filled(prototype.New());
+  for (int i = 0; i < type.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor* field = type.field(i);
+    if (field->type() != google::protobuf::FieldDescriptor::TYPE_MESSAGE) continue;
+    if (!field->is_repeated()) {
+      filled->GetReflection()->MutableMessage(filled.get(), field);
+    } else if (!field->is_map()) {
+      for (int n = 0; n < count; ++n) filled->GetReflection()->AddMessage(filled.get(), field);
+    }
+  }
+  const std::string known = filled->SerializeAsString();
+  for (const size_t length : {0, 15, 16, 18, 31, 100}) {
+    const std::string bytes =
+        known +
+        Repeat(absl::StrCat("\xa2\x06", std::string(1, static_cast<char>(length)), std::string(length, 'x')), count);
+    const absl::StatusOr<int64_t> estimate =
+        EstimateDecodedBytes("message", bytes, type, {1 << 20, 4 << 20, UnknownFields::kCounted});
+    ASSERT_TRUE(estimate.ok()) << type.full_name() << ": " << estimate.status();
+    ASSERT_TRUE(filled->ParseFromString(bytes)) << type.full_name();
+    EXPECT_LE(filled->SpaceUsedLong(), static_cast<size_t>(*estimate))
+        << type.full_name() << " with " << count << " of everything, strings of " << length << " bytes";
+  }
+}
+
+TEST(MessageBounds, NoTypeTakesMoreThanItsEstimate) {
+  int types = 0;
+  for (const google::protobuf::FileDescriptor* file :
+       {v1::Step::descriptor()->file(), v1::OpenJobRequest::descriptor()->file(), v1::Job::descriptor()->file(),
+        v1::JobSpec::descriptor()->file(), v1::PeerMessage::descriptor()->file()}) {
+    std::vector<const google::protobuf::Descriptor*> left;
+    for (int i = 0; i < file->message_type_count(); ++i) left.push_back(file->message_type(i));
+    while (!left.empty()) {
+      const google::protobuf::Descriptor* type = left.back();
+      left.pop_back();
+      if (type->map_key() != nullptr) continue;
+      for (int i = 0; i < type->nested_type_count(); ++i) left.push_back(type->nested_type(i));
+      const google::protobuf::Message* prototype =
+          google::protobuf::MessageFactory::generated_factory()->GetPrototype(type);
+      for (int count = 0; count <= 33; ++count) ExpectFitsIntoItsEstimate(*prototype, count);
+      ++types;
+    }
+  }
+  EXPECT_GT(types, 100);
 }
 
 TEST(MessageBounds, MoreBytesThanAllowedAreNotLookedAt) {

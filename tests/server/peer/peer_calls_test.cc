@@ -97,7 +97,8 @@ TEST(PeerCallsTest, WhoAnswersOnlySettingsIsHarmlesslyCalledAnew) {
 // A caller of Link that says what the test says.
 class Caller {
  public:
-  explicit Caller(const std::string& address) : stream_(CallPeer(Channel(address), "/shardd.v1.PeerService/Link")) {
+  explicit Caller(const std::string& address)
+      : channel_(Channel(address)), stream_(CallPeer(channel_, "/shardd.v1.PeerService/Link")) {
     stream_->Read([state = state_](absl::StatusOr<grpc::ByteBuffer> answer) {
       state->status = answer.status();
       state->answered.Notify();
@@ -106,6 +107,8 @@ class Caller {
   ~Caller() {
     stream_->Abort(absl::CancelledError());
     EXPECT_TRUE(PollUntil([this] { return stream_->gone(); }));
+    // The last channel of a process waits for gRPC's threads when it is destroyed: none of them may do that.
+    EXPECT_EQ(channel_.use_count(), 1) << "gRPC, or the stream, still has the channel of a stream that is gone";
   }
   void SayHello(const std::string& token) {
     v1::PeerMessage message;
@@ -134,6 +137,7 @@ class Caller {
     absl::Status status;
   };
   std::shared_ptr<State> state_ = std::make_shared<State>();
+  const std::shared_ptr<grpc::Channel> channel_;
   std::shared_ptr<PeerStream> stream_;
 };
 

@@ -131,6 +131,7 @@ class Unit:
     _reshard_after_forward: bool
     _shows_shards: bool
     _gradient_scale: float
+    _scales_by_mesh: bool
     contributes: bool
     def __init__(self) -> None: ...
     def _set_casts(self, param_dtype: torch.dtype | None, output_dtype: torch.dtype | None) -> None: ...

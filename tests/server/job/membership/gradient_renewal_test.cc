@@ -39,7 +39,13 @@ class GradientRenewalTest : public FactsTest {
     (*session)->peer.pid = stopped_.pid();
     renewal_->EpochEnded(**session);
   }
-  ~GradientRenewalTest() override { maker_.Stop(); }
+  // Behind what frees old shards, which a job would be kept for: it goes from the copier to devices and comes back.
+  ~GradientRenewalTest() override {
+    for (int hop = 0; hop < 2; ++hop) loop_.RunAndWait([] {});
+    for (const auto& device : made_.devices) device->Shutdown();
+    loop_.RunAndWait([] {});
+    maker_.Stop();
+  }
   absl::Status TryAttach() {
     absl::Status status;
     loop_.RunAndWait([&] { status = renewal_->MayAttach("attach: ", /*rank=*/1, getpid(), UniqueFd(), false); });

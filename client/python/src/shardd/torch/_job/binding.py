@@ -16,7 +16,7 @@ from shardd.torch._units.flat_parameter import FlatHolder
 from shardd.torch._units.flat_shard_param import FlatShardParam, cut_flat
 from shardd.torch._units.names import unwrapped
 from shardd.torch._units.place import Place
-from shardd.torch._units.placement import first_element, shard_dim, tensor_parallel
+from shardd.torch._units.placement import first_element, rows_of, shard_dim, tensor_parallel
 
 __all__ = ["bind", "own_uses"]
 
@@ -219,7 +219,12 @@ class _Binder:
             # Else PyTorch adds up in another tensor; what the job adds up of a DTensor is its local tensor.
             "shows_unsharded": fsdp_param.reduce_dtype is None and not tensor_parallel(fsdp_param),
         }
-        if shard_dim(fsdp_param):
+        rows = rows_of(fsdp_param)
+        if rows is not None:
+            options.update(rows_in_job=(rows.rows, rows.numel, rows.first, rows.step))
+        if (own := fsdp_param.mesh_info.mesh.size()) != (of_unit := unit.mesh_info.mesh.size()):
+            options["mesh_scale"] = of_unit / own
+        if shard_dim(fsdp_param) or rows is not None:
             options.update(shard_dim=shard_dim(fsdp_param), shard_parts=fsdp_param.mesh_info.shard_mesh_size)
         shard = self._shard(unit, fsdp_param)
         # Torch's own says which part of a gradient over the other ranks is to be reduced over these.

@@ -18,7 +18,7 @@ from shardd.torch._process.memory import gives_back
 from shardd.torch._ranks.nodes import cuts_over_nodes
 from shardd.torch._torch_optimizers.state_counts import planned_states
 from shardd.torch._units.names import WRAPPED_MODULE, unwrapped
-from shardd.torch._units.placement import shape_in_job
+from shardd.torch._units.placement import rows_of, shape_in_job
 from shardd.torch._units.shard_group import ShardGroup, offloads
 from shardd.torch._units.state import ShardState
 
@@ -135,7 +135,8 @@ def _tree(
             if _precision(unit) != precision:
                 entry["mixedPrecision"] = _precision(unit)
             entry["reshardAfterForward"] = "OVERRIDE_YES" if unit._reshard_after_forward else "OVERRIDE_NO"
-            if 1 < unit.post_forward_shard_size() < unit.mesh_info.shard_mesh_size:
+            some = any(rows_of(p) is not None for p in unit.fsdp_params)  # of other ranks than the group's neighbours
+            if 1 < unit.post_forward_shard_size() < unit.mesh_info.shard_mesh_size and not some:
                 entry["postForwardShardSize"] = unit.post_forward_shard_size()
         modules.append(entry)
     return {"modules": modules}, list(found.values()), names
@@ -163,7 +164,7 @@ def describe(
         raise ValueError("register model: no parameter is left for fully_shard; all are ignored or there are none")
     groups = {place.group._module_fqn or "(root)": place.group for place in params}
     for where, group in groups.items():
-        if group.mesh_info.mesh != params[0].group.mesh_info.mesh:
+        if group.layout == "flat" and group.mesh_info.mesh != params[0].group.mesh_info.mesh:
             raise NotImplementedError(f'register module "{where}": its mesh differs from the other modules\'')
         if group.device != root._unit.device:
             raise NotImplementedError(
@@ -183,6 +184,7 @@ def describe(
             "register model: some of its modules are in layout flat (FullyShardedDataParallel) and some in dim0 "
             "(fully_shard); use one for the whole model"
         )
+    of_model = params[0].group if layouts == {"flat"} else root._unit
     factors = {group.divide_factor() for group in groups.values()}
     divide_factor = factors.pop() if len(factors) == 1 else float(ranks)
     on_gpu = gpu_of(root) >= 0
@@ -195,8 +197,13 @@ def describe(
                 f"register model: torch.optim.{type(stock[0]).__name__} steps in the trainers, and each of {len(nodes)} nodes has "
                 f"{rows} rows of its mesh, want 1; give the mesh a row for each node, or use shardd.torch.optim"
             )
+        if rows > 1 and (smaller := next((p for p in params if rows_of(p.fsdp_param) is not None), None)):
+            raise NotImplementedError(
+                f'register parameter "{smaller.fqn}": it is on a smaller mesh than the model, and each of {len(nodes)} nodes has '
+                f"{rows} rows of that, want 1; give the mesh a row for each node"
+            )
     config: dict[str, Any] = {
-        **(_strategy(params[0].group) if not nodes else _strategy_on_nodes(params[0].group, nodes, world_size)),
+        **(_strategy(of_model) if not nodes else _strategy_on_nodes(of_model, nodes, world_size)),
         "layout": "LAYOUT_FLAT" if layouts == {"flat"} else "LAYOUT_DIM0",
         "mixedPrecision": precision,
         "optimizer": {"kind": "OPTIMIZER_KIND_NONE"}

@@ -3,7 +3,7 @@
 | name | torch |
 |---|---|
 | ``DataParallelMeshDims`` | not in 2.10 |
-| ``ShardPlacementResult`` | not in 2.10, where ``shard_placement_fn`` returns a placement or None |
+| ``ShardPlacementResult`` | not in 2.10, where ``shard_placement_fn`` returns a placement or None (``PLACES_ON_MESHES``) |
 | ``fsdp_init``: steps of ``fully_shard`` in ``_fsdp_init`` | 2.10 has half of them in ``fully_shard`` itself |
 | ``FSDPState._fsdp_param_groups`` | one, ``_fsdp_param_group``, in 2.10 |
 | ``FSDPParam._unsharded_dtensor_spec`` | ``_tp_spec`` in 2.10 |
@@ -25,12 +25,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.fsdp._fully_shard import _fsdp_init as _torchs_init
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.utils import _get_root_modules
 
 __all__ = [
+    "PLACES_ON_MESHES",
     "DataParallelMeshDims",
     "ShardPlacementResult",
     "find_states",
@@ -76,6 +78,9 @@ else:
 
             placement: Any
             mesh_info: Any
+
+
+PLACES_ON_MESHES = hasattr(_fsdp_common, "ShardPlacementResult")
 
 
 def _names(dims: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -173,6 +173,7 @@ class ShardGroup(_C.Unit):
         if job_divide_factor is not None:
             self._job_divide_factor = job_divide_factor
         if self._job_divide_factor is not None:
+            self._scales_by_mesh = self._gradient_divide_factor is None  # else one factor divides all, as in PyTorch
             self._gradient_scale = self._job_divide_factor / (self.divide_factor() * self.contributing)
 
     @property
@@ -199,6 +200,11 @@ class ShardGroup(_C.Unit):
 
     @_all_reduce_hook.setter
     def _all_reduce_hook(self, hook: Callable[[torch.Tensor], None] | None) -> None:
+        if hook is not None and any(p.mesh_info.mesh != self.mesh_info.mesh for p in self.fsdp_params):
+            raise _refuse(
+                f"set_all_reduce_hook of {self._module_fqn or type(self.modules[0]).__name__}, whose parameters are on several meshes",
+                "apply fully_shard to a module for each mesh",
+            )
         self._reduced_hook = hook
         # What C++ holds the collector does not look through, and the program's hook may have the model.
         call = None if hook is None else calls_weakly(self._call_reduced_hook)
