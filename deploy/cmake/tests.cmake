@@ -148,6 +148,7 @@ function(shardd_benches)
   endforeach()
   set_tests_properties(bench/isolation PROPERTIES RUN_SERIAL ON) # its neighbours are hostile to whatever runs
   # Its hostile clients are those of tests/faults.
+  target_link_libraries(bench_isolation PRIVATE shardd_nvidia)
   target_sources(bench_isolation PRIVATE tests/bench/hostile_neighbour.cc tests/faults/raw_client.cc
     tests/faults/commands.cc tests/faults/shared_with_e2e.cc tests/faults/hostile/http2_client.cc)
 endfunction()
@@ -308,7 +309,7 @@ if(TARGET shardd_client)
     ${CMAKE_CURRENT_SOURCE_DIR}/tests/faults/hostile/*.cc)
   list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
   add_library(shardd_faults OBJECT ${sources})
-  target_link_libraries(shardd_faults PUBLIC shardd_cpp shardd_peer shardd_custodian shardd_common shardd_grpc shardd_testing GTest::gmock
+  target_link_libraries(shardd_faults PUBLIC shardd_nvidia shardd_cpp shardd_peer shardd_custodian shardd_common shardd_grpc shardd_testing GTest::gmock
     PRIVATE shardd_options)
   # As an executable's objects, or the headers' would not fit.
   set_target_properties(shardd_faults PROPERTIES POSITION_INDEPENDENT_CODE OFF)
