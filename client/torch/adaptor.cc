@@ -23,6 +23,7 @@ Status ShardedModule::DoShard(std::shared_ptr<torch::nn::Module> module, const S
   }
   attach.rank = options.rank;
   attach.address = options.address;
+  attach.node = options.nodes.own;
   attach.replace = options.replace;
   attach.timeout_ms = options.timeout_ms;
   std::unique_ptr<Job> job;
@@ -127,91 +128,6 @@ Status ShardedModule::Reattach() {
 Status ShardedModule::Finish() {
   std::unique_ptr<Job> job = state_->TakeJob();
   return job == nullptr ? Status() : job->Finish();
-}
-
-Status ShardedModule::UnshardParams(const FullParamsOptions& options,
-                                    const std::function<void(std::vector<FullParameter>&)>& body) {
-  Job::FullParams full;
-  full.recurse = options.recurse;
-  full.writeback = options.writeback;
-  full.rank0_only = options.rank0_only;
-  full.offload_to_cpu = options.offload_to_cpu;
-  full.with_grads = options.with_grads;
-  if (!options.module.empty()) {
-    full.group = job().FindGroup(options.module);
-    if (full.group < 0) {
-      return Status(Code::kInvalidArgument,
-                    "unshard params: no such fully sharded module (got \"" + options.module + "\")");
-    }
-  }
-  std::vector<FullParameter> parameters;
-  std::vector<int32_t> indices;
-  // Read and written in turn: what a rank writes is seen at once, and others may still be copying.
-  Job::FullParams reading = full;
-  reading.writeback = false;
-  Status status = job().UnshardParams(reading, [&] {
-    for (size_t i = 0; i < state_->params().size(); ++i) {
-      const internal::ParamState& param = state_->params()[i];
-      const int32_t index = static_cast<int32_t>(i);
-      void* const value = const_cast<void*>(job().full_parameter_data(index));
-      if (value == nullptr) {
-        continue;
-      }
-      void* const grad = const_cast<void*>(job().full_gradient_data(index));
-      const auto& shape = param.storage->shape();
-      parameters.push_back({job().parameter_info(index).fqn, at::from_blob(value, shape, param.stored_dtype).clone(),
-                            grad == nullptr ? at::Tensor() : at::from_blob(grad, shape, at::kFloat).clone()});
-      indices.push_back(index);
-    }
-    body(parameters);
-  });
-  if (!status.ok() || !options.writeback) {
-    return status;
-  }
-  Status written;
-  status = job().UnshardParams(full, [&] {
-    const shardd_job_info info = job().info();
-    const int64_t parts = options.rank0_only ? 1 : info.world_size;
-    for (size_t i = 0; i < parameters.size() && written.ok(); ++i) {
-      const internal::ParamState& param = state_->params()[static_cast<size_t>(indices[i])];
-      const at::Tensor value = parameters[i].value.to(param.stored_dtype).contiguous();
-      const int64_t numel = value.numel();
-      const int64_t first = numel * info.rank / parts;
-      const int64_t count = options.rank0_only ? numel : numel * (info.rank + 1) / parts - first;
-      written = job().WriteParameter(
-          indices[i], static_cast<const char*>(value.data_ptr()) + first * value.element_size(), first, count);
-      if (written.ok() && options.with_grads && parameters[i].grad.defined()) {
-        const at::Tensor grad = parameters[i].grad.to(at::kFloat).contiguous();
-        written = job().WriteGradient(indices[i], grad.data_ptr<float>() + first, first, count);
-      }
-    }
-  });
-  return status.ok() ? written : status;
-}
-
-Status ShardedModule::CopyFullParameters(std::vector<std::pair<std::string, at::Tensor>>* parameters) {
-  parameters->clear();
-  Status copied;
-  // What torch throws is kept until the job has left again: the other ranks wait for that.
-  Status status = job().UnshardParams(/*writeback=*/false, [&] {
-    copied = internal::NoThrow("copy full parameters", [&] {
-      int32_t last = -1;
-      for (const auto& [name, index] : job().ParameterNames()) {
-        if (index == last) {
-          parameters->emplace_back(name, parameters->back().second);
-          continue;
-        }
-        last = index;
-        const internal::ParamState& param = state_->params()[static_cast<size_t>(index)];
-        const void* data = job().full_parameter_data(index);
-        parameters->emplace_back(name, at::from_blob(const_cast<void*>(data), param.storage->shape(),
-                                                     at::TensorOptions().dtype(param.stored_dtype))
-                                           .clone());
-      }
-      return Status();
-    });
-  });
-  return status.ok() ? copied : status;
 }
 
 }  // namespace shardd

@@ -103,6 +103,7 @@ class ShardedModule {
 
   // The stored parameters, as (FQN, copy in the stored dtype), in plan order: the managed part of a state dict. A tied
   // parameter comes under each of its names, with one copy for all of them. All ranks together, outside a pass.
+  // UNIMPLEMENTED where they are cut over nodes and computed with in another dtype: no node has the stored values.
   Status CopyFullParameters(std::vector<std::pair<std::string, at::Tensor>>* parameters);
 
   struct FullParameter {
@@ -114,9 +115,10 @@ class ShardedModule {
     std::string module;           // FQN of a fully sharded module; empty: the whole model
     bool recurse = true;          // with a module: those beneath it too
     bool writeback = true;        // what `body` leaves in values and grads becomes everybody's
-    bool rank0_only = false;      // only rank 0 is given parameters; what it leaves is written back whole
+    bool rank0_only = false;      // only rank 0 is given parameters; what it leaves is written back whole. Of each
+                                  // node, which have to edit alike; not where parameters are cut over nodes
     bool offload_to_cpu = false;  // copies are in host memory either way
-    bool with_grads = false;
+    bool with_grads = false;      // not where parameters are cut over nodes
   };
   // Runs `body` with full parameters, in plan order, each once under its own name; on other ranks with rank0_only
   // with none. All ranks together, outside forward and backward. What `body` leaves is written when all ranks have run
@@ -137,6 +139,10 @@ class ShardedModule {
   std::shared_ptr<internal::Use> Begin(int32_t group, const std::vector<at::Tensor*>& inputs);
   void End(const std::shared_ptr<internal::Use>& use, const std::vector<at::Tensor>& outputs);
   void Abandon(internal::Use* use);
+  bool IsCutOverNodes();
+  // Copies by index in the plan, undefined for what is not of `module` (empty: the whole model), one group unsharded at
+  // a time.
+  Status CopyByGroups(const std::string& module, bool recurse, std::vector<at::Tensor>* copies);
 
   template <typename T>
   static void CollectTensors(T& value, std::vector<at::Tensor*>* tensors);

@@ -64,23 +64,29 @@ Json ConfigJson(const ShardOptions& options) {
   for (const std::vector<int>& ranks : options.shard_groups) {
     groups.push_back({{"ranks", ranks}});
   }
-  return {{"strategy", kStrategies[static_cast<int>(options.strategy)]},
-          {"shardGroupSize", options.shard_group_size},
-          {"shardGroups", std::move(groups)},
-          {"layout", kLayouts[static_cast<int>(options.layout)]},
-          {"mixedPrecision", std::move(mixed)},
-          {"unshardMode", kModes[static_cast<int>(options.unshard_mode)]},
-          {"maxInflightUnshards", options.max_inflight_unshards},
-          {"forwardPrefetch", options.forward_prefetch},
-          {"backwardPrefetch", kPrefetch[static_cast<int>(options.backward_prefetch)]},
-          {"optimizer", OptimizerJson(options)},
-          {"gradientDivideFactor", options.gradient_divide_factor},
-          {"strictOrder", options.strict_order},
-          {"allowMissingContribution", options.allow_missing_contribution},
-          {"silenceTimeoutMs", options.silence_timeout_ms},
-          {"graceMs", options.grace_ms},
-          // Parameters are mapped read-only and written by the daemon's optimizer.
-          {"trainersNeverWrite", true}};
+  Json config = {{"strategy", kStrategies[static_cast<int>(options.strategy)]},
+                 {"shardGroupSize", options.shard_group_size},
+                 {"shardGroups", std::move(groups)},
+                 {"layout", kLayouts[static_cast<int>(options.layout)]},
+                 {"mixedPrecision", std::move(mixed)},
+                 {"maxInflightUnshards", options.max_inflight_unshards},
+                 {"forwardPrefetch", options.forward_prefetch},
+                 {"backwardPrefetch", kPrefetch[static_cast<int>(options.backward_prefetch)]},
+                 {"optimizer", OptimizerJson(options)},
+                 {"gradientDivideFactor", options.gradient_divide_factor},
+                 {"strictOrder", options.strict_order},
+                 {"allowMissingContribution", options.allow_missing_contribution},
+                 {"silenceTimeoutMs", options.silence_timeout_ms},
+                 {"graceMs", options.grace_ms},
+                 // Parameters are mapped read-only and written by the daemon's optimizer.
+                 {"trainersNeverWrite", true}};
+  if (options.unshard_mode) {
+    config["unshardMode"] = kModes[static_cast<int>(*options.unshard_mode)];
+  }
+  if (!options.nodes.addresses.empty()) {
+    config["nodes"] = {{"addresses", options.nodes.addresses}};
+  }
+  return config;
 }
 
 }  // namespace

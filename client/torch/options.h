@@ -50,12 +50,20 @@ struct ShardOptions {
     // FQNs of optimizer groups 1, 2, ...; all other parameters are group 0.
     std::vector<std::vector<std::string>> groups;
   };
+  // Several nodes. world_size and rank are then of this node (LOCAL_WORLD_SIZE, LOCAL_RANK). FULL_SHARD and
+  // SHARD_GRAD_OP cut parameters over the ranks of all nodes; with the hybrid strategies each node has all of them.
+  struct Nodes {
+    // What each node's daemon is to the others (its --peer_address), "host:port", node 0's first, all ranks alike.
+    std::vector<std::string> addresses;
+    int own = -1;  // which of them this node is; negative: SHARDD_NODE, or what the launcher says of it
+  };
 
   // Where and who. Empty or negative: from the environment, see client/c/shardd.h (RANK, WORLD_SIZE, SHARDD_ADDRESS).
   std::string job_name;  // required; 1 to 128 characters of [A-Za-z0-9._-]
   int world_size = 0;
   int rank = -1;
   std::string address;
+  Nodes nodes;             // where there are several
   bool replace = false;    // kill a live holder of this rank and take its place
   int64_t timeout_ms = 0;  // bound of attach and of every wait; 0: 300 000
 
@@ -83,8 +91,8 @@ struct ShardOptions {
   int shard_group_size = 0;
   std::vector<std::vector<int>> shard_groups;
   ShardLayout layout = ShardLayout::kFlat;
-  UnshardMode unshard_mode = UnshardMode::kZeroCopy;
-  int max_inflight_unshards = 0;  // kPooled: 0 is the daemon's default
+  std::optional<UnshardMode> unshard_mode;  // none: kZeroCopy; kPooled where parameters are cut over nodes
+  int max_inflight_unshards = 0;            // kPooled: 0 is the daemon's default
   bool forward_prefetch = false;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
   MixedPrecision mixed_precision;

@@ -1,5 +1,7 @@
 // Models trained through the adaptor by real processes, against the same model trained by one process without shardd.
 
+#include "tests/torch/parity.h"
+
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -19,54 +21,6 @@ namespace shardd_test {
 namespace {
 
 using nlohmann::json;
-
-// Relative. Exact steps come first: as long as no rounding to bfloat16 has fallen the other way, nothing differs.
-struct Tolerance {
-  double exact = 1e-5;
-  size_t exact_steps = 0;
-  double losses = 1e-5;
-  double parameters = 1e-5;
-};
-constexpr Tolerance kFloat32;
-// One rounding of an output (2^-8 of about one) moves a squared error of about 0.6^2 by 1.3 %.
-constexpr Tolerance kBfloat16{.exact_steps = 10, .losses = 1.0 / 64, .parameters = 1.0 / 128};
-
-// Largest |got - want| relative to the largest |want|.
-double RelativeDifference(const std::vector<double>& got, const std::vector<double>& want) {
-  EXPECT_EQ(got.size(), want.size());
-  double difference = 0;
-  double scale = 1e-30;
-  for (size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
-    difference = std::max(difference, std::isfinite(got[i]) ? std::abs(got[i] - want[i]) : INFINITY);
-    scale = std::max(scale, std::abs(want[i]));
-  }
-  return difference / scale;
-}
-
-void ExpectParity(const std::vector<json>& sharded, const json& reference, const Tolerance& tolerance) {
-  for (size_t rank = 0; rank < sharded.size(); ++rank) {
-    const json& result = sharded[rank];
-    if (!result.contains("losses")) {
-      ADD_FAILURE() << "rank " << rank << " has no result";
-      continue;
-    }
-    const std::vector<double> got = result["losses"];
-    const std::vector<double> want = reference["losses"][rank];
-    ASSERT_EQ(got.size(), want.size());
-    for (size_t step = 0; step < got.size(); ++step) {
-      const double allowed = step < tolerance.exact_steps ? tolerance.exact : tolerance.losses;
-      ASSERT_NEAR(got[step], want[step], allowed * std::abs(want[step])) << "rank " << rank << " step " << step;
-    }
-    EXPECT_NEAR(result["evaluation"].get<double>(), reference["evaluation"].get<double>(),
-                tolerance.losses * reference["evaluation"].get<double>());
-    ASSERT_EQ(result["parameters"].size(), reference["parameters"].size());
-    for (const auto& [fqn, values] : reference["parameters"].items()) {
-      ASSERT_TRUE(result["parameters"].contains(fqn)) << fqn;
-      EXPECT_LE(RelativeDifference(result["parameters"][fqn], values), tolerance.parameters)
-          << "rank " << rank << " " << fqn;
-    }
-  }
-}
 
 struct Case {
   const char* name;
@@ -184,8 +138,8 @@ TEST(TorchAdaptor, AReplacedRankResumesAndTheResultIsTheSame) {
   Ranks ranks(2);
   WorkerOptions options{.ranks = 2, .model = "tied"};
   const json reference = ranks.RunReference(options);
-  options.address = ranks.address();
   options.job = "killed";
+  ranks.Place(&options);
   shardd::testing::Child survivor = ranks.Start(options);
   options.rank = 1;
   options.kill_at = kKillAt;

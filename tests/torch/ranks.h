@@ -1,6 +1,7 @@
 #ifndef SHARDD_TESTS_TORCH_RANKS_H_
 #define SHARDD_TESTS_TORCH_RANKS_H_
 
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -14,13 +15,17 @@ namespace shardd_test {
 
 inline constexpr absl::Duration kWorkerLimit = absl::Seconds(120);
 
-// A daemon and worker processes of one test, in a directory of their own. They end with this and with their handles.
+// Daemons and worker processes of one test, in directories of their own. They end with this and with their handles.
 class Ranks {
  public:
-  // Starts a daemon with `devices` CPU devices. A failure is a test failure.
-  explicit Ranks(int devices);
+  // Starts a daemon for each node, with `devices` CPU devices. A failure is a test failure.
+  explicit Ranks(int devices, int nodes = 1);
 
-  std::string address() const { return daemon_.address(); }
+  // The daemon of `options.rank`, and those of the nodes.
+  void Place(WorkerOptions* options) const;
+  pid_t daemon_pid(int node) const { return daemons_[static_cast<size_t>(node)]->pid(); }
+  // Waits until the daemon of a node has died; another one then listens where it did.
+  void ReplaceDeadDaemon(int node);
 
   // Starts one worker; options.out is set where it is empty.
   shardd::testing::Child Start(WorkerOptions options);
@@ -35,7 +40,12 @@ class Ranks {
 
  private:
   shardd::testing::TempDir folder_;
-  shardd::testing::DaemonProcess daemon_;
+  void StartDaemon(int node);
+
+  const int devices_;
+  std::vector<std::string> nodes_;  // addresses for each other; none: one node
+  std::vector<std::unique_ptr<shardd::testing::TempDir>> node_folders_;
+  std::vector<std::unique_ptr<shardd::testing::DaemonProcess>> daemons_;
   int jobs_ = 0;
 };
 

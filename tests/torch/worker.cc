@@ -112,7 +112,7 @@ shardd::Status TrainSharded(const WorkerOptions& options) {
     if (status.ok() && step + 1 == options.steps) {
       status = sharded->WaitStep();
     }
-    if (status.aborted()) {
+    if (status.aborted() || status.code() == shardd::Code::kUnavailable) {
       if (!(status = sharded->Reattach()).ok()) {
         return status;
       }
@@ -137,7 +137,10 @@ shardd::Status TrainSharded(const WorkerOptions& options) {
     result["evaluation"] = sharded->Run(*net, batch.x, batch.index, batch.target, at).item<double>();
   }
   std::vector<std::pair<std::string, at::Tensor>> parameters;
-  if (!(status = sharded->CopyFullParameters(&parameters)).ok()) {
+  status = sharded->CopyFullParameters(&parameters);
+  if (status.code() == shardd::Code::kUnimplemented) {
+    result["copy refused"] = status.message();
+  } else if (!status.ok()) {
     return status;
   }
   for (const auto& [fqn, tensor] : parameters) {
@@ -176,6 +179,7 @@ int RunWorker(const std::string& options_json) {
   const shardd::Status status = options.mode == "probe"         ? Probe(options)
                                 : options.mode == "refusals"    ? Refusals(options)
                                 : options.mode == "full_params" ? FullParams(options)
+                                : options.mode == "edit"        ? Edit(options)
                                                                 : TrainSharded(options);
   if (!status.ok()) {
     std::fprintf(stderr, "worker rank %d: %s\n", options.rank, status.message().c_str());

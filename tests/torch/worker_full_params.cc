@@ -66,4 +66,42 @@ shardd::Status FullParams(const WorkerOptions& options) {
   return status.ok() ? sharded->Finish() : status;
 }
 
+// Behind a step, all ranks add one to every value.
+shardd::Status Edit(const WorkerOptions& options) {
+  auto net = std::make_shared<NetImpl>(options.model);
+  std::unique_ptr<ShardedModule> sharded;
+  shardd::Status status = ShardedModule::Shard(net, MakeShardOptions(options, *net), &sharded);
+  if (!status.ok()) {
+    return status;
+  }
+  net->sharded = sharded.get();
+  Json result;
+  status = ShardedModule::Try([&] {
+    (void)RunStep(options, 0, *net, sharded.get());
+    sharded->Step({Hyper(options, 0, 0)});
+  });
+  if (status.ok()) {
+    status = sharded->UnshardParams({}, [&](std::vector<ShardedModule::FullParameter>& parameters) {
+      for (ShardedModule::FullParameter& parameter : parameters) {
+        result["before"][parameter.fqn] = ToJson(parameter.value);
+        parameter.value.add_(1);
+      }
+    });
+  }
+  ShardedModule::FullParamsOptions reading;
+  reading.writeback = false;
+  if (status.ok()) {
+    status = sharded->UnshardParams(reading, [&](std::vector<ShardedModule::FullParameter>& parameters) {
+      for (const ShardedModule::FullParameter& parameter : parameters) {
+        result["after"][parameter.fqn] = ToJson(parameter.value);
+      }
+    });
+  }
+  ShardedModule::FullParamsOptions alone;
+  alone.rank0_only = true;
+  result["refused"] = sharded->UnshardParams(alone, [](auto&) {}).message();
+  WriteJson(options.out, result);
+  return status.ok() ? sharded->Finish() : status;
+}
+
 }  // namespace shardd_test

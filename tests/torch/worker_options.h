@@ -10,11 +10,13 @@
 namespace shardd_test {
 
 struct WorkerOptions {
-  // train; probe: what the module's tensors are, without training; refusals: what Shard refuses; full_params
+  // train; probe: what the module's tensors are, without training; refusals: what Shard refuses; full_params;
+  // edit: full parameters edited by all
   std::string mode = "train";
   std::string address = {};  // empty: the unsharded reference, one process for all ranks
   std::string out = {};      // the results, JSON
   std::string job = "job";
+  std::vector<std::string> nodes = {};  // addresses for each other; none: one node. Each has as many of the ranks
   int ranks = 1;
   int rank = 0;
   // plain; tied: within a group and across groups; frozen: a group, and one parameter of another; absent: parameters
@@ -43,7 +45,8 @@ struct WorkerOptions {
   bool same_data = false;    // all ranks have rank 0's, so what they update alone stays equal
   bool strict_order = false;
   int by_name = -1;  // this rank says by name which modules are sharded, the others by class
-  int kill_at = -1;  // the rank ends itself with SIGKILL in the backward of this step
+  int kill_at = -1;  // the rank ends itself, or `victim`, with SIGKILL in the backward of this step
+  int victim = 0;    // a process, which may be gone already where a step is done again
 };
 
 std::string ToJson(const WorkerOptions& options);

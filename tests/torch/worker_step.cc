@@ -1,7 +1,9 @@
 #include "tests/torch/worker_step.h"
 
 #include <signal.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <stdexcept>
@@ -39,8 +41,10 @@ bool InSecondGroup(const WorkerOptions& options, const std::string& fqn) {
 shardd::ShardOptions MakeShardOptions(const WorkerOptions& options, const torch::nn::Module& model) {
   shardd::ShardOptions shard;
   shard.job_name = options.job;
-  shard.world_size = options.ranks;
-  shard.rank = options.rank;
+  shard.world_size = options.ranks / static_cast<int>(std::max<size_t>(1, options.nodes.size()));
+  shard.rank = options.rank % shard.world_size;
+  shard.nodes.own = options.rank / shard.world_size;
+  shard.nodes.addresses = options.nodes;
   shard.address = options.address;
   shard.timeout_ms = 60'000;
   shard.replace = options.replace;
@@ -57,9 +61,12 @@ shardd::ShardOptions MakeShardOptions(const WorkerOptions& options, const torch:
   }
   shard.strategy = options.strategy == "no_shard"        ? shardd::Strategy::kNoShard
                    : options.strategy == "shard_grad_op" ? shardd::Strategy::kShardGradOp
+                   : options.strategy == "hybrid"        ? shardd::Strategy::kHybridShard
                                                          : shardd::Strategy::kFullShard;
   shard.layout = options.layout == "dim0" ? shardd::ShardLayout::kDim0 : shardd::ShardLayout::kFlat;
-  shard.unshard_mode = options.unshard_mode == "pooled" ? shardd::UnshardMode::kPooled : shardd::UnshardMode::kZeroCopy;
+  if (options.unshard_mode == "pooled") {
+    shard.unshard_mode = shardd::UnshardMode::kPooled;
+  }
   shard.backward_prefetch = options.prefetch == "none"   ? shardd::BackwardPrefetch::kNone
                             : options.prefetch == "post" ? shardd::BackwardPrefetch::kPost
                                                          : shardd::BackwardPrefetch::kPre;
@@ -135,7 +142,7 @@ double RunStep(const WorkerOptions& options, int step, NetImpl& net, shardd::Sha
     }
   }
   if (step == options.kill_at) {
-    raise(SIGKILL);
+    (void)kill(options.victim > 0 ? options.victim : getpid(), SIGKILL);  // fails where the step is done again
   }
   for (int micro = 0; options.overlap && micro < options.accumulate; ++micro) {
     sharded->Backward(losses[static_cast<size_t>(micro)], micro + 1 == options.accumulate);

@@ -32,6 +32,7 @@ void TrainReference(const WorkerOptions& options);
 shardd::Status Probe(const WorkerOptions& options);
 shardd::Status Refusals(const WorkerOptions& options);
 shardd::Status FullParams(const WorkerOptions& options);
+shardd::Status Edit(const WorkerOptions& options);
 
 }  // namespace shardd_test
 

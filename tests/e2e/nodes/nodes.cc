@@ -1,40 +1,21 @@
 #include "tests/e2e/nodes/nodes.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "tests/testing/fake_cuda.h"
+#include "tests/testing/http_get.h"
 #include "tests/testing/poll.h"
 #include "tests/testing/programs.h"
 
 namespace shardd::e2e {
-namespace {
-
-// A port that nobody had a moment ago: nodes are named before their daemons run.
-int FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  EXPECT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&address), size), 0);
-  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  close(fd);
-  return ntohs(address.sin_port);
-}
-
-}  // namespace
-
 void Nodes::Start(int nodes, int ranks, const std::vector<std::string>& flags) {
   ranks_ = ranks;
   flags_ = flags;
   for (int node = 0; node < nodes; ++node) {
-    const int port = FreePort();
+    const int port = testing::FreePort();  // nodes are named before their daemons run
     listens_.push_back(absl::StrCat("localhost:", port));
     if (behind_proxies_) proxies_.push_back(std::make_unique<testing::TcpProxy>(port));
     addresses_.push_back(behind_proxies_ ? proxies_.back()->address() : listens_.back());
