@@ -26,6 +26,7 @@ constexpr absl::Duration kGraceOfNothing = absl::Minutes(1);
 constexpr absl::Duration kAttachTimeout = absl::Seconds(30);  // from AttachRank to hello
 constexpr absl::Duration kCommits = absl::Seconds(20);        // of a shutdown: commits under way
 constexpr absl::Duration kQuiet = absl::Seconds(1);           // of ranks that are in no step
+constexpr absl::Duration kTakenUp = absl::Seconds(1);  // of jobs of before; the next daemon goes on with the rest
 
 // False: it has not ended.
 template <typename Thread>
@@ -103,7 +104,7 @@ void Core::Shutdown(const std::function<void()>& stop_listening, const MemoryWri
       device->Shutdown();
     }
   }
-  const bool is_quiet = StopWithin(copier_, "copier");
+  const bool is_quiet = StopWithin(copier_, "copier") && take_ups_.Stop(kTakenUp);
   if (written != nullptr) written(is_quiet);
   loop_.RunAndWait([this] { jobs_.clear(); });
   loop_.Stop();
@@ -132,8 +133,8 @@ void Core::Tick() {
     review_custody_at_ = now + kReviewCustody;
     reaper_.Post([this] { custody_.Review(); });
   }
-  if (options_.embedded && jobs_.empty() && opening_ == 0 && !idle_reported_ && !freed_.Awaits(now) &&
-      (had_job_ || now - started_ > options_.embedded_idle)) {
+  if (options_.embedded && jobs_.empty() && take_ups_.count() == 0 && opening_ == 0 && !idle_reported_ &&
+      !freed_.Awaits(now) && (had_job_ || now - started_ > options_.embedded_idle)) {
     idle_reported_ = true;
     options_.on_idle();
   }
@@ -224,7 +225,10 @@ absl::StatusOr<JobCore*> Core::FindJobByName(const Caller& caller, const v1::Job
   }
   // To other users it makes no difference whether it is there.
   if (found.empty() || (!caller.SeesAll() && found.front()->identity().owner.uid != caller.tenant.uid)) {
-    return absl::NotFoundError(absl::StrCat("no job \"", ref.job(), "\""));
+    const std::string what = absl::StrCat("job \"", ref.job(), "\"");
+    const uint32_t uid = ref.has_uid() ? ref.uid() : caller.tenant.uid;
+    if (caller.SeesAll() || uid == caller.tenant.uid) SHARDD_RETURN_IF_ERROR(take_ups_.Check(what, {uid, ref.job()}));
+    return absl::NotFoundError(absl::StrCat("no ", what));
   }
   if (found.size() > 1) {
     return absl::InvalidArgumentError(absl::StrCat(

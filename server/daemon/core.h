@@ -25,6 +25,7 @@
 #include "server/daemon/last_epochs.h"
 #include "server/daemon/launcher.h"
 #include "server/daemon/take_up/job_custody.h"
+#include "server/daemon/take_up/take_ups.h"
 #include "server/device/devices.h"
 #include "server/job/job_core.h"
 #include "server/loop/core_loop.h"
@@ -119,7 +120,8 @@ class Core final : public JobsSource {
 
   void TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) override;
 
-  // Takes up the jobs that another daemon has left with the custodian. Before anybody calls.
+  // Takes up the jobs that another daemon has left with the custodian. Before anybody calls. Returns when that is done,
+  // but for jobs that take longer and are of one node, on CPUs: calls that name them wait.
   void TakeUp();
   // Closes all jobs, stops devices and threads. Jobs that a custodian keeps are the next daemon's. Idempotent.
   // `stop_listening` is called when the last steps are finished, in which ranks that are on their way take part.
@@ -142,6 +144,8 @@ class Core final : public JobsSource {
     bool freed = false;  // its ranks may still come
   };
 
+  // What the daemon before has left of a job. Blocks.
+  void TakeUpJob(uint64_t id, absl::StatusOr<JobMemory::Kept> left, const TakeUpOn& on);
   // Setup and join threads.
   // create false: NOT_FOUND where the job is not there yet.
   absl::StatusOr<v1::OpenJobResponse> OpenJobOnSetup(const PeerCredentials& peer, const JobSecret& secret,
@@ -269,6 +273,7 @@ class Core final : public JobsSource {
   CoreLoop setup_{nullptr, "setup", CoreLoop::Urgency::kQueue};
   CoreLoop join_{nullptr, "join", CoreLoop::Urgency::kQueue};  // plans what comes: computes, and waits for nothing
   CoreLoop loop_;
+  TakeUps take_ups_;
 };
 
 // What a rank asks beside its commands (TrainerService.OthersGradients). Calls `done` once, from any thread.

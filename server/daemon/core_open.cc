@@ -73,25 +73,27 @@ void Core::OpenJob(PeerCredentials peer, JobSecret secret, v1::OpenJobRequest re
     });
     done(std::move(result));
   };
+  const TakeUps::Name named(peer.uid, request.spec().name());
   // Joining must not wait for the slabs of other jobs; making them is the setup thread's.
-  join_.Post(
-      [this, peer, secret = std::move(secret), request = std::move(request), finish = std::move(finish)]() mutable {
-        absl::StatusOr<v1::OpenJobResponse> joined = OpenJobOnSetup(peer, secret, request, /*create=*/false);
-        if (!absl::IsNotFound(joined.status())) {
-          finish(std::move(joined));
-          return;
-        }
-        auto response = std::make_shared<v1::OpenJobResponse>();
-        WithMemory(
-            [this, peer, secret = std::move(secret), request = std::move(request), response] {
-              absl::StatusOr<v1::OpenJobResponse> opened = OpenJobOnSetup(peer, secret, request, /*create=*/true);
-              if (opened.ok()) *response = *std::move(opened);
-              return opened.status();
-            },
-            [finish = std::move(finish), response](const absl::Status& status) {
-              finish(status.ok() ? absl::StatusOr<v1::OpenJobResponse>(std::move(*response)) : status);
-            });
-      });
+  auto join = [this, peer, secret = std::move(secret), request = std::move(request),
+               finish = std::move(finish)]() mutable {
+    absl::StatusOr<v1::OpenJobResponse> joined = OpenJobOnSetup(peer, secret, request, /*create=*/false);
+    if (!absl::IsNotFound(joined.status())) {
+      finish(std::move(joined));
+      return;
+    }
+    auto response = std::make_shared<v1::OpenJobResponse>();
+    WithMemory(
+        [this, peer, secret = std::move(secret), request = std::move(request), response] {
+          absl::StatusOr<v1::OpenJobResponse> opened = OpenJobOnSetup(peer, secret, request, /*create=*/true);
+          if (opened.ok()) *response = *std::move(opened);
+          return opened.status();
+        },
+        [finish = std::move(finish), response](const absl::Status& status) {
+          finish(status.ok() ? absl::StatusOr<v1::OpenJobResponse>(std::move(*response)) : status);
+        });
+  };
+  take_ups_.WhenTakenUp(named, [this, join = std::move(join)]() mutable { join_.Post(std::move(join)); });
 }
 
 void Core::WithMemory(std::function<absl::Status()> make, std::function<void(absl::Status)> done) {

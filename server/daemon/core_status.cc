@@ -44,6 +44,11 @@ void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
     daemon.set_collective(options_.collective);
     daemon.mutable_warnings()->Add(options_.device_warnings.begin(), options_.device_warnings.end());
     if (std::string warning = custody_.Warning(); !warning.empty()) daemon.add_warnings(std::move(warning));
+    if (const size_t left = take_ups_.count(); left > 0) {
+      daemon.add_warnings(absl::StrCat(left,
+                                       " job(s) of the daemon before are being taken up: updates that it left are ",
+                                       "completed, and the jobs' ranks wait"));
+    }
     done(std::move(daemon));
   });
 }
@@ -57,6 +62,9 @@ void Core::ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) {
         descriptions.push_back(entry.job->view().Describe(response.add_jobs()));
       }
     }
+    take_ups_.List([&](const Tenant& owner, const v1::Job& job) {  // behind those that are described
+      if (caller.MaySee(owner)) *response.add_jobs() = job;
+    });
     status_.Post(
         [response = std::move(response), descriptions = std::move(descriptions), done = std::move(done)]() mutable {
           for (size_t i = 0; i < descriptions.size(); ++i) {

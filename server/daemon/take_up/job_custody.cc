@@ -63,6 +63,15 @@ absl::Status CheckMayTakeUp(const JobMemory& memory, TakeUpLog* log) {
 
 }  // namespace
 
+absl::StatusOr<v1::CustodyJob> ReadCustodyJob(const JobMemory::Kept& kept) {
+  const auto record = kept.find(kCustodyJobName);
+  if (record == kept.end()) return absl::NotFoundError("it was being opened");
+  v1::CustodyJob job;
+  SHARDD_RETURN_IF_ERROR(
+      ReadCustodyRecord(kCustodyJobName, UniqueFd(fcntl(record->second.get(), F_DUPFD_CLOEXEC, 0)), &job));
+  return job;
+}
+
 absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore::Init* init) const {
   const SlabPlace& place = init->memory->place();
   const bool on_gpus = place.memory != nullptr;
@@ -130,8 +139,8 @@ void JobCustody::Drop(uint64_t job) const {
   if (custody_ != nullptr) custody_->Drop(job);
 }
 
-std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> JobCustody::TakeUp(const TakeUpOn& on) const {
-  std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> result;
+std::vector<std::pair<uint64_t, absl::StatusOr<JobMemory::Kept>>> JobCustody::TakeUp(bool on_gpus) const {
+  std::vector<std::pair<uint64_t, absl::StatusOr<JobMemory::Kept>>> result;
   if (custody_ == nullptr) return result;
   std::map<uint64_t, JobMemory::Kept> jobs;
   for (auto& [key, fd] : custody_->TakeUp()) jobs[key.first][key.second] = std::move(fd);
@@ -153,7 +162,6 @@ std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> JobCustody::TakeUp(
   }
   const UniqueFd former = TakeKept(jobs[0], kCustodyDaemonName);
   jobs.erase(0);
-  const bool on_gpus = on.place(1).memory != nullptr;
   const absl::Status may = on_gpus && !jobs.empty() ? AwaitEnd(former) : absl::OkStatus();
   // From here on this one's GPUs write the jobs' memory.
   const UniqueFd self(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
@@ -163,7 +171,7 @@ std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> JobCustody::TakeUp(
     LogWarning(absl::StrCat("the next daemon will not know when this one has ended: ", put.message()));
   }
   for (auto& [id, kept] : jobs) {
-    result.emplace_back(id, may.ok() ? ReadTakenUpJob(std::move(kept), on) : may);
+    result.emplace_back(id, may.ok() ? absl::StatusOr<JobMemory::Kept>(std::move(kept)) : may);
   }
   return result;
 }

@@ -20,6 +20,9 @@
 
 namespace shardd {
 
+// Which job it is, as far as its record says that. Leaves it as it is. Errors: as ReadTakenUpJob.
+absl::StatusOr<v1::CustodyJob> ReadCustodyJob(const JobMemory::Kept& kept);
+
 // Thread-safe. All methods block.
 class JobCustody {
  public:
@@ -37,9 +40,9 @@ class JobCustody {
   void Review() const;
   // The job has ended.
   void Drop(uint64_t job) const;
-  // By id, in the order in which they were opened. Once. Errors: as ReadTakenUpJob; but for NOT_FOUND the custodian
-  // still has the job.
-  std::vector<std::pair<uint64_t, absl::StatusOr<TakenUpJob>>> TakeUp(const TakeUpOn& on) const;
+  // What the daemon before has left of each job, for ReadTakenUpJob: by id, in the order in which they were opened.
+  // Once. The custodian has it still. FAILED_PRECONDITION: that daemon has not ended, and this one is on GPUs.
+  std::vector<std::pair<uint64_t, absl::StatusOr<JobMemory::Kept>>> TakeUp(bool on_gpus) const;
 
  private:
   const std::shared_ptr<Custody> custody_;

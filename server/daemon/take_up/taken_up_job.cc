@@ -19,6 +19,7 @@
 #include "common/process/process_stat.h"
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
+#include "server/daemon/take_up/mapped_slabs.h"
 #include "server/daemon/take_up/unfinished.h"
 #include "server/device/device.h"
 #include "server/device/device_op.h"
@@ -55,36 +56,6 @@ v1::PeerMessage::Decided DecisionOf(const v1::DecidedStepRecord& record) {
   decided.set_skipped(record.skipped());
   decided.set_present(record.present());
   return decided;
-}
-
-// The job's slabs, mapped for this thread.
-struct MappedSlabs {
-  std::map<std::string, std::unique_ptr<Slab>> by_name;
-  char* At(const char* name) const {
-    const auto it = by_name.find(name);
-    return it == by_name.end() ? nullptr : it->second->At<char>(0);
-  }
-};
-
-// Of all that was handed over, with the sizes of the plan. DATA_LOSS: some of it is not there.
-absl::StatusOr<MappedSlabs> MapSlabs(const ShardPlan& plan, const JobMemory::Kept& kept, bool snapshot) {
-  const std::pair<const char*, int64_t> wanted[] = {{"shards", plan.memory.shards_bytes},
-                                                    {"parameters", plan.memory.parameters_bytes},
-                                                    {"gradients", plan.memory.gradients_bytes},
-                                                    {"optimizer", plan.memory.optimizer_bytes},
-                                                    {"snapshot", snapshot ? plan.memory.kept_bytes : 0}};
-  MappedSlabs mapped;
-  for (const auto& [name, size_bytes] : wanted) {
-    if (size_bytes == 0) continue;
-    const auto it = kept.find(name);
-    if (it == kept.end()) {
-      return absl::DataLossError(
-          absl::StrCat("its \"", name, "\" is not there: the custodian or the daemon ended while it was handed over"));
-    }
-    UniqueFd copy(fcntl(it->second.get(), F_DUPFD_CLOEXEC, 0));
-    SHARDD_ASSIGN_OR_RETURN(mapped.by_name[name], Slab::TakeUp(name, std::move(copy), size_bytes));
-  }
-  return mapped;
 }
 
 // Who had sessions of the daemon before, and lives. Nothing: nobody knows of some of them.
@@ -259,6 +230,7 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
     ++header.step;
     ++header.version;
   }
+  if (on.known != nullptr) on.known(result.job, plan, header);
   result.living = FormerProcesses(*result.log, plan.world_size).value_or(std::vector<PastProcess>());
   MappedSlabs mapped;
   bool gradients_stay = false;

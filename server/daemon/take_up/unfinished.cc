@@ -112,7 +112,7 @@ absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& re
     SHARDD_RETURN_IF_ERROR(CheckLogs(part, record.step()));
   }
   LogInfo(absl::StrCat("completes the update of step ", record.step(), " that the daemon before has left (",
-                       SizeText(parts), "), and listens behind it"));
+                       SizeText(parts), "); the job's ranks wait for it"));
   // Ranks wait for this: a large model takes one thread seconds, and large matrices of Muon minutes.
   std::vector<absl::Status> completed(parts.size());
   InParallel(parts.size(), [&](size_t part) {
