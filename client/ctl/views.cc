@@ -23,9 +23,9 @@ std::string OrDash(std::string text) { return text.empty() ? "-" : text; }
 const char* YesNo(bool yes) { return yes ? "yes" : "no"; }
 
 Cell StateCell(v1::JobState state) {
-  const Tone tone = state == v1::JOB_STATE_WAITING  ? Tone::kWarning
-                    : state == v1::JOB_STATE_CLOSED ? Tone::kBad
-                                                    : Tone::kGood;
+  const Tone tone = state == v1::JOB_STATE_WAITING || state == v1::JOB_STATE_TAKING_UP ? Tone::kWarning
+                    : state == v1::JOB_STATE_CLOSED                                    ? Tone::kBad
+                                                                                       : Tone::kGood;
   return Cell(ShortEnumName(state), tone);
 }
 

@@ -104,7 +104,8 @@ void Core::Shutdown(const std::function<void()>& stop_listening, const MemoryWri
       device->Shutdown();
     }
   }
-  const bool is_quiet = StopWithin(copier_, "copier") && take_ups_.Stop(kTakenUp);
+  const bool are_taken_up = take_ups_.Stop(kTakenUp);
+  const bool is_quiet = StopWithin(copier_, "copier") && are_taken_up;
   if (written != nullptr) written(is_quiet);
   loop_.RunAndWait([this] { jobs_.clear(); });
   loop_.Stop();
@@ -226,8 +227,9 @@ absl::StatusOr<JobCore*> Core::FindJobByName(const Caller& caller, const v1::Job
   // To other users it makes no difference whether it is there.
   if (found.empty() || (!caller.SeesAll() && found.front()->identity().owner.uid != caller.tenant.uid)) {
     const std::string what = absl::StrCat("job \"", ref.job(), "\"");
-    const uint32_t uid = ref.has_uid() ? ref.uid() : caller.tenant.uid;
-    if (caller.SeesAll() || uid == caller.tenant.uid) SHARDD_RETURN_IF_ERROR(take_ups_.Check(what, {uid, ref.job()}));
+    const std::optional<uint32_t> uid =
+        of_any ? std::nullopt : std::optional(caller.SeesAll() ? ref.uid() : caller.tenant.uid);
+    SHARDD_RETURN_IF_ERROR(take_ups_.Check(what, uid, ref.job()));
     return absl::NotFoundError(absl::StrCat("no ", what));
   }
   if (found.size() > 1) {

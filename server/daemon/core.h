@@ -121,7 +121,7 @@ class Core final : public JobsSource {
   void TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) override;
 
   // Takes up the jobs that another daemon has left with the custodian. Before anybody calls. Returns when that is done,
-  // but for jobs that take longer and are of one node, on CPUs: calls that name them wait.
+  // but for jobs that take longer and are of one node, on CPUs: who names them comes again.
   void TakeUp();
   // Closes all jobs, stops devices and threads. Jobs that a custodian keeps are the next daemon's. Idempotent.
   // `stop_listening` is called when the last steps are finished, in which ranks that are on their way take part.

@@ -100,6 +100,9 @@ void Core::AttachRank(PeerCredentials peer, const JobSecret& secret, UniqueFd pi
 void Core::Attach(const std::shared_ptr<Attaching>& attaching) {
   loop_.Post([this, attaching] {
     JobCore* const job = FindJob(attaching->request.job_id());
+    if (absl::Status here = take_ups_.CheckId(attaching->what(), attaching->request.job_id()); !here.ok()) {
+      return attaching->finish(std::move(here));
+    }
     if (absl::Status status = attaching->Check(job, last_epochs_); !status.ok()) {
       attaching->finish(std::move(status));
       return;

@@ -73,27 +73,25 @@ void Core::OpenJob(PeerCredentials peer, JobSecret secret, v1::OpenJobRequest re
     });
     done(std::move(result));
   };
-  const TakeUps::Name named(peer.uid, request.spec().name());
   // Joining must not wait for the slabs of other jobs; making them is the setup thread's.
-  auto join = [this, peer, secret = std::move(secret), request = std::move(request),
-               finish = std::move(finish)]() mutable {
-    absl::StatusOr<v1::OpenJobResponse> joined = OpenJobOnSetup(peer, secret, request, /*create=*/false);
-    if (!absl::IsNotFound(joined.status())) {
-      finish(std::move(joined));
-      return;
-    }
-    auto response = std::make_shared<v1::OpenJobResponse>();
-    WithMemory(
-        [this, peer, secret = std::move(secret), request = std::move(request), response] {
-          absl::StatusOr<v1::OpenJobResponse> opened = OpenJobOnSetup(peer, secret, request, /*create=*/true);
-          if (opened.ok()) *response = *std::move(opened);
-          return opened.status();
-        },
-        [finish = std::move(finish), response](const absl::Status& status) {
-          finish(status.ok() ? absl::StatusOr<v1::OpenJobResponse>(std::move(*response)) : status);
-        });
-  };
-  take_ups_.WhenTakenUp(named, [this, join = std::move(join)]() mutable { join_.Post(std::move(join)); });
+  join_.Post(
+      [this, peer, secret = std::move(secret), request = std::move(request), finish = std::move(finish)]() mutable {
+        absl::StatusOr<v1::OpenJobResponse> joined = OpenJobOnSetup(peer, secret, request, /*create=*/false);
+        if (!absl::IsNotFound(joined.status())) {
+          finish(std::move(joined));
+          return;
+        }
+        auto response = std::make_shared<v1::OpenJobResponse>();
+        WithMemory(
+            [this, peer, secret = std::move(secret), request = std::move(request), response] {
+              absl::StatusOr<v1::OpenJobResponse> opened = OpenJobOnSetup(peer, secret, request, /*create=*/true);
+              if (opened.ok()) *response = *std::move(opened);
+              return opened.status();
+            },
+            [finish = std::move(finish), response](const absl::Status& status) {
+              finish(status.ok() ? absl::StatusOr<v1::OpenJobResponse>(std::move(*response)) : status);
+            });
+      });
 }
 
 void Core::WithMemory(std::function<absl::Status()> make, std::function<void(absl::Status)> done) {
@@ -143,6 +141,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   if (stopping_) {
     return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
   }
+  SHARDD_RETURN_IF_ERROR(take_ups_.Check(what, peer.uid, name));
   const DeviceMemory* const device_memory = devices_.front()->memory();
   if (device_memory != nullptr && !request.device_memory()) {
     return absl::FailedPreconditionError(
@@ -275,6 +274,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   if (!create) {
     return absl::NotFoundError(absl::StrCat(what, ": not there yet"));
   }
+  SHARDD_RETURN_IF_ERROR(take_ups_.CheckAny(what));  // quotas and free memory do not tell what those take
   const int64_t bytes = QuotaBytesOf(*plan, *devices_.front());
   if (found.jobs_of_uid >= options_.max_jobs_per_uid) {
     return absl::ResourceExhaustedError(
@@ -313,6 +313,9 @@ void Core::CloseJob(PeerCredentials peer, const JobSecret& secret, bool is_admin
                     std::function<void(absl::Status)> done) {
   const Caller caller{{peer.uid, secret.digest()}, is_admin};
   loop_.Post([this, peer, caller, job_id, done = std::move(done)] {
+    if (absl::Status here = take_ups_.CheckId(absl::StrCat("close job ", job_id), job_id); !here.ok()) {
+      return done(std::move(here));
+    }
     if (JobCore* job = FindJob(job_id); job != nullptr) {
       if (!caller.MaySee(job->identity().owner)) {
         const std::string what = absl::StrCat("close job ", job_id);

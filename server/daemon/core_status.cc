@@ -47,7 +47,7 @@ void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
     if (const size_t left = take_ups_.count(); left > 0) {
       daemon.add_warnings(absl::StrCat(left,
                                        " job(s) of the daemon before are being taken up: updates that it left are ",
-                                       "completed, and the jobs' ranks wait"));
+                                       "completed, and the jobs' ranks, and new jobs, wait"));
     }
     done(std::move(daemon));
   });
@@ -63,7 +63,7 @@ void Core::ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) {
       }
     }
     take_ups_.List([&](const Tenant& owner, const v1::Job& job) {  // behind those that are described
-      if (caller.MaySee(owner)) *response.add_jobs() = job;
+      if (caller.MaySee(owner) && !jobs_.contains({owner.uid, job.name()})) *response.add_jobs() = job;
     });
     status_.Post(
         [response = std::move(response), descriptions = std::move(descriptions), done = std::move(done)]() mutable {

@@ -80,21 +80,25 @@ void Core::TakeUp() {
   auto on = std::make_shared<TakeUpOn>();
   for (const auto& device : devices_) on->devices.push_back(device.get());
   on->place = [this](int world_size) { return PlaceOf(0, world_size); };
-  on->known = [this](const v1::CustodyJob& job, const ShardPlan& plan, const TakeUpLog::Header& header) {
+  on->known = [this](const TakenUpJob& taken, const TakeUpLog::Header& header) {
     v1::Job known;
-    known.set_name(job.spec().name());
-    known.set_job_id(job.job_id());
-    known.set_uid(job.owner_uid());
-    known.set_has_secret(!job.secret_digest().empty());
+    known.set_name(taken.job.spec().name());
+    known.set_job_id(taken.job.job_id());
+    known.set_uid(taken.job.owner_uid());
+    known.set_has_secret(!taken.job.secret_digest().empty());
     known.set_outlives_daemon(true);
-    known.set_world_size(plan.world_size);
-    known.set_state(v1::JOB_STATE_WAITING);
+    *known.mutable_kept_formats() = taken.formats();
+    known.set_world_size(taken.plan.world_size);
+    known.set_state(v1::JOB_STATE_TAKING_UP);
     known.set_epoch(header.epoch + 1);
     known.set_committed_step(header.step);
     known.set_version(header.version);
-    known.set_groups(static_cast<int>(plan.groups.size()));
-    known.set_plan_digest(absl::BytesToHexString(plan.digest));
-    take_ups_.Describe(OwnerOf(job), std::move(known));
+    known.set_groups(static_cast<int>(taken.plan.groups.size()));
+    *known.mutable_config() = taken.plan.config;
+    known.mutable_counters();
+    known.set_created_unix_ms(absl::ToUnixMillis(start_time_));
+    known.set_plan_digest(absl::BytesToHexString(taken.plan.digest));
+    take_ups_.Describe(OwnerOf(taken.job), std::move(known));
   };
   const bool on_gpus = on->place(1).memory != nullptr;
   std::vector<std::pair<uint64_t, absl::StatusOr<JobMemory::Kept>>> left = custody_.TakeUp(on_gpus);

@@ -18,10 +18,13 @@ namespace {
 // FAILED_PRECONDITION: jobs would end with this daemon, or wait in vain for one that reads them.
 absl::Status CheckGoOn(const v1::ListJobsResponse& listed, const v1::HandOverRequest& request) {
   std::vector<std::string> ending;
+  std::vector<std::string> coming;
   std::vector<std::string> unread;
   for (const v1::Job& job : listed.jobs()) {
     const std::string name = absl::StrCat("\"", job.name(), "\" of uid ", job.uid());
-    if (!job.outlives_daemon()) {
+    if (job.state() == v1::JOB_STATE_TAKING_UP) {
+      coming.push_back(name);
+    } else if (!job.outlives_daemon()) {
       ending.push_back(name);
     } else if (const absl::Status reads = CheckReads(request, job.kept_formats()); !reads.ok()) {
       unread.push_back(absl::StrCat(name, ": ", reads.message()));
@@ -31,6 +34,11 @@ absl::Status CheckGoOn(const v1::ListJobsResponse& listed, const v1::HandOverReq
     return absl::FailedPreconditionError(
         absl::StrCat("hand over: jobs would end with this daemon, because no custodian keeps them (",
                      absl::StrJoin(ending, ", "), "); wait for their end, or close them"));
+  }
+  if (!coming.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("hand over: jobs of the daemon before are being taken up (", absl::StrJoin(coming, ", "),
+                     "), whose updates would begin anew; try again when their ranks train"));
   }
   if (!unread.empty()) {
     return absl::FailedPreconditionError(absl::StrCat("hand over: shardd ", request.version(),

@@ -18,7 +18,7 @@ namespace shardd {
 namespace {
 
 constexpr absl::Duration kStartLimit = absl::Minutes(2);  // contexts and kernels of eight GPUs
-// Before it listens it completes updates that could not be ended here: large matrices of Muon take minutes.
+// Before it listens it completes updates that could not be ended here, of jobs over nodes or on GPUs.
 constexpr absl::Duration kListenLimit = absl::Minutes(5);
 constexpr absl::Duration kListenPoll = absl::Milliseconds(20);
 constexpr char kTakeOver[] = "--take_over";

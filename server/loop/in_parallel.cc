@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -15,7 +16,10 @@ void InParallel(size_t count, absl::FunctionRef<void(size_t)> run) {
   };
   std::vector<std::thread> helpers;
   const size_t threads = std::min<size_t>({count, std::thread::hardware_concurrency(), kMost});
-  for (size_t i = 1; i < threads; ++i) helpers.emplace_back(work);
+  try {
+    for (size_t i = 1; i < threads; ++i) helpers.emplace_back(work);
+  } catch (const std::system_error&) {  // the process may have no more threads: those that there are do it
+  }
   work();
   for (std::thread& helper : helpers) helper.join();
 }

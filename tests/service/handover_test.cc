@@ -84,5 +84,23 @@ TEST_F(HandoverTest, AnUnansweredQuestionLeavesThePlaceFree) {
   handover_.Complete(true);
 }
 
+// Its update would begin anew, and this daemon's end would not wait for it.
+TEST_F(HandoverTest, AJobThatIsTakenUpStillKeepsThePlace) {
+  v1::Job& job = *jobs_.jobs.add_jobs();
+  job.set_name("large");
+  job.set_outlives_daemon(true);
+  job.set_state(v1::JOB_STATE_TAKING_UP);
+  Answer refused, asked;
+  Ask(&refused);
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused->status().message(), HasSubstr("being taken up (\"large\" of uid 0)"));
+  EXPECT_EQ(stops_, 0);
+  job.set_state(v1::JOB_STATE_WAITING);
+  Ask(&asked);
+  EXPECT_EQ(stops_, 1);
+  handover_.Complete(true);
+}
+
 }  // namespace
 }  // namespace shardd

@@ -55,7 +55,8 @@ absl::Status Attachment::Attach() {
 }
 
 absl::Status Attachment::Establish(absl::Time deadline) {
-  const absl::Time start = absl::Now();
+  const absl::Time begun = absl::Now();
+  absl::Time start = begun;  // since when there is no daemon
   const bool again = attached_before_;
   reached_ = again || options_.adopt;  // the job of this process, or of the one before it, had a daemon
   absl::Duration pause = kFirstRetry;
@@ -68,11 +69,19 @@ absl::Status Attachment::Establish(absl::Time deadline) {
       std::fprintf(stderr, "shardd: job \"%s\": rank %d waits up to %s for a daemon (%s)\n", plan_.job().c_str(),
                    rank(), absl::FormatDuration(options_.daemon_wait).c_str(), std::string(status.message()).c_str());
     }
+    if (absl::IsAborted(status)) {  // the daemon is there, and says so
+      start = absl::Now();
+      if (!said && start - begun > kSayAfter) {
+        said = true;
+        std::fprintf(stderr, "shardd: job \"%s\": rank %d tries again (%s)\n", plan_.job().c_str(), rank(),
+                     std::string(status.message()).c_str());
+      }
+    }
     if (status.ok() || !MayRetry(status, again, absl::Now() - start) || absl::Now() + pause >= deadline) {
       return AsUnavailable(std::move(status));
     }
     SHARDD_RETURN_IF_ERROR(interrupt_.Sleep(pause, again ? "reattach" : "attach"));
-    pause = std::min(2 * pause, again ? kLongestRetryOfAgain : kLongestRetry);
+    pause = std::min(2 * pause, again && !absl::IsAborted(status) ? kLongestRetryOfAgain : kLongestRetry);
   }
 }
 

@@ -7,8 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
-#include "server/storage/job_memory.h"
 #include "common/shm/slab.h"
+#include "server/storage/job_memory.h"
 
 namespace shardd {
 

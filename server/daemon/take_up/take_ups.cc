@@ -8,7 +8,13 @@
 namespace shardd {
 namespace {
 
-constexpr size_t kMostThreads = 32;  // a user's jobs that take minutes are not to keep those of others waiting
+constexpr size_t kMostThreads = 64;  // a user's jobs that take minutes are not to keep those of others waiting
+
+absl::Status ComeAgain(absl::string_view what, absl::string_view which) {
+  return absl::AbortedError(absl::StrCat(what, ": ", which,
+                                         " being taken up: an update that the daemon before has left ",
+                                         "is completed, and ranks wait for that; try again"));
+}
 
 }  // namespace
 
@@ -17,7 +23,7 @@ void TakeUps::Begin(std::map<Name, std::vector<TakeUp>> jobs, absl::Duration lim
   {
     absl::MutexLock lock(&mutex_);
     for (auto& [name, of_name] : jobs) {
-      waiting_[name];
+      left_[name];
       queued_.emplace_back(name, std::move(of_name));
     }
   }
@@ -26,15 +32,14 @@ void TakeUps::Begin(std::map<Name, std::vector<TakeUp>> jobs, absl::Duration lim
     threads_.back()->Post([this] { Work(); });
   }
   absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(&TakeUps::AreDescribed, &waiting_));
+  mutex_.Await(absl::Condition(&TakeUps::AreDescribed, &left_));
   mutex_.AwaitWithTimeout(absl::Condition(
-                              +[](std::map<Name, Waiting>* waiting) { return waiting->empty(); }, &waiting_),
+                              +[](Left* left) { return left->empty(); }, &left_),
                           limit);
 }
 
-bool TakeUps::AreDescribed(std::map<Name, Waiting>* waiting) {
-  return std::all_of(waiting->begin(), waiting->end(),
-                     [](const auto& entry) { return entry.second.described.has_value(); });
+bool TakeUps::AreDescribed(Left* left) {
+  return std::all_of(left->begin(), left->end(), [](const auto& entry) { return entry.second.has_value(); });
 }
 
 void TakeUps::Work() {
@@ -46,73 +51,67 @@ void TakeUps::Work() {
       next = std::move(queued_.front());
       queued_.pop_front();
     }
-    for (TakeUp& take_up : next.second) std::move(take_up)();
-    std::vector<absl::AnyInvocable<void()>> then;
-    {
-      absl::MutexLock lock(&mutex_);
-      const auto it = waiting_.find(next.first);
-      if (it == waiting_.end()) return;  // Stop
-      then = std::move(it->second.then);
-      waiting_.erase(it);
+    for (TakeUp& take_up : next.second) {
+      {
+        absl::MutexLock lock(&mutex_);
+        if (stopped_) return;
+      }
+      std::move(take_up)();
     }
-    for (absl::AnyInvocable<void()>& call : then) std::move(call)();
-  }
-}
-
-void TakeUps::WhenTakenUp(const Name& name, absl::AnyInvocable<void()> then) {
-  {
     absl::MutexLock lock(&mutex_);
-    if (const auto it = waiting_.find(name); it != waiting_.end()) {
-      it->second.then.push_back(std::move(then));
-      return;
-    }
+    left_.erase(next.first);
   }
-  std::move(then)();
 }
 
 void TakeUps::Describe(Tenant owner, v1::Job job) {
   absl::MutexLock lock(&mutex_);
-  if (const auto it = waiting_.find({owner.uid, job.name()}); it != waiting_.end()) {
-    it->second.described = {owner, std::move(job)};
-  }
+  if (const auto it = left_.find({owner.uid, job.name()}); it != left_.end()) it->second = {owner, std::move(job)};
 }
 
 void TakeUps::List(absl::FunctionRef<void(const Tenant& owner, const v1::Job& job)> say) const {
   absl::MutexLock lock(&mutex_);
-  for (const auto& [name, waiting] : waiting_) {
-    if (waiting.described.has_value()) say(waiting.described->first, waiting.described->second);
+  for (const auto& [name, described] : left_) {
+    if (described.has_value()) say(described->first, described->second);
   }
 }
 
-absl::Status TakeUps::Check(absl::string_view what, const Name& name) const {
+absl::Status TakeUps::Check(absl::string_view what, std::optional<uint32_t> uid, absl::string_view name) const {
   absl::MutexLock lock(&mutex_);
-  if (!waiting_.contains(name)) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(what, ": it is being taken up: an update that the daemon before has left ",
-                                             "is completed, and its ranks wait for that; try again"));
+  const bool is_left = std::any_of(left_.begin(), left_.end(), [&](const auto& entry) {
+    return entry.first.second == name && uid.value_or(entry.first.first) == entry.first.first;
+  });
+  return is_left ? ComeAgain(what, "it is") : absl::OkStatus();
+}
+
+absl::Status TakeUps::CheckId(absl::string_view what, uint64_t job_id) const {
+  absl::MutexLock lock(&mutex_);
+  const bool is_left = std::any_of(left_.begin(), left_.end(), [&](const auto& entry) {
+    return entry.second.has_value() && entry.second->second.job_id() == job_id;
+  });
+  return is_left ? ComeAgain(what, "it is") : absl::OkStatus();
+}
+
+absl::Status TakeUps::CheckAny(absl::string_view what) const {
+  const size_t left = count();
+  return left > 0 ? ComeAgain(what, absl::StrCat(left, " job(s) of this node are")) : absl::OkStatus();
 }
 
 size_t TakeUps::count() const {
   absl::MutexLock lock(&mutex_);
-  return waiting_.size();
+  return left_.size();
 }
 
 bool TakeUps::Stop(absl::Duration limit) {
-  std::map<Name, Waiting> dropped;
   {
     absl::MutexLock lock(&mutex_);
+    stopped_ = true;
     queued_.clear();
-    dropped = std::exchange(waiting_, {});
   }
-  dropped.clear();
   const absl::Time deadline = absl::Now() + limit;
-  bool ended = true;
-  for (std::unique_ptr<CoreLoop>& thread : threads_) {
-    if (thread->Stop(std::max(absl::ZeroDuration(), deadline - absl::Now()))) continue;
-    ended = false;
-    (void)thread.release();  // it may not be destroyed before its thread has ended
-  }
-  threads_.clear();
-  return ended;
+  std::erase_if(threads_, [&](const std::unique_ptr<CoreLoop>& thread) {
+    return thread->Stop(std::max(absl::ZeroDuration(), deadline - absl::Now()));
+  });
+  return threads_.empty();
 }
 
 }  // namespace shardd

@@ -2,12 +2,11 @@
 #define SHARDD_SERVER_DAEMON_TAKE_UP_TAKE_UPS_H_
 
 // Jobs of the daemon before that are taken up beside each other. One whose update that daemon has left may take
-// minutes; this daemon then serves all others, and calls that name it wait.
+// minutes; this daemon then serves all others, and who names it comes again.
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -40,33 +39,34 @@ class TakeUps {
   TakeUps(const TakeUps&) = delete;
   TakeUps& operator=(const TakeUps&) = delete;
 
-  // Calls all of each name in their order, and those of several names at the same time. Returns when all have returned,
-  // or, when those of all other names have called Describe, after `limit`. Once.
+  // Calls all of each name in their order, and those of up to 64 names at the same time. Returns when all have
+  // returned, or, when those of all other names have called Describe, after `limit`. Once.
   void Begin(std::map<Name, std::vector<TakeUp>> jobs, absl::Duration limit);
-  // Calls `then` when no job of the name is being taken up any more: at once, or on the thread that has done it.
-  void WhenTakenUp(const Name& name, absl::AnyInvocable<void()> then);
   // Says of the job that is being taken up what ListJobs is to say meanwhile. Its ranks ask for it there.
   void Describe(Tenant owner, v1::Job job);
   void List(absl::FunctionRef<void(const Tenant& owner, const v1::Job& job)> say) const;
-  // UNAVAILABLE: a job of the name is being taken up.
-  absl::Status Check(absl::string_view what, const Name& name) const;
+  // ABORTED: a job of that name is being taken up. Without a uid: of anybody's.
+  absl::Status Check(absl::string_view what, std::optional<uint32_t> uid, absl::string_view name) const;
+  // The same of the job with that number.
+  absl::Status CheckId(absl::string_view what, uint64_t job_id) const;
+  // The same of any job.
+  absl::Status CheckAny(absl::string_view what) const;
   // Names of jobs that are being taken up.
   size_t count() const;
-  // Begins with no other job, and drops what waits. False: one is being taken up after `limit` still, and its thread is
-  // left to it: this must then never be destroyed.
+  // Begins with no other job. False: one is being taken up after `limit` still, and its thread is left to it: this must
+  // then never be destroyed.
   bool Stop(absl::Duration limit);
 
  private:
-  struct Waiting {
-    std::vector<absl::AnyInvocable<void()>> then;
-    std::optional<std::pair<Tenant, v1::Job>> described;
-  };
+  // By name, what Describe has said.
+  using Left = std::map<Name, std::optional<std::pair<Tenant, v1::Job>>>;
   void Work();
-  static bool AreDescribed(std::map<Name, Waiting>* waiting);
+  static bool AreDescribed(Left* left);
 
   mutable absl::Mutex mutex_;
   std::deque<std::pair<Name, std::vector<TakeUp>>> queued_ ABSL_GUARDED_BY(mutex_);
-  std::map<Name, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // of those that are queued or under way
+  Left left_ ABSL_GUARDED_BY(mutex_);  // of those that are queued or under way
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::unique_ptr<CoreLoop>> threads_;
 };
 

@@ -230,7 +230,7 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
     ++header.step;
     ++header.version;
   }
-  if (on.known != nullptr) on.known(result.job, plan, header);
+  if (on.known != nullptr) on.known(result, header);
   result.living = FormerProcesses(*result.log, plan.world_size).value_or(std::vector<PastProcess>());
   MappedSlabs mapped;
   bool gradients_stay = false;

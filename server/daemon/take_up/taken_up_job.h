@@ -70,9 +70,9 @@ struct TakenUpJob {
 struct TakeUpOn {
   std::vector<Device*> devices;                    // rank r's is the (r modulo their number)th
   std::function<SlabPlace(int world_size)> place;  // of a job's slabs
-  // Called when the job is known, with what will be committed, before anything that takes long; null: nobody asks.
-  std::function<void(const v1::CustodyJob& job, const ShardPlan& plan, const TakeUpLog::Header& header)> known =
-      nullptr;
+  // Called when the job is known (all but its memory), with what will be committed, before anything that takes long.
+  // Null: nobody asks.
+  std::function<void(const TakenUpJob& job, const TakeUpLog::Header& header)> known = nullptr;
 };
 
 // Completes a step that was decided, and a snapshot that was being taken. Blocks. NOT_FOUND: nothing was committed, or

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,7 @@ using Jobs = std::map<TakeUps::Name, std::vector<TakeUps::TakeUp>>;
 
 const TakeUps::Name kLong(1000, "long");
 const TakeUps::Name kShort(1001, "short");
+constexpr uint64_t kLongId = 5;
 
 Jobs Of(const TakeUps::Name& name, TakeUps::TakeUp take_up) {
   Jobs jobs;
@@ -28,11 +30,12 @@ Jobs Of(const TakeUps::Name& name, TakeUps::TakeUp take_up) {
   return jobs;
 }
 
-void Describe(const TakeUps::Name& name, TakeUps* take_ups) {
+void DescribeLong(TakeUps* take_ups) {
   v1::Job job;
-  job.set_name(name.second);
+  job.set_name(kLong.second);
+  job.set_job_id(kLongId);
   job.set_committed_step(7);
-  take_ups->Describe(Tenant{name.first}, std::move(job));
+  take_ups->Describe(Tenant{kLong.first}, std::move(job));
 }
 
 std::string Listed(const TakeUps& take_ups) {
@@ -44,42 +47,52 @@ std::string Listed(const TakeUps& take_ups) {
 }
 
 TEST(TakeUps, AJobThatTakesLongKeepsNoOtherWaiting) {
-  absl::Notification go_on, long_came;
-  std::atomic<bool> short_came = false;
+  absl::Notification go_on;
   TakeUps take_ups;
   Jobs jobs = Of(kLong, [&] {
-    Describe(kLong, &take_ups);
+    DescribeLong(&take_ups);
     go_on.WaitForNotification();
   });
   jobs[kShort].push_back([] {});
   take_ups.Begin(std::move(jobs), absl::Milliseconds(50));
-  take_ups.WhenTakenUp(kLong, [&] { long_came.Notify(); });
   ASSERT_TRUE(testing::PollUntil([&] { return take_ups.count() == 1; }));
-  take_ups.WhenTakenUp(kShort, [&] { short_came = true; });
-  EXPECT_TRUE(short_came);
-  EXPECT_FALSE(long_came.HasBeenNotified());
-  EXPECT_THAT(std::string(take_ups.Check("job \"long\"", kLong).message()),
-              ::testing::HasSubstr("job \"long\": it is being taken up"));
-  EXPECT_TRUE(absl::IsUnavailable(take_ups.Check("", kLong)));
-  EXPECT_TRUE(take_ups.Check("", {kLong.first, "lon"}).ok());
-  EXPECT_TRUE(take_ups.Check("", {kShort.first, "long"}).ok());
-  EXPECT_TRUE(take_ups.Check("", kShort).ok());
+  EXPECT_TRUE(take_ups.Check("", kShort.first, kShort.second).ok());
   EXPECT_EQ(Listed(take_ups), "1000 long 7;");
   go_on.Notify();
-  long_came.WaitForNotification();
-  EXPECT_EQ(take_ups.count(), 0u);
-  EXPECT_TRUE(take_ups.Check("", kLong).ok());
+  EXPECT_TRUE(testing::PollUntil([&] { return take_ups.count() == 0; }));
+  EXPECT_TRUE(take_ups.CheckAny("").ok());
   EXPECT_EQ(Listed(take_ups), "");
+}
+
+TEST(TakeUps, WhoNamesAJobThatIsLeftComesAgain) {
+  absl::Notification go_on;
+  TakeUps take_ups;
+  take_ups.Begin(Of(kLong,
+                    [&] {
+                      DescribeLong(&take_ups);
+                      go_on.WaitForNotification();
+                    }),
+                 absl::ZeroDuration());
+  EXPECT_THAT(std::string(take_ups.Check("job \"long\"", kLong.first, "long").message()),
+              ::testing::HasSubstr("job \"long\": it is being taken up"));
+  EXPECT_TRUE(absl::IsAborted(take_ups.Check("", std::nullopt, "long")));
+  EXPECT_TRUE(take_ups.Check("", kLong.first, "lon").ok());
+  EXPECT_TRUE(take_ups.Check("", std::nullopt, "lon").ok());
+  EXPECT_TRUE(take_ups.Check("", kShort.first, "long").ok());
+  EXPECT_TRUE(absl::IsAborted(take_ups.CheckId("", kLongId)));
+  EXPECT_TRUE(take_ups.CheckId("", kLongId + 1).ok());
+  EXPECT_TRUE(absl::IsAborted(take_ups.CheckAny("")));
+  go_on.Notify();
 }
 
 // Ranks ask for their job before they know anything else of the daemon.
 TEST(TakeUps, BeginReturnsNotBeforeEachIsDescribed) {
-  TakeUps take_ups;
   absl::Notification go_on;
+  TakeUps take_ups;
   take_ups.Begin(Of(kLong,
                     [&] {
                       absl::SleepFor(absl::Milliseconds(100));
-                      Describe(kLong, &take_ups);
+                      DescribeLong(&take_ups);
                       go_on.WaitForNotification();
                     }),
                  absl::ZeroDuration());
@@ -106,29 +119,29 @@ TEST(TakeUps, JobsOfANameAreOneAfterTheOther) {
   EXPECT_EQ(order, "earlier later");
 }
 
-TEST(TakeUps, StopDropsWhatWaitsAndSaysWhatIsLeft) {
-  auto* const go_on = new absl::Notification;  // a thread that is left has it
-  auto* const take_ups = new TakeUps;
-  bool came = false;
-  take_ups->Begin(Of(kLong,
-                     [go_on, take_ups] {
-                       Describe(kLong, take_ups);
-                       go_on->WaitForNotification();
-                     }),
-                  absl::ZeroDuration());
-  take_ups->WhenTakenUp(kLong, [&came] { came = true; });
-  EXPECT_FALSE(take_ups->Stop(absl::Milliseconds(20)));
-  EXPECT_EQ(take_ups->count(), 0u);
-  go_on->Notify();
-  EXPECT_FALSE(came);
+TEST(TakeUps, StopBeginsNoOtherAndSaysWhatIsLeft) {
+  static absl::Notification go_on;  // a thread that is left has these
+  static TakeUps& take_ups = *new TakeUps;
+  static std::atomic<bool> other_began = false, ended = false;
+  Jobs jobs = Of(kLong, [] {
+    DescribeLong(&take_ups);
+    go_on.WaitForNotification();
+    ended = true;
+  });
+  jobs[kLong].push_back([] { other_began = true; });
+  take_ups.Begin(std::move(jobs), absl::ZeroDuration());
+  EXPECT_FALSE(take_ups.Stop(absl::Milliseconds(20)));
+  EXPECT_TRUE(absl::IsAborted(take_ups.Check("", kLong.first, "long"))) << "its memory may still be written";
+  go_on.Notify();
+  ASSERT_TRUE(testing::PollUntil([] { return ended.load(); }));
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_FALSE(other_began);
 }
 
-TEST(TakeUps, OfNoJobsNothingWaits) {
+TEST(TakeUps, OfNoJobsNobodyWaits) {
   TakeUps take_ups;
-  bool came = false;
-  take_ups.WhenTakenUp(kLong, [&] { came = true; });
-  EXPECT_TRUE(came);
   take_ups.Begin({}, absl::InfiniteDuration());
+  EXPECT_TRUE(take_ups.CheckAny("").ok());
   EXPECT_TRUE(take_ups.Stop(absl::InfiniteDuration()));
 }
 
