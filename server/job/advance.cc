@@ -144,9 +144,16 @@ absl::Span<const Transition> JobCore::Transitions() {
        "The daemon stops, and what ranks have stored behind its last step is a version: they enter the pass at the "
        "next daemon.",
        "Nobody has begun anything in the pass."},
+      {"tell the other nodes of a pass", kOverNodes | kTrainersWrite | kAllEntering,
+       kPassCopies | kCommitting | kDeciding | kReducing,
+       [](const JobCore& job) { return job.writes_.NoStepComesFirst() && job.nodes_.MaySayEntering(); },
+       [](JobCore& job) { job.nodes_.SayEntering(job.writes_.passes().any_edits()); }, nullptr, "",
+       "Where parameters are cut over nodes a pass reads what ranks of other nodes may have edited: all enter "
+       "together.",
+       "Who enters has heard from the others."},
       {"begin a pass", kTrainersWrite | kAllEntering, kPassCopies | kCommitting | kDeciding | kReducing,
-       [](const JobCore& job) { return job.writes_.NoStepComesFirst(); },
-       [](JobCore& job) { return job.pass_commits_.Commit(); },
+       [](const JobCore& job) { return job.writes_.NoStepComesFirst() && job.nodes_.MayEnterPass(); },
+       [](JobCore& job) { return job.pass_commits_.Commit(job.nodes_.EnterPass(job.writes_.passes().any_edits())); },
        [](const JobCore& job, int rank) { return job.writes_.WaitingToEnter(rank); }, "EnterPass of every rank",
        "All ranks enter a pass: what trainers have written becomes a version, then they are let in.",
        "What was deferred is unsharded inside of the pass."},

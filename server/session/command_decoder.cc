@@ -133,6 +133,7 @@ absl::StatusOr<RankCommand> CommandDecoder::Decode(const v1::Command& in) const 
       break;
     case v1::Command::kCommitParameters:
       command.opcode = Opcode::kCommitParameters;
+      command.flags = in.commit_parameters().of_edits() ? kEdits : 0;
       break;
     case v1::Command::kEnterFullParams:
       command.opcode = Opcode::kEnterFullParams;
@@ -148,7 +149,7 @@ absl::StatusOr<RankCommand> CommandDecoder::Decode(const v1::Command& in) const 
     case v1::Command::kEnterPass:
       SHARDD_RETURN_IF_ERROR(check_state("EnterPass", in.enter_pass().trainer_state()));
       command.opcode = Opcode::kEnterPass;
-      command.flags = in.enter_pass().stepped() ? kStepped : 0;
+      command.flags = (in.enter_pass().stepped() ? kStepped : 0) | (in.enter_pass().has_edits() ? kEdits : 0);
       command.trainer_state = in.enter_pass().trainer_state();
       break;
     case v1::Command::kLeavePass:

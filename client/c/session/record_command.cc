@@ -69,7 +69,7 @@ v1::Command CommandOfRecord(const CommandRecord& record, const ShardPlan& plan, 
       *command.mutable_write_parameters() = WriteOfRecord(record, plan, view);
       break;
     case Opcode::kCommitParameters:
-      command.mutable_commit_parameters();
+      command.mutable_commit_parameters()->set_of_edits((record.flags & kEdits) != 0);
       break;
     case Opcode::kEnterFullParams:
       *command.mutable_enter_full_params() = EnterOfRecord(record);
@@ -79,6 +79,7 @@ v1::Command CommandOfRecord(const CommandRecord& record, const ShardPlan& plan, 
       break;
     case Opcode::kEnterPass:
       command.mutable_enter_pass()->set_stepped((record.flags & kStepped) != 0);
+      command.mutable_enter_pass()->set_has_edits((record.flags & kEdits) != 0);
       command.mutable_enter_pass()->set_trainer_state(payload, static_cast<size_t>(record.arg0));
       break;
     case Opcode::kLeavePass:

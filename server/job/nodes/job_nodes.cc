@@ -167,7 +167,7 @@ absl::Status JobNodes::CheckMayBegin(const std::string& what) {
 
 void JobNodes::EndEpoch() {
   EndStep();
-  asks_to_write_ = false;
+  asks_to_write_ = says_entering_ = false;
   asked_to_write_ = 0;
   if (over_nodes()) steps_->EndEpoch();
 }
@@ -254,7 +254,7 @@ void JobNodes::NodeIsUp() {
 }
 
 void JobNodes::VersionCommitted() {
-  asks_to_write_ = false;
+  asks_to_write_ = says_entering_ = false;
   asked_to_write_ = 0;
   if (std::exchange(writing_, false)) use_.committed->SetWriting(false);
   SetReadable(use_.committed->version());
@@ -289,12 +289,33 @@ void JobNodes::AskToWrite() {
   asks_to_write_ = true;
   const FullParamsRequest& agreed = *see_.full_params->agreed();
   v1::PeerMessage::AsksToWrite asks;
-  asks.set_times(++asked_to_write_);
   asks.set_group(agreed.group);
   asks.set_recurse(agreed.recurse);
   asks.set_rank0_only(agreed.rank0_only);
+  asks.set_times(++asked_to_write_);
   member_->AsksToWrite(std::move(asks));
 }
+
+bool JobNodes::MaySayEntering() const {
+  return gathers_ != nullptr && see_.plan->writes_edits_back() && !says_entering_ && member_->Unreached().empty();
+}
+
+void JobNodes::SayEntering(bool edited) {
+  says_entering_ = true;
+  v1::PeerMessage::AsksToWrite asks;
+  asks.set_of_pass(true);
+  asks.set_edited(edited);
+  asks.set_times(++asked_to_write_);
+  member_->AsksToWrite(std::move(asks));
+}
+
+bool JobNodes::MayEnterPass() const {
+  return gathers_ == nullptr || !see_.plan->writes_edits_back() ||
+         (says_entering_ && member_->may_write_times() >= asked_to_write_);
+}
+
+// Replicas need no word of the others: whoever edits what they do not has other values, which all hear of by name.
+bool JobNodes::EnterPass(bool edited) { return std::exchange(says_entering_, false) ? member_->pass_edited() : edited; }
 
 void JobNodes::BeginWriting() {
   if (gathers_ == nullptr || std::exchange(writing_, true)) return;

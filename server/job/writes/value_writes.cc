@@ -263,7 +263,7 @@ void ValueWrites::Undo() {
       });
 }
 
-absl::Status ValueWrites::AskForCommit(int rank) {
+absl::Status ValueWrites::AskForCommit(int rank, bool of_edits) {
   const bool writeback = WritesBack(rank);
   if (see_.decision->committing() || (use_.counts->version() != 0 && !writeback) || commit_.asked(rank)) {
     return Error(absl::StatusCode::kFailedPrecondition, rank, "CommitParameters",
@@ -272,6 +272,8 @@ absl::Status ValueWrites::AskForCommit(int rank) {
                      : "legal before version 1 and between EnterFullParams(writeback) and LeaveFullParams");
   }
   SHARDD_RETURN_IF_ERROR(see_.extensions->CheckAllTakePart(rank, "CommitParameters"));
+  // Values of all parameters, whichever they are.
+  for (uint32_t& parts : written_parts_) parts |= of_edits ? 1 : 0;
   commit_.Ask(rank);
   return absl::OkStatus();
 }
