@@ -186,6 +186,8 @@ def survive(cut: bool, steps: int, folder: str, victim: int, at_step: int, momen
 
     def rebuild() -> None:
         nonlocal generation
+        if victim >= world:
+            return  # all ranks live, and ranks of a node may be told twice
         generation += 1
         dist.destroy_process_group()
         make_group()
@@ -202,11 +204,11 @@ def survive(cut: bool, steps: int, folder: str, victim: int, at_step: int, momen
         if moment == "stored" and dies:
             die()
         if moment == "handing" and life == 0 and tries == 1:
-            if rank == (victim + 2) % world:
-                time.sleep(1.0)  # the other node's: without it nothing is agreed on
+            if rank == (victim + 2 if victim < world else 0) % world:
+                time.sleep(2.0)  # the other node's: without it nothing is agreed on
             elif dies:
                 threading.Timer(0.4, die).start()
-            report(event="handing", pid=os.getpid())
+            report(event="handing")
             hand_in_edits(model)
         if moment == "entered" and dies:
             with torch.no_grad():

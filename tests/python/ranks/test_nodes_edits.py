@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,3 +102,31 @@ def test_an_edit_in_which_a_rank_dies_is_as_undisturbed(two: Nodes, cut: bool, v
         for name, value in undisturbed[rank]["locals"].items():
             _close(result["locals"][name], value)
         assert result["counters"]["commits"] == 5
+
+
+def test_a_daemon_that_dies_before_replicas_agree_takes_the_edit_back_everywhere(two: Nodes) -> None:
+    undisturbed = _survive(two, False, -2, "stored")
+    environment = {"SHARDD_TEST_NO_GROUP": "1", "SHARDD_JOB": f"nodes-edits-daemon-{os.getpid()}"}
+    with (
+        nodes() as own,
+        tempfile.TemporaryDirectory() as folder,
+        NodesCluster(own, 2, folder, environment) as cluster,
+    ):
+        for rank in range(4):
+            cluster.start(scenarios.survive, rank, (False, 5, folder, 5, 2, "handing"))
+        deadline = time.monotonic() + 60
+        while not all(cluster.events(rank) for rank in (2, 3)):
+            assert time.monotonic() < deadline, cluster.logs()
+            time.sleep(0.01)
+        time.sleep(0.3)  # rank 0 comes later
+        own.processes[1].kill()
+        own.processes[1].wait()
+        own.start(1)
+        assert set(cluster.wait(120).values()) == {0}, cluster.logs()
+        results = [cluster.result(rank) for rank in range(4)]
+    for rank, result in enumerate(results):
+        assert result["resumed"] == [2], (rank, result["resumed"])
+        # What rides with the ranks of the new daemon is node 0's.
+        _close(result["losses"][2:], undisturbed[rank]["losses"][2:])
+        for name, value in undisturbed[rank]["locals"].items():
+            _close(result["locals"][name], value)
