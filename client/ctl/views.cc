@@ -143,6 +143,9 @@ std::string Show(const v1::Daemon& daemon, const std::string& address, const Vie
             absl::StrCat(gpu.description(), ", at ", OrDash(gpu.pci_bus_id()), ", MPS ", gpu.mps(),
                          ", persistence mode ", gpu.persistence_mode(), ", compute mode ", gpu.compute_mode()));
   }
+  if (!daemon.collective().empty()) {
+    out.Add("gradients between GPUs", daemon.collective());
+  }
   out.Add("jobs", absl::StrCat(daemon.jobs()));
   out.Add("slabs", FormatMiB(daemon.slab_bytes()));
   out.Add("huge pages", OrDash(daemon.huge_pages()));

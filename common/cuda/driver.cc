@@ -9,7 +9,7 @@
 namespace shardd {
 namespace {
 
-using GetProcAddress = cu::Result (*)(const char* name, void** function, int version, uint64_t flags, int* query);
+using GetProcAddress = PFN_cuGetProcAddress_v12000;
 
 absl::Status NoDriver(absl::string_view library, absl::string_view fact) {
   return absl::FailedPreconditionError(absl::StrCat("load CUDA driver \"", library, "\": ", fact));
@@ -21,6 +21,14 @@ const char* LoaderError() {
 }
 
 }  // namespace
+
+ScopedCudaContext::ScopedCudaContext(const CudaDriver& driver, CUcontext context)
+    : driver_(driver), result_(driver->CtxPushCurrent(context)) {}
+
+ScopedCudaContext::~ScopedCudaContext() {
+  CUcontext popped;
+  if (result_ == CUDA_SUCCESS) (void)driver_->CtxPopCurrent(&popped);
+}
 
 absl::StatusOr<CudaDriver> CudaDriver::Load(const std::string& library) {
   // Never closed: the driver has threads and handlers of its own.
@@ -36,15 +44,15 @@ absl::StatusOr<CudaDriver> CudaDriver::Load(const std::string& library) {
   }
   cu::DriverTable table;
   std::string missing;
-  const auto resolve = [&](const char* name, auto* function) {
+  const auto resolve = [&](const char* name, int version, auto* function) {
     void* address = nullptr;
-    if (get(name, &address, cu::kApiVersion, 0, nullptr) != cu::kSuccess || address == nullptr) {
+    if (get(name, &address, version, CU_GET_PROC_ADDRESS_DEFAULT, nullptr) != CUDA_SUCCESS || address == nullptr) {
       absl::StrAppend(&missing, missing.empty() ? "" : ", ", name);
       return;
     }
     *function = reinterpret_cast<std::remove_reference_t<decltype(*function)>>(address);
   };
-#define SHARDD_CU_RESOLVE(name, parameters) resolve("cu" #name, &table.name);
+#define SHARDD_CU_RESOLVE(name, version) resolve("cu" #name, version, &table.name);
   SHARDD_CU_FUNCTIONS(SHARDD_CU_RESOLVE)
 #undef SHARDD_CU_RESOLVE
   if (!missing.empty()) return NoDriver(library, absl::StrCat("it has no ", missing));
@@ -57,55 +65,61 @@ absl::StatusOr<CudaDriver> CudaDriver::Load(const std::string& library) {
     return NoDriver(library, absl::StrCat("it finds no usable GPU: ", status.message()));
   }
   int version = 0;
-  if (driver->DriverGetVersion(&version) != cu::kSuccess || version < cu::kApiVersion) {
+  if (driver->DriverGetVersion(&version) != CUDA_SUCCESS || version < cu::kApiVersion) {
     return NoDriver(library, absl::StrCat("it is too old (got CUDA ", version / 1000, ".", version % 1000 / 10,
                                           ", want 12.0 or later)"));
   }
   return driver;
 }
 
-bool CudaDriver::IsLost(cu::Result result) {
+absl::StatusOr<int> CudaDriver::CountDevices() const {
+  int count = 0;
+  const absl::Status status = Check(table_.DeviceGetCount(&count), "cuDeviceGetCount", "");
+  return status.ok() ? absl::StatusOr<int>(count) : status;
+}
+
+bool CudaDriver::IsLost(CUresult result) {
   switch (result) {
-    case cu::kDeinitialized:
-    case cu::kDeviceUnavailable:
-    case cu::kEccUncorrectable:
-    case cu::kNvlinkUncorrectable:
-    case cu::kContained:
-    case cu::kIllegalAddress:
-    case cu::kLaunchTimeout:
-    case cu::kContextIsDestroyed:
-    case cu::kAssert:
-    case cu::kExternalDevice:
-    case cu::kUnknown:
+    case CUDA_ERROR_DEINITIALIZED:
+    case CUDA_ERROR_DEVICE_UNAVAILABLE:
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_CONTAINED:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_EXTERNAL_DEVICE:
+    case CUDA_ERROR_UNKNOWN:
       return true;
     default:
       // From "hardware stack error" to "launch failed" (illegal instruction, misaligned address, ...), and what MPS
       // reports after the death of its server or of another client of the GPU.
-      return (result >= 714 && result <= cu::kLaunchFailed) ||
-             (result >= cu::kMpsConnectionFailed && result <= cu::kMpsClientTerminated);
+      return (result >= 714 && result <= CUDA_ERROR_LAUNCH_FAILED) ||
+             (result >= CUDA_ERROR_MPS_CONNECTION_FAILED && result <= CUDA_ERROR_MPS_CLIENT_TERMINATED);
   }
 }
 
-absl::Status CudaDriver::Check(cu::Result result, absl::string_view operation, absl::string_view object,
+absl::Status CudaDriver::Check(CUresult result, absl::string_view operation, absl::string_view object,
                                absl::string_view device) const {
-  if (result == cu::kSuccess) return absl::OkStatus();
+  if (result == CUDA_SUCCESS) return absl::OkStatus();
   const char* name = nullptr;
   const char* text = nullptr;
-  if (table_.GetErrorName(result, &name) != cu::kSuccess || name == nullptr) name = "unnamed error";
-  if (table_.GetErrorString(result, &text) != cu::kSuccess || text == nullptr) text = "no text";
+  if (table_.GetErrorName(result, &name) != CUDA_SUCCESS || name == nullptr) name = "unnamed error";
+  if (table_.GetErrorString(result, &text) != CUDA_SUCCESS || text == nullptr) text = "no text";
   std::string message =
       absl::StrCat(operation, object.empty() ? "" : " ", object, ": ", name, ": ", text, " (result ", result);
   if (!device.empty()) absl::StrAppend(&message, ", device=", device);
   message += ")";
   if (IsLost(result)) return absl::DataLossError(message);
   switch (result) {
-    case cu::kOutOfMemory:
+    case CUDA_ERROR_OUT_OF_MEMORY:
       return absl::ResourceExhaustedError(message);
-    case cu::kNotSupported:
-    case cu::kNoBinaryForGpu:
+    case CUDA_ERROR_NOT_SUPPORTED:
+    case CUDA_ERROR_NO_BINARY_FOR_GPU:
       return absl::UnimplementedError(message);
-    case cu::kNoDevice:
-    case cu::kInvalidDevice:
+    case CUDA_ERROR_NO_DEVICE:
+    case CUDA_ERROR_INVALID_DEVICE:
       return absl::FailedPreconditionError(message);
     default:
       return absl::InternalError(message);

@@ -28,15 +28,18 @@ class CudaDriver {
   // library.
   absl::Span<const unsigned char> kernels() const { return kernels_; }
 
-  // OK for kSuccess. Else "<operation> <object>: CUDA_ERROR_X: text (result 700, device=..)" with the code
+  // GPUs that this process sees.
+  absl::StatusOr<int> CountDevices() const;
+
+  // OK for CUDA_SUCCESS. Else "<operation> <object>: CUDA_ERROR_X: text (result 700, device=..)" with the code
   // RESOURCE_EXHAUSTED for memory, UNIMPLEMENTED for what the device or driver cannot do, FAILED_PRECONDITION if there
   // is no such device, DATA_LOSS if the device is lost (IsLost), INTERNAL for everything else. `operation` is the
   // driver's name of the call ("cuMemCreate"); `device` is empty if there is none.
-  absl::Status Check(cu::Result result, absl::string_view operation, absl::string_view object,
+  absl::Status Check(CUresult result, absl::string_view operation, absl::string_view object,
                      absl::string_view device = "") const;
 
   // True if the context and everything in it are unusable from here on: every later call gives the same error.
-  static bool IsLost(cu::Result result);
+  static bool IsLost(CUresult result);
 
  private:
   cu::DriverTable table_;
@@ -46,19 +49,15 @@ class CudaDriver {
 // Makes a context current on this thread; the destructor restores the previous one.
 class ScopedCudaContext {
  public:
-  ScopedCudaContext(const CudaDriver& driver, cu::Context context)
-      : driver_(driver), result_(driver->CtxPushCurrent(context)) {}
+  ScopedCudaContext(const CudaDriver& driver, CUcontext context);
   ScopedCudaContext(const ScopedCudaContext&) = delete;
   ScopedCudaContext& operator=(const ScopedCudaContext&) = delete;
-  ~ScopedCudaContext() {
-    cu::Context popped;
-    if (result_ == cu::kSuccess) (void)driver_->CtxPopCurrent(&popped);
-  }
-  cu::Result result() const { return result_; }
+  ~ScopedCudaContext();
+  CUresult result() const { return result_; }
 
  private:
   const CudaDriver& driver_;
-  const cu::Result result_;
+  const CUresult result_;
 };
 
 }  // namespace shardd

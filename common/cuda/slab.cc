@@ -15,9 +15,9 @@
 namespace shardd {
 namespace {
 
-std::string DeviceLabel(cu::Ordinal device) { return absl::StrCat("cuda:", device); }
+std::string DeviceLabel(CUdevice device) { return absl::StrCat("cuda:", device); }
 
-absl::StatusOr<bool> HasAttribute(const CudaDriver& driver, cu::Attribute attribute, cu::Ordinal device) {
+absl::StatusOr<bool> HasAttribute(const CudaDriver& driver, CUdevice_attribute attribute, CUdevice device) {
   int value = 0;
   SHARDD_RETURN_IF_ERROR(driver.Check(driver->DeviceGetAttribute(&value, attribute, device), "cuDeviceGetAttribute",
                                       absl::StrCat(attribute), DeviceLabel(device)));
@@ -25,29 +25,32 @@ absl::StatusOr<bool> HasAttribute(const CudaDriver& driver, cu::Attribute attrib
 }
 
 // Allocation properties of slabs on `device`. RDMA capability comes first because it may change the granularity.
-absl::StatusOr<cu::MemAllocationProp> AllocationProp(const CudaDriver& driver, cu::Ordinal device,
-                                                     const std::string& name) {
-  SHARDD_ASSIGN_OR_RETURN(const bool vmm, HasAttribute(driver, cu::kVirtualMemoryManagementSupported, device));
-  SHARDD_ASSIGN_OR_RETURN(const bool posix_fd, HasAttribute(driver, cu::kHandleTypePosixFdSupported, device));
+absl::StatusOr<CUmemAllocationProp> AllocationProp(const CudaDriver& driver, CUdevice device, const std::string& name) {
+  SHARDD_ASSIGN_OR_RETURN(const bool vmm,
+                          HasAttribute(driver, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device));
+  SHARDD_ASSIGN_OR_RETURN(
+      const bool posix_fd,
+      HasAttribute(driver, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device));
   if (!vmm || !posix_fd) {
     return absl::UnimplementedError(absl::StrCat("create ", name, ": the GPU has no ",
                                                  vmm ? "POSIX descriptors for memory" : "virtual memory management",
                                                  " (device=", DeviceLabel(device), ")"));
   }
-  SHARDD_ASSIGN_OR_RETURN(const bool rdma, HasAttribute(driver, cu::kGpuDirectRdmaWithVmmSupported, device));
-  cu::MemAllocationProp prop = {};
-  prop.type = cu::kAllocationPinned;
-  prop.requested_handle_types = cu::kHandlePosixFd;
-  prop.location = {cu::kLocationDevice, device};
-  prop.alloc_flags.gpu_direct_rdma_capable = rdma ? 1 : 0;
+  SHARDD_ASSIGN_OR_RETURN(const bool rdma,
+                          HasAttribute(driver, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device));
+  CUmemAllocationProp prop = {};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  prop.allocFlags.gpuDirectRDMACapable = rdma ? 1 : 0;
   return prop;
 }
 
-absl::StatusOr<size_t> GranularityOf(const CudaDriver& driver, const cu::MemAllocationProp& prop,
+absl::StatusOr<size_t> GranularityOf(const CudaDriver& driver, const CUmemAllocationProp& prop,
                                      absl::string_view name) {
   size_t granularity = 0;
   SHARDD_RETURN_IF_ERROR(
-      driver.Check(driver->MemGetAllocationGranularity(&granularity, &prop, cu::kGranularityRecommended),
+      driver.Check(driver->MemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
                    "cuMemGetAllocationGranularity", name, DeviceLabel(prop.location.id)));
   return granularity;
 }
@@ -73,17 +76,17 @@ absl::StatusOr<size_t> TotalBytes(absl::string_view operation, const std::string
 
 }  // namespace
 
-absl::StatusOr<CudaSlab> CudaSlab::Create(const CudaDriver* driver, cu::Ordinal device, int64_t size_bytes,
-                                          std::string name, absl::Span<const cu::Ordinal> peers) {
+absl::StatusOr<CudaSlab> CudaSlab::Create(const CudaDriver* driver, CUdevice device, int64_t size_bytes,
+                                          std::string name, absl::Span<const CUdevice> peers) {
   if (size_bytes <= 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("create ", name, ": size is not positive (got ", size_bytes, " bytes)"));
   }
-  SHARDD_ASSIGN_OR_RETURN(const cu::MemAllocationProp prop, AllocationProp(*driver, device, name));
+  SHARDD_ASSIGN_OR_RETURN(const CUmemAllocationProp prop, AllocationProp(*driver, device, name));
   SHARDD_ASSIGN_OR_RETURN(const size_t granularity, GranularityOf(*driver, prop, name));
   const size_t rounded = (static_cast<size_t>(size_bytes) + granularity - 1) / granularity * granularity;
   const Piece piece = {device, static_cast<int64_t>(rounded)};
-  std::vector<cu::Ordinal> users = {device};
+  std::vector<CUdevice> users = {device};
   users.insert(users.end(), peers.begin(), peers.end());
   CudaSlab slab;
   slab.driver_ = driver;
@@ -96,19 +99,19 @@ absl::StatusOr<CudaSlab> CudaSlab::Create(const CudaDriver* driver, cu::Ordinal 
 }
 
 absl::StatusOr<CudaSlab> CudaSlab::CreateSpread(const CudaDriver* driver, absl::Span<const Piece> pieces,
-                                                std::string name, absl::Span<const cu::Ordinal> users) {
+                                                std::string name, absl::Span<const CUdevice> users) {
   CudaSlab slab;
   slab.driver_ = driver;
   slab.name_ = std::move(name);
   slab.gpu_direct_rdma_ = true;
   SHARDD_ASSIGN_OR_RETURN(const size_t size_bytes, TotalBytes("create", slab.name_, pieces.size(),
                                                               [&](size_t i) { return pieces[i].size_bytes; }));
-  std::vector<cu::MemAllocationProp> props;
+  std::vector<CUmemAllocationProp> props;
   for (const Piece& piece : pieces) {
-    const cu::Ordinal device = piece.device == kHole ? pieces.front().device : piece.device;
+    const CUdevice device = piece.device == kHole ? pieces.front().device : piece.device;
     if (device == kHole)
       return absl::InvalidArgumentError(absl::StrCat("create ", slab.name_, ": it begins with a hole"));
-    SHARDD_ASSIGN_OR_RETURN(const cu::MemAllocationProp prop, AllocationProp(*driver, device, slab.name_));
+    SHARDD_ASSIGN_OR_RETURN(const CUmemAllocationProp prop, AllocationProp(*driver, device, slab.name_));
     SHARDD_ASSIGN_OR_RETURN(const size_t granularity, GranularityOf(*driver, prop, slab.name_));
     if (static_cast<size_t>(piece.size_bytes) % granularity != 0) {
       return absl::InvalidArgumentError(absl::StrCat("create ", slab.name_, ": a piece is not whole pages (got ",
@@ -123,13 +126,13 @@ absl::StatusOr<CudaSlab> CudaSlab::CreateSpread(const CudaDriver* driver, absl::
   return slab;
 }
 
-absl::StatusOr<int64_t> CudaSlab::Granularity(const CudaDriver& driver, cu::Ordinal device) {
-  SHARDD_ASSIGN_OR_RETURN(const cu::MemAllocationProp prop, AllocationProp(driver, device, "slabs"));
+absl::StatusOr<int64_t> CudaSlab::Granularity(const CudaDriver& driver, CUdevice device) {
+  SHARDD_ASSIGN_OR_RETURN(const CUmemAllocationProp prop, AllocationProp(driver, device, "slabs"));
   SHARDD_ASSIGN_OR_RETURN(const size_t granularity, GranularityOf(driver, prop, "slabs"));
   return static_cast<int64_t>(granularity);
 }
 
-absl::StatusOr<CudaSlab> CudaSlab::Import(const CudaDriver* driver, cu::Ordinal device, int fd, int64_t size_bytes,
+absl::StatusOr<CudaSlab> CudaSlab::Import(const CudaDriver* driver, CUdevice device, int fd, int64_t size_bytes,
                                           Access access, std::string name) {
   return ImportSpread(
       driver, device, {size_bytes},
@@ -142,9 +145,9 @@ absl::StatusOr<CudaSlab> CudaSlab::Import(const CudaDriver* driver, cu::Ordinal 
       access, name);
 }
 
-absl::StatusOr<CudaSlab> CudaSlab::ImportSpread(const CudaDriver* driver, cu::Ordinal device,
+absl::StatusOr<CudaSlab> CudaSlab::ImportSpread(const CudaDriver* driver, CUdevice device,
                                                 absl::Span<const int64_t> piece_bytes, const NextFd& next,
-                                                Access access, std::string name, absl::Span<const cu::Ordinal> peers) {
+                                                Access access, std::string name, absl::Span<const CUdevice> peers) {
   CudaSlab slab;
   slab.driver_ = driver;
   slab.name_ = std::move(name);
@@ -159,12 +162,12 @@ absl::StatusOr<CudaSlab> CudaSlab::ImportSpread(const CudaDriver* driver, cu::Or
       continue;
     }
     SHARDD_ASSIGN_OR_RETURN(const UniqueFd fd, next());
-    cu::MemHandle handle = 0;
+    CUmemGenericAllocationHandle handle = 0;
     void* const os_handle = reinterpret_cast<void*>(static_cast<intptr_t>(fd.get()));
-    SHARDD_RETURN_IF_ERROR(
-        driver->Check((*driver)->MemImportFromShareableHandle(&handle, os_handle, cu::kHandlePosixFd),
-                      "cuMemImportFromShareableHandle", absl::StrCat(slab.name_, " from descriptor ", fd.get()),
-                      DeviceLabel(device)));
+    SHARDD_RETURN_IF_ERROR(driver->Check(
+        (*driver)->MemImportFromShareableHandle(&handle, os_handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+        "cuMemImportFromShareableHandle", absl::StrCat(slab.name_, " from descriptor ", fd.get()),
+        DeviceLabel(device)));
     slab.pieces_.push_back({device, static_cast<size_t>(bytes), handle, false});
     if (slab.address_ == 0) SHARDD_RETURN_IF_ERROR(slab.Reserve(size_bytes, device));
     SHARDD_RETURN_IF_ERROR(slab.MapLast());
@@ -174,7 +177,7 @@ absl::StatusOr<CudaSlab> CudaSlab::ImportSpread(const CudaDriver* driver, cu::Or
   return slab;
 }
 
-absl::Status CudaSlab::Reserve(size_t size_bytes, cu::Ordinal device) {
+absl::Status CudaSlab::Reserve(size_t size_bytes, CUdevice device) {
   SHARDD_RETURN_IF_ERROR(driver_->Check((*driver_)->MemAddressReserve(&address_, size_bytes, 0, 0, 0),
                                         "cuMemAddressReserve", absl::StrCat(name_, " of ", size_bytes, " bytes"),
                                         DeviceLabel(device)));
@@ -182,20 +185,20 @@ absl::Status CudaSlab::Reserve(size_t size_bytes, cu::Ordinal device) {
   return absl::OkStatus();
 }
 
-absl::Status CudaSlab::CreatePiece(const Piece& piece, const cu::MemAllocationProp& prop) {
+absl::Status CudaSlab::CreatePiece(const Piece& piece, const CUmemAllocationProp& prop) {
   const auto bytes = static_cast<size_t>(piece.size_bytes);
   if (piece.device == kHole) {
     pieces_.push_back({kHole, bytes, 0, false});
     return absl::OkStatus();
   }
-  cu::MemHandle handle = 0;
+  CUmemGenericAllocationHandle handle = 0;
   SHARDD_RETURN_IF_ERROR(driver_->Check((*driver_)->MemCreate(&handle, bytes, &prop, 0), "cuMemCreate",
                                         bytes == size_bytes_ ? absl::StrCat(name_, " of ", bytes, " bytes")
                                                              : absl::StrCat("piece ", pieces_.size(), " of ", name_,
                                                                             ", ", bytes, " of ", size_bytes_, " bytes"),
                                         DeviceLabel(piece.device)));
   pieces_.push_back({piece.device, bytes, handle, false});
-  gpu_direct_rdma_ = gpu_direct_rdma_ && prop.alloc_flags.gpu_direct_rdma_capable != 0;
+  gpu_direct_rdma_ = gpu_direct_rdma_ && prop.allocFlags.gpuDirectRDMACapable != 0;
   return MapLast();
 }
 
@@ -210,7 +213,7 @@ absl::Status CudaSlab::MapLast() {
   return absl::OkStatus();
 }
 
-absl::Status CudaSlab::SetAccessOfRuns(const cu::MemAccessDesc& desc, cu::Ordinal user) {
+absl::Status CudaSlab::SetAccessOfRuns(const CUmemAccessDesc& desc, CUdevice user) {
   size_t first = 0;
   size_t end = 0;
   for (size_t i = 0; i <= pieces_.size(); ++i) {
@@ -225,14 +228,14 @@ absl::Status CudaSlab::SetAccessOfRuns(const cu::MemAccessDesc& desc, cu::Ordina
   return absl::OkStatus();
 }
 
-absl::Status CudaSlab::SetAccess(Access access, absl::Span<const cu::Ordinal> users) {
-  cu::MemAccessDesc desc;
-  desc.flags = access == Access::kReadOnly ? cu::kAccessRead : cu::kAccessReadWrite;
-  for (const cu::Ordinal user : users) {
-    desc.location = {cu::kLocationDevice, user};
+absl::Status CudaSlab::SetAccess(Access access, absl::Span<const CUdevice> users) {
+  CUmemAccessDesc desc;
+  desc.flags = access == Access::kReadOnly ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  for (const CUdevice user : users) {
+    desc.location = {CU_MEM_LOCATION_TYPE_DEVICE, user};
     const absl::Status status = SetAccessOfRuns(desc, user);
     if (status.ok()) continue;
-    std::vector<cu::Ordinal> others;
+    std::vector<CUdevice> others;
     for (const Mapped& piece : pieces_) {
       if (piece.device != user && piece.device != kHole &&
           std::find(others.begin(), others.end(), piece.device) == others.end()) {
@@ -242,7 +245,7 @@ absl::Status CudaSlab::SetAccess(Access access, absl::Span<const cu::Ordinal> us
     if (absl::IsDataLoss(status) || others.empty()) return status;
     return absl::FailedPreconditionError(absl::StrCat(
         "map ", name_, ": ", DeviceLabel(user), " does not reach the memory of ",
-        absl::StrJoin(others, ", ", [](std::string* out, cu::Ordinal other) { out->append(DeviceLabel(other)); }),
+        absl::StrJoin(others, ", ", [](std::string* out, CUdevice other) { out->append(DeviceLabel(other)); }),
         " (got no peer access, want NVLink or PCIe peer-to-peer between all GPUs of a job: ", status.message(), ")"));
   }
   return absl::OkStatus();
@@ -252,8 +255,9 @@ absl::StatusOr<UniqueFd> CudaSlab::ExportFd(size_t piece) const {
   const CudaDriver& driver = *driver_;
   const Mapped& of = pieces_[piece];
   int fd = -1;
-  SHARDD_RETURN_IF_ERROR(driver.Check(driver->MemExportToShareableHandle(&fd, of.handle, cu::kHandlePosixFd, 0),
-                                      "cuMemExportToShareableHandle", name_, DeviceLabel(of.device)));
+  SHARDD_RETURN_IF_ERROR(
+      driver.Check(driver->MemExportToShareableHandle(&fd, of.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+                   "cuMemExportToShareableHandle", name_, DeviceLabel(of.device)));
   UniqueFd owned(fd);
   fcntl(fd, F_SETFD, FD_CLOEXEC);
   return owned;
@@ -262,7 +266,7 @@ absl::StatusOr<UniqueFd> CudaSlab::ExportFd(size_t piece) const {
 void CudaSlab::Free() {
   // Undoes in this order every step that was reached; nobody could repair a failure here. It unmaps each mapping by
   // itself, because cuMemUnmap takes exactly what cuMemMap mapped.
-  cu::DevicePtr at = address_;
+  CUdeviceptr at = address_;
   for (const Mapped& piece : pieces_) {
     if (piece.is_mapped) (void)(*driver_)->MemUnmap(at, piece.size_bytes);
     at += piece.size_bytes;

@@ -22,9 +22,9 @@ namespace shardd {
 // thread-compatible; `driver` must outlive it.
 class CudaSlab {
  public:
-  static constexpr cu::Ordinal kHole = -1;
+  static constexpr CUdevice kHole = -1;
   struct Piece {
-    cu::Ordinal device = 0;  // kHole: addresses without memory, which nobody may follow
+    CUdevice device = 0;  // kHole: addresses without memory, which nobody may follow
     int64_t size_bytes = 0;
   };
   // Access of the importer's GPU. The importer chooses it, so it stops accidents and not a hostile process. A kernel
@@ -37,28 +37,28 @@ class CudaSlab {
   // content is undefined. Errors name it `name` ("slab shards of job a"). `peers`: other GPUs that also read and write
   // it. RESOURCE_EXHAUSTED: the GPU is full; UNIMPLEMENTED: the device lacks virtual memory management or POSIX
   // descriptors; FAILED_PRECONDITION: a peer cannot access the memory of `device`.
-  static absl::StatusOr<CudaSlab> Create(const CudaDriver* driver, cu::Ordinal device, int64_t size_bytes,
-                                         std::string name, absl::Span<const cu::Ordinal> peers = {});
+  static absl::StatusOr<CudaSlab> Create(const CudaDriver* driver, CUdevice device, int64_t size_bytes,
+                                         std::string name, absl::Span<const CUdevice> peers = {});
   // Creates a slab of several pieces, in this order, read-write for `users`, which need not own any piece. Sizes must
   // be multiples of Granularity() of their GPUs (INVALID_ARGUMENT otherwise), holes' of the first one's; the first is
   // no hole. Errors as of Create; an error leaves nothing behind.
   static absl::StatusOr<CudaSlab> CreateSpread(const CudaDriver* driver, absl::Span<const Piece> pieces,
-                                               std::string name, absl::Span<const cu::Ordinal> users);
+                                               std::string name, absl::Span<const CUdevice> users);
   // The RECOMMENDED granularity: sizes of pieces on `device` are multiples of it.
-  static absl::StatusOr<int64_t> Granularity(const CudaDriver& driver, cu::Ordinal device);
+  static absl::StatusOr<int64_t> Granularity(const CudaDriver& driver, CUdevice device);
   // Maps the memory of another slab's ExportFd, possibly from another process, for `device`, which must see the GPU
   // that owns the memory. size_bytes: size_bytes() of the exported slab. The caller keeps `fd` and may close it at
   // once.
-  static absl::StatusOr<CudaSlab> Import(const CudaDriver* driver, cu::Ordinal device, int fd, int64_t size_bytes,
+  static absl::StatusOr<CudaSlab> Import(const CudaDriver* driver, CUdevice device, int fd, int64_t size_bytes,
                                          Access access, std::string name);
 
   // The same for a slab of several pieces, and for `peers` besides. Calls `next` for the descriptor of each piece in
   // turn and closes each as soon as it is imported, so that no process needs as many open descriptors as a slab has
   // pieces. A negative size is a hole of so many bytes, which has no descriptor. Returns an error of `next`.
   using NextFd = std::function<absl::StatusOr<UniqueFd>()>;
-  static absl::StatusOr<CudaSlab> ImportSpread(const CudaDriver* driver, cu::Ordinal device,
+  static absl::StatusOr<CudaSlab> ImportSpread(const CudaDriver* driver, CUdevice device,
                                                absl::Span<const int64_t> piece_bytes, const NextFd& next, Access access,
-                                               std::string name, absl::Span<const cu::Ordinal> peers = {});
+                                               std::string name, absl::Span<const CUdevice> peers = {});
 
   CudaSlab() = default;
   CudaSlab(CudaSlab&& other) noexcept { Take(other); }
@@ -87,23 +87,23 @@ class CudaSlab {
 
  private:
   struct Mapped {
-    cu::Ordinal device = 0;  // the owner; of an imported piece, the device it is mapped for
+    CUdevice device = 0;  // the owner; of an imported piece, the device it is mapped for
     size_t size_bytes = 0;
-    cu::MemHandle handle = 0;
+    CUmemGenericAllocationHandle handle = 0;
     bool is_mapped = false;
   };
-  absl::Status Reserve(size_t size_bytes, cu::Ordinal device);  // `device`: for errors
-  absl::Status CreatePiece(const Piece& piece, const cu::MemAllocationProp& prop);
+  absl::Status Reserve(size_t size_bytes, CUdevice device);  // `device`: for errors
+  absl::Status CreatePiece(const Piece& piece, const CUmemAllocationProp& prop);
   absl::Status MapLast();  // maps the last of pieces_ after the others
-  absl::Status SetAccess(Access access, absl::Span<const cu::Ordinal> users);
-  absl::Status SetAccessOfRuns(const cu::MemAccessDesc& desc, cu::Ordinal user);  // of what is between holes
+  absl::Status SetAccess(Access access, absl::Span<const CUdevice> users);
+  absl::Status SetAccessOfRuns(const CUmemAccessDesc& desc, CUdevice user);  // of what is between holes
   void Free();
   void Take(CudaSlab& other);
 
   const CudaDriver* driver_ = nullptr;
   std::string name_;
   std::vector<Mapped> pieces_;
-  cu::DevicePtr address_ = 0;
+  CUdeviceptr address_ = 0;
   size_t size_bytes_ = 0;
   bool gpu_direct_rdma_ = false;
 };

@@ -1,9 +1,15 @@
 #include "common/process/environment.h"
 
-#include <cstdlib>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace shardd {
 
@@ -20,6 +26,15 @@ absl::StatusOr<int> EnvironmentNumber(const char* name, int smallest) {
                                                    text, "\", want a number of at least ", smallest, ")"));
   }
   return value;
+}
+
+std::string EnvironmentOf(absl::string_view prefix) {
+  std::vector<absl::string_view> found;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (absl::StartsWith(*entry, prefix)) found.emplace_back(*entry);
+  }
+  std::sort(found.begin(), found.end());
+  return absl::StrJoin(found, " ");
 }
 
 }  // namespace shardd

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace shardd {
 
@@ -15,6 +16,9 @@ std::string Environment(const char* name);
 // Returns the variable's number; -1 if it is not set or empty. INVALID_ARGUMENT: it is no number, or less than
 // `smallest`.
 absl::StatusOr<int> EnvironmentNumber(const char* name, int smallest);
+
+// "NAME=text" of every variable whose name begins so, in the order of names, with spaces between.
+std::string EnvironmentOf(absl::string_view prefix);
 
 }  // namespace shardd
 

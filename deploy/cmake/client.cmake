@@ -7,6 +7,7 @@ set_source_files_properties(client/ctl/options.cc client/examples/gpt/flags.cc P
 # shardd_client_impl is the same code as a static library, for tests that look inside.
 shardd_folder(shardd_client_impl "client/c/*" shardd_common shardd_grpc)
 get_target_property(type shardd_client_impl TYPE)
+target_link_libraries(shardd_client_impl PUBLIC shardd_nvidia) # tests look inside
 if(type STREQUAL "STATIC_LIBRARY")
   # The library lives in other people's processes, beside other copies of gRPC and protobuf: it brings its own, exports
   # shardd_* and nothing else, and needs only glibc.

@@ -13,7 +13,7 @@ endif()
 file(GLOB testing_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/testing/*.cc)
 if(testing_sources)
   add_library(shardd_testing STATIC ${testing_sources})
-  target_link_libraries(shardd_testing PUBLIC shardd_common shardd_grpc GTest::gmock PRIVATE shardd_options shardd_programs)
+  target_link_libraries(shardd_testing PUBLIC shardd_common shardd_grpc GTest::gmock PRIVATE shardd_options shardd_nvidia shardd_programs)
   # Paths are in one object alone, so that ccache serves the others to any checkout.
   set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/tests/testing/build_paths.cc APPEND PROPERTY COMPILE_DEFINITIONS
     SHARDD_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}" SHARDD_BINARY_DIR="${CMAKE_BINARY_DIR}")
@@ -148,6 +148,7 @@ function(shardd_benches)
   endforeach()
   set_tests_properties(bench/isolation PROPERTIES RUN_SERIAL ON) # its neighbours are hostile to whatever runs
   # Its hostile clients are those of tests/faults.
+  target_link_libraries(bench_isolation PRIVATE shardd_nvidia)
   target_sources(bench_isolation PRIVATE tests/bench/hostile_neighbour.cc tests/faults/raw_client.cc
     tests/faults/commands.cc tests/faults/shared_with_e2e.cc tests/faults/hostile/http2_client.cc)
 endfunction()
@@ -239,18 +240,13 @@ shardd_tests(common/wire unit shardd_wire shardd_proto)
 shardd_tests(common/shm multiproc shardd_shm)
 shardd_tests(common/secret unit shardd_secret)
 # A CUDA driver without a GPU, tests/fakes/cuda.
-shardd_folder(shardd_fake_cuda tests/fakes/cuda shardd_device_cuda)
+shardd_folder(shardd_fake_cuda tests/fakes/cuda shardd_device_cuda shardd_nvidia)
 # The same as the library that programs look for: LD_LIBRARY_PATH=${build}/fakes. In a folder of its own, so that nothing
 # finds it unasked.
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/fakes/cuda/libcuda/*.cc)
 set(version_script ${CMAKE_CURRENT_SOURCE_DIR}/tests/fakes/cuda/libcuda/libcuda.map)
 add_library(shardd_fake_libcuda SHARED ${sources})
 target_link_libraries(shardd_fake_libcuda PRIVATE shardd_options "$<LINK_LIBRARY:WHOLE_ARCHIVE,shardd_pic>" shardd_fake_cuda)
-# Of these functions the API of today has another name than in the source (cuda.h's macros).
-foreach(name DeviceGetUuid DeviceTotalMem DevicePrimaryCtxRelease CtxPushCurrent CtxPopCurrent MemHostRegister
-    MemHostGetDevicePointer StreamDestroy StreamWriteValue64 StreamWaitValue64 StreamBeginCapture EventDestroy)
-  target_link_options(shardd_fake_libcuda PRIVATE -Wl,--defsym=cu${name}_v2=cu${name})
-endforeach()
 target_link_options(shardd_fake_libcuda PRIVATE -Wl,--version-script=${version_script} -Wl,-z,nodelete -Wl,-Bsymbolic)
 if(NOT SHARDD_SANITIZE)
   target_link_options(shardd_fake_libcuda PRIVATE -Wl,-z,defs)
@@ -267,24 +263,14 @@ set_target_properties(shardd_fake_libnvml PROPERTIES OUTPUT_NAME nvidia-ml VERSI
 shardd_folder(shardd_fake_nccl tests/fakes/nccl shardd_fake_cuda)
 add_library(shardd_fake_libnccl SHARED tests/fakes/nccl/nccl.cc tests/fakes/nccl/shared_clique.cc
   tests/fakes/nccl/windows.cc)
-target_link_libraries(shardd_fake_libnccl PRIVATE shardd_options shardd_fake_libcuda)
+target_link_libraries(shardd_fake_libnccl PRIVATE shardd_options shardd_nvidia shardd_fake_libcuda)
 set_target_properties(shardd_fake_libnccl PROPERTIES OUTPUT_NAME nccl VERSION 2 SOVERSION 2
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fakes)
 shardd_count_no_coverage(shardd_fake_libnvml)
 shardd_count_no_coverage(shardd_fake_libnccl)
 add_dependencies(shardd_programs shardd_fake_libcuda shardd_fake_libnvml shardd_fake_libnccl)
 shardd_tests(server/device unit shardd_device shardd_fake_cuda)
-file(GLOB cuda_headers ${CMAKE_CURRENT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu13/include)
-find_path(SHARDD_CUDA_INCLUDE_DIR cuda.h HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include ${cuda_headers} NO_DEFAULT_PATH)
-if(TARGET server_device_test AND SHARDD_CUDA_INCLUDE_DIR) # driver_abi_test.cc compares with it; nothing else includes it
-  target_include_directories(server_device_test SYSTEM PRIVATE ${SHARDD_CUDA_INCLUDE_DIR})
-endif()
 shardd_tests("server/collective;server/collective/nccl;server/collective/nodes" unit shardd_collective_nodes shardd_peer shardd_collective_nccl shardd_collective_trainers shardd_fake_nccl)
-file(GLOB nccl_packages ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/nccl/include)
-find_path(SHARDD_NCCL_INCLUDE_DIR nccl.h HINTS ${nccl_packages} ${SHARDD_CUDA_INCLUDE_DIR} NO_DEFAULT_PATH)
-if(TARGET server_collective_test AND SHARDD_NCCL_INCLUDE_DIR AND SHARDD_CUDA_INCLUDE_DIR) # for nccl_abi_test.cc alone
-  target_include_directories(server_collective_test SYSTEM PRIVATE ${SHARDD_NCCL_INCLUDE_DIR} ${SHARDD_CUDA_INCLUDE_DIR})
-endif()
 shardd_tests(server/turns unit shardd_turns)
 shardd_tests(server/custodian multiproc shardd_custodian)
 shardd_tests(server/tenant unit shardd_tenant)
@@ -307,7 +293,7 @@ if(TARGET shardd_fsdp)
 endif()
 shardd_tests("ctl;ctl/predict" unit shardd_ctl)
 if(TARGET shardd_client)
-  shardd_tests("e2e;e2e/gpus;e2e/nodes;e2e/ranks;e2e/versions" multiproc shardd_cpp shardd_custodian shardd_common shardd_grpc)
+  shardd_tests("e2e;e2e/gpus;e2e/nodes;e2e/ranks;e2e/versions" multiproc shardd_cpp shardd_custodian shardd_common shardd_grpc shardd_nvidia)
   # In the chain beside that of e2e, which is the longer one without them.
   shardd_tests_by_grpc(e2e RESOURCE_LOCK processes COST 450
     # Parity and faults on CPUs. Left out: parities that differ in what devices compute alone, and deaths of daemons at many
@@ -323,7 +309,7 @@ if(TARGET shardd_client)
     ${CMAKE_CURRENT_SOURCE_DIR}/tests/faults/hostile/*.cc)
   list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
   add_library(shardd_faults OBJECT ${sources})
-  target_link_libraries(shardd_faults PUBLIC shardd_cpp shardd_peer shardd_custodian shardd_common shardd_grpc shardd_testing GTest::gmock
+  target_link_libraries(shardd_faults PUBLIC shardd_nvidia shardd_cpp shardd_peer shardd_custodian shardd_common shardd_grpc shardd_testing GTest::gmock
     PRIVATE shardd_options)
   # As an executable's objects, or the headers' would not fit.
   set_target_properties(shardd_faults PROPERTIES POSITION_INDEPENDENT_CODE OFF)
@@ -350,6 +336,13 @@ if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND NOT SHARDD_SAN
   add_test(NAME install/packages COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/packages_test.py
     ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR})
   set_tests_properties(install/packages PROPERTIES LABELS multiproc TIMEOUT 600 ${SHARDD_BESIDE_E2E} SKIP_RETURN_CODE 77)
+endif()
+if(NOT SHARDD_SANITIZE AND EXISTS ${SHARDD_NVIDIA_DIR}/stamp)
+  add_test(NAME install/nvidia_headers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/nvidia_headers_test.sh
+    ${CMAKE_CURRENT_SOURCE_DIR} ${SHARDD_NVIDIA_DIR})
+  add_test(NAME install/no_gpus COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/no_gpus_test.sh
+    ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CXX_COMPILER} ${SHARDD_NVIDIA_DIR})
+  set_tests_properties(install/nvidia_headers install/no_gpus PROPERTIES LABELS multiproc TIMEOUT 600 ${SHARDD_BESIDE_E2E})
 endif()
 if(TARGET shardd AND TARGET shardctl AND TARGET linear AND NOT SHARDD_SANITIZE)
   add_test(NAME deploy/containers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/deploy/containers_test.sh ${CMAKE_BINARY_DIR})
@@ -390,7 +383,7 @@ if(SHARDD_KERNEL_FATBIN)
   set_source_files_properties(tests/gpu/gpu.cc PROPERTIES OBJECT_DEPENDS ${load_fatbin}
     COMPILE_DEFINITIONS SHARDD_TEST_LOAD_FATBIN="${load_fatbin}")
   add_executable(gpu_test ${gpu_sources})
-  target_link_libraries(gpu_test PRIVATE shardd_collective_nodes shardd_device shardd_custodian shardd_options GTest::gmock)
+  target_link_libraries(gpu_test PRIVATE shardd_nvidia shardd_collective_nodes shardd_device shardd_custodian shardd_options GTest::gmock)
   set_target_properties(gpu_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
   shardd_portable(gpu_test)
   gtest_discover_tests(gpu_test TEST_PREFIX "gpu/" PROPERTIES LABELS gpu TIMEOUT ${SHARDD_TEST_TIMEOUT_S} RUN_SERIAL ON

@@ -34,8 +34,8 @@
 
 namespace shardd {
 
+class Collective;
 class Device;
-class NcclCommunicator;
 class NcclExchange;
 class SessionStream;
 class TraceSink;
@@ -51,9 +51,10 @@ struct CoreOptions {
   int offload_threads = 1;
   std::vector<GpuFacts> gpus;  // with device_warnings: what status says of the devices
   std::vector<std::string> device_warnings;
-  // Null: every job's ranks are summed by copies. Else asked with a job's world size, on the setup thread; an error is
-  // why that job is summed by copies all the same.
-  std::function<absl::StatusOr<std::shared_ptr<NcclCommunicator>>(int ranks)> communicators;
+  // Makes what adds the gradients of a job over these devices, by rank; on the setup thread. Null: copies.
+  std::function<std::unique_ptr<Collective>(const std::vector<Device*>& devices)> make_collective;
+  bool nccl_by_name = false;  // make_collective was asked for, so the trainers add nothing unless a job says so
+  std::string collective;     // for status: what adds gradients between GPUs, and why; empty on CPUs
   // Null: no jobs that span several nodes. Else makes a job's links, on the setup thread; the events outlive them.
   std::function<absl::StatusOr<std::unique_ptr<PeerLinks>>(PeerJoin, PeerLinks::Events*)> join_nodes;
   // On GPUs: what adds a job's gradients over its nodes (NcclExchanges::Make).
@@ -158,7 +159,6 @@ class Core final : public JobsSource {
   absl::Status CheckNode(absl::string_view what, const ShardPlan& plan, int node) const;
   // `link_key`: JobSecret::LinkKey.
   absl::Status AddNodes(int node, std::string link_key, JobCore::Init* init);
-  std::unique_ptr<Collective> MakeCollective(const std::vector<Device*>& devices) const;
   // For what is freed by another thread; a GPU that hangs may keep it, and then others' jobs do without that memory.
   static constexpr absl::Duration kFreeLimit = absl::Seconds(10);
   // Runs `make` on the setup thread. If memory is short while the reaper frees what others have let go, runs it once

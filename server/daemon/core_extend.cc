@@ -10,7 +10,6 @@
 #include "common/plan/extend.h"
 #include "common/status/status_macros.h"
 #include "server/collective/local/local_collective.h"
-#include "server/collective/nccl/nccl_collective.h"
 #include "server/collective/trainers/trainer_collective.h"
 #include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
@@ -68,9 +67,13 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
       init.devices.optimizer.push_back(init.devices.own.back().get());
     }
   }
-  init.devices.collective = shared_plan->config.trainer_sums()
-                                ? std::make_unique<TrainerCollective>(init.devices.by_rank)
-                                : MakeCollective(init.devices.by_rank);
+  if (shared_plan->config.trainer_sums()) {
+    init.devices.collective = std::make_unique<TrainerCollective>(init.devices.by_rank);
+  } else if (options_.make_collective != nullptr) {
+    init.devices.collective = options_.make_collective(init.devices.by_rank);
+  } else {
+    init.devices.collective = std::make_unique<LocalCollective>(init.devices.by_rank);
+  }
   if (shared_plan->nodes() > 1) {
     if (absl::Status added = AddNodes(node, std::move(link_key), &init); !added.ok()) {
       if (taken_up == nullptr) custody_.Drop(id);
@@ -88,20 +91,6 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
     return bytes;
   };
   return init;
-}
-
-std::unique_ptr<Collective> Core::MakeCollective(const std::vector<Device*>& devices) const {
-  if (options_.communicators == nullptr) {
-    return std::make_unique<LocalCollective>(devices);
-  }
-  auto communicator = options_.communicators(static_cast<int>(devices.size()));
-  if (!communicator.ok()) {
-    LogWarning(absl::StrCat("gradients are summed by copies: ", communicator.status().message()));
-    return std::make_unique<LocalCollective>(devices, std::string(communicator.status().message()));
-  }
-  return std::make_unique<NcclCollective>(
-      devices, *std::move(communicator),
-      [make = options_.communicators, ranks = static_cast<int>(devices.size())] { return make(ranks); });
 }
 
 std::vector<std::pair<Device*, int>> Core::HostDevices(int world_size) {
@@ -148,9 +137,8 @@ absl::StatusOr<v1::JobSpec> Core::FillIn(v1::JobSpec spec, bool ranks_add) const
     // Under MPS a kernel of the daemon's runs beside a trainer's, and graphs may be had; NCCL is asked for by name.
     const bool has_turns =
         std::any_of(options_.gpus.begin(), options_.gpus.end(), [](const GpuFacts& gpu) { return gpu.mps != "on"; });
-    spec.mutable_config()->set_trainer_sums(on_gpus && ranks_add && has_turns && !offloads &&
-                                            options_.communicators == nullptr && spec.world_size() <= kMaxSumRanks &&
-                                            !spec.config().has_nodes());
+    spec.mutable_config()->set_trainer_sums(on_gpus && ranks_add && has_turns && !offloads && !options_.nccl_by_name &&
+                                            spec.world_size() <= kMaxSumRanks && !spec.config().has_nodes());
   }
   if (!on_gpus && offloads) {
     spec.mutable_config()->set_offload(v1::OFFLOAD_NONE);  // all memory is the host's

@@ -5,13 +5,15 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
-#include "server/collective/nccl/nccl_library.h"
 #include "server/collective/nodes/links/peer_exchange.h"
 #include "server/collective/nodes/links/peer_gather.h"
-#include "server/collective/nodes/nccl/nccl_gather.h"
 #include "server/collective/nodes/node_collective.h"
 #include "server/daemon/core.h"
 #include "server/storage/job_slab.h"
+#ifndef SHARDD_NO_GPUS
+#include "server/collective/nccl/nccl_library.h"
+#include "server/collective/nodes/nccl/nccl_gather.h"
+#endif
 
 namespace shardd {
 namespace {
@@ -92,7 +94,10 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
                      "OPTIMIZER_KIND_TRAINER, want an optimizer of the daemon's)"));
   }
   PeerJoin join;
-  join.data_path = on_gpus ? NcclLibrary::Settings() : "links";
+  join.data_path = "links";
+#ifndef SHARDD_NO_GPUS
+  if (on_gpus) join.data_path = NcclLibrary::Settings();
+#endif
   nodes->events = std::make_shared<NodeEvents>(
       &loop_, [spec = init->spec, serialized, shared = init->plan, path = join.data_path](const v1::PeerHello& hello) {
         return CheckSameJob(spec, serialized, *shared, path, hello);
@@ -113,6 +118,7 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
       const JobSlab* const source = plan.config.pass_copies() ? init->memory->parameters() : init->memory->shards();
       nodes->gather = std::make_unique<PeerGather>(init->plan, nodes->links.get(), source->At(0));
     }
+#ifndef SHARDD_NO_GPUS
   } else {
     const std::vector<char*> staging = init->memory->GatherStagingByRank(plan);  // none: nothing is cut over nodes
     std::vector<char*> greetings;
@@ -137,6 +143,7 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
       gather.staging = staging;
       nodes->gather = std::make_unique<NcclGather>(std::move(gather));
     }
+#endif
   }
   nodes->events->SetExchange(exchange.get(), nodes->gather.get());
   auto collective = std::make_unique<NodeCollective>(init->devices.by_rank, std::move(exchange),

@@ -41,6 +41,7 @@ void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
     daemon.set_isolation(options_.embedded ? "accident only: the daemon runs under the trainers' uid"
                                            : "own uid where trainers run under another one; else accident only");
     DescribeGpus(options_.gpus, daemon.mutable_gpus());
+    daemon.set_collective(options_.collective);
     daemon.mutable_warnings()->Add(options_.device_warnings.begin(), options_.device_warnings.end());
     if (std::string warning = custody_.Warning(); !warning.empty()) daemon.add_warnings(std::move(warning));
     done(std::move(daemon));

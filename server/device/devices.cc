@@ -8,6 +8,7 @@
 #include "absl/types/span.h"
 #include "common/cuda/driver.h"
 #include "common/cuda/kernel_image.h"
+#include "common/cuda/no_kernels.h"
 #include "common/status/status_macros.h"
 #include "server/device/cpu/cpu_device.h"
 #include "server/device/cuda/make_cuda_devices.h"
@@ -17,6 +18,12 @@ namespace {
 
 constexpr int kMaxDevices = 64;
 
+#ifdef SHARDD_NO_GPUS
+absl::StatusOr<Devices> MakeCuda(absl::string_view) {
+  return absl::UnimplementedError(
+      absl::StrCat(kNoGpuCode, "; run deploy/nvidia_headers.sh and build again, or run with --devices=cpu:N"));
+}
+#else
 absl::StatusOr<Devices> MakeCuda(absl::string_view which) {
   SHARDD_ASSIGN_OR_RETURN(const CudaSelection selection, ParseCudaSelection(which));
   // A kernel that is loaded at its first use may wait for the whole GPU, and so for ever if a stream waits.
@@ -26,6 +33,7 @@ absl::StatusOr<Devices> MakeCuda(absl::string_view which) {
       absl::MakeConstSpan(static_cast<const unsigned char*>(cuda::kKernelImage), cuda::kKernelImageSizeBytes);
   return MakeCudaDevices(driver, selection, built_in.empty() ? driver.kernels() : built_in);
 }
+#endif
 
 }  // namespace
 

@@ -109,12 +109,22 @@ Footprint Cluster::DaemonFootprint() const {
 }
 
 Cluster::Empty Cluster::EmptyWith(const Child& custodian) const {
-  return {DaemonFootprint(), DescriptorsOf(custodian.pid())};
+  Empty empty = {DaemonFootprint(), DescriptorsOf(custodian.pid()), TargetsOf(daemon_->pid())};
+  int same = 0;
+  EXPECT_TRUE(PollUntil([&] {
+    Empty now = {DaemonFootprint(), DescriptorsOf(custodian.pid()), TargetsOf(daemon_->pid())};
+    const bool is_same = now.daemon <= empty.daemon && now.custodian_descriptors == empty.custodian_descriptors;
+    same = is_same ? same + 1 : 0;
+    if (!is_same) empty = std::move(now);
+    return same == 100;
+  }));
+  return empty;
 }
 
 void Cluster::ExpectNothingLeft(const Empty& empty, const Child& custodian) const {
   EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() <= empty.daemon; }))
-      << DaemonFootprint() << ", want " << empty.daemon << ": " << TargetsOf(daemon_->pid());
+      << DaemonFootprint() << ", want " << empty.daemon << ": " << TargetsOf(daemon_->pid()) << "; want "
+      << empty.targets;
   const auto kept = [&] { return DescriptorsOf(custodian.pid()); };
   EXPECT_TRUE(PollUntil([&] { return kept() == empty.custodian_descriptors; }))
       << "the custodian has " << kept() << " descriptors, want " << empty.custodian_descriptors;

@@ -60,7 +60,9 @@ class Cluster : public ::testing::Test {
   struct Empty {
     Footprint daemon;
     int custodian_descriptors = 0;
+    std::string targets;  // of the daemon's descriptors
   };
+  // Of a daemon that has answered: once nothing has come for a moment, because its threads may still be starting.
   Empty EmptyWith(const testing::Child& custodian) const;
   // All jobs have come to their end: this daemon and the custodian have what they had then at most, and no other
   // process that has the test's folder in its arguments is there.

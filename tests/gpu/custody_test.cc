@@ -41,12 +41,13 @@ int MakeAndKeep(Gpu& gpu, SharedPage& page, const std::vector<std::string>& argu
   gpu.Wait();
   page.Store(kKept, 1);
   if (arguments[1] == "1") {
-    const cu::Kernel kernel = gpu.LoadKernel("shardd_test_write");
+    const CUkernel kernel = gpu.LoadKernel("shardd_test_write");
     int numel = kHalf / 4;
-    cu::DevicePtr running = page.Address(kRunning), stop = page.Address(kStop);
+    CUdeviceptr running = page.Address(kRunning), stop = page.Address(kStop);
     void* out = static_cast<char*>(slab.data()) + kHalf;
     void* params[] = {&out, &numel, &running, &stop};
-    gpu.Check(gpu.driver()->LaunchKernel(kernel, 64, 1, 1, 256, 1, 1, 0, gpu.stream(), params, nullptr), "launch");
+    gpu.Check(gpu.driver()->LaunchKernel(cu::FunctionOf(kernel), 64, 1, 1, 256, 1, 1, 0, gpu.stream(), params, nullptr),
+              "launch");
   }
   return page.Await(kStop, 1) ? 0 : 3;
 }

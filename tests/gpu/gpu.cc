@@ -22,7 +22,7 @@ extern const char shardd_test_load_image[] __attribute__((visibility("hidden")))
 namespace shardd::cuda {
 namespace {
 
-cu::DevicePtr Address(const void* p) { return static_cast<cu::DevicePtr>(reinterpret_cast<uintptr_t>(p)); }
+CUdeviceptr Address(const void* p) { return static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(p)); }
 
 const char* KernelOf(const CastArgs&) { return kCastKernel; }
 const char* KernelOf(const ReduceArgs&) { return kReduceKernel; }
@@ -56,23 +56,24 @@ std::string Gpu::Init() {
   if (kKernelImage == nullptr) return "this binary was built without nvcc and has no kernels";
   char name[256] = {};
   int version = 0;
-  cu::Context context = nullptr;
+  CUcontext context = nullptr;
   Check(driver_->DeviceGet(&device_, 0), "cuDeviceGet");
   Check(driver_->DeviceGetName(name, sizeof(name), device_), "cuDeviceGetName");
   Check(driver_->DriverGetVersion(&version), "cuDriverGetVersion");
-  Check(driver_->DeviceGetAttribute(&multiprocessors_, cu::kMultiprocessorCount, device_), "cuDeviceGetAttribute");
+  Check(driver_->DeviceGetAttribute(&multiprocessors_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device_),
+        "cuDeviceGetAttribute");
   Check(driver_->DevicePrimaryCtxRetain(&context, device_), "cuDevicePrimaryCtxRetain");
   Check(driver_->CtxSetCurrent(context), "cuCtxSetCurrent");
-  Check(driver_->StreamCreateWithPriority(&stream_, cu::kStreamNonBlocking, 0), "cuStreamCreateWithPriority");
-  const cu::Result loaded = driver_->LibraryLoadData(&library_, kKernelImage, nullptr, nullptr, 0, nullptr, nullptr, 0);
-  if (loaded == cu::kNoBinaryForGpu) return absl::StrCat(name, ": this binary has no kernels for it");
+  Check(driver_->StreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, 0), "cuStreamCreateWithPriority");
+  const CUresult loaded = driver_->LibraryLoadData(&library_, kKernelImage, nullptr, nullptr, 0, nullptr, nullptr, 0);
+  if (loaded == CUDA_ERROR_NO_BINARY_FOR_GPU) return absl::StrCat(name, ": this binary has no kernels for it");
   Check(loaded, "cuLibraryLoadData");
   name_ = absl::StrCat(name, ", ", multiprocessors_, " multiprocessors, driver for CUDA ", version / 1000, ".",
                        version % 1000 / 10);
   return "";
 }
 
-void Gpu::Check(cu::Result result, const char* operation) const {
+void Gpu::Check(CUresult result, const char* operation) const {
   const absl::Status status = driver_.Check(result, operation, "");
   if (status.ok()) return;
   std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
@@ -96,15 +97,15 @@ void Gpu::Zero(void* dst, int64_t size_bytes) {
   Check(driver_->MemsetD8Async(Address(dst), 0, static_cast<size_t>(size_bytes), stream_), "cuMemsetD8Async");
 }
 
-void Gpu::LaunchOne(const char* kernel, Geometry at, const void* args, cu::Stream stream) {
-  cu::Kernel function = nullptr;
+void Gpu::LaunchOne(const char* kernel, Geometry at, const void* args, CUstream stream) {
+  CUkernel function = nullptr;
   Check(driver_->LibraryGetKernel(&function, library_, kernel), kernel);
   void* params[] = {const_cast<void*>(args)};
-  const cu::Stream on = stream == nullptr ? stream_ : stream;
-  Check(driver_->LaunchKernel(function, at.grid, 1, 1, at.block, 1, 1, 0, on, params, nullptr), kernel);
+  const CUstream on = stream == nullptr ? stream_ : stream;
+  Check(driver_->LaunchKernel(cu::FunctionOf(function), at.grid, 1, 1, at.block, 1, 1, 0, on, params, nullptr), kernel);
 }
 
-void Gpu::Launch(const AnyArgs& any, uint32_t grid, cu::Stream stream) {
+void Gpu::Launch(const AnyArgs& any, uint32_t grid, CUstream stream) {
   std::visit(
       [&](const auto& args) {
         Geometry at = GeometryOf(args, multiprocessors_);
@@ -117,18 +118,18 @@ void Gpu::Launch(const AnyArgs& any, uint32_t grid, cu::Stream stream) {
       any);
 }
 
-cu::Stream Gpu::NewStream() {
-  cu::Stream stream = nullptr;
-  Check(driver_->StreamCreateWithPriority(&stream, cu::kStreamNonBlocking, 0), "cuStreamCreateWithPriority");
+CUstream Gpu::NewStream() {
+  CUstream stream = nullptr;
+  Check(driver_->StreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), "cuStreamCreateWithPriority");
   return stream;
 }
 
-cu::Kernel Gpu::LoadKernel(const char* name) {
+CUkernel Gpu::LoadKernel(const char* name) {
   if (load_library_ == nullptr) {
     Check(driver_->LibraryLoadData(&load_library_, shardd_test_load_image, nullptr, nullptr, 0, nullptr, nullptr, 0),
           "cuLibraryLoadData");
   }
-  cu::Kernel kernel = nullptr;
+  CUkernel kernel = nullptr;
   Check(driver_->LibraryGetKernel(&kernel, load_library_, name), name);
   return kernel;
 }

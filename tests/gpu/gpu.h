@@ -27,27 +27,27 @@ class Gpu {
   void Copy(const void* src, void* dst, int64_t size_bytes);
   void Zero(void* dst, int64_t size_bytes);
   // grid 0: as GeometryOf says; null: stream().
-  void Launch(const AnyArgs& args, uint32_t grid, cu::Stream stream = nullptr);
+  void Launch(const AnyArgs& args, uint32_t grid, CUstream stream = nullptr);
   void Wait();
 
-  cu::Stream stream() const { return stream_; }
-  cu::Stream NewStream();  // lives as long as the process
+  CUstream stream() const { return stream_; }
+  CUstream NewStream();  // lives as long as the process
   // A kernel of load.cu, none of the product's.
-  cu::Kernel LoadKernel(const char* name);
-  void Check(cu::Result result, const char* operation) const;
+  CUkernel LoadKernel(const char* name);
+  void Check(CUresult result, const char* operation) const;
 
  private:
   explicit Gpu(const CudaDriver& driver) : driver_(driver) {}
   std::string Init();  // empty, or why not
-  void LaunchOne(const char* kernel, Geometry at, const void* args, cu::Stream stream);
+  void LaunchOne(const char* kernel, Geometry at, const void* args, CUstream stream);
 
   const CudaDriver driver_;
   std::string name_;
-  cu::Ordinal device_ = 0;
+  CUdevice device_ = 0;
   int multiprocessors_ = 0;
-  cu::Stream stream_ = nullptr;
-  cu::Library library_ = nullptr;
-  cu::Library load_library_ = nullptr;
+  CUstream stream_ = nullptr;
+  CUlibrary library_ = nullptr;
+  CUlibrary load_library_ = nullptr;
 };
 
 }  // namespace shardd::cuda

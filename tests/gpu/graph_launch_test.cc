@@ -26,14 +26,14 @@ TEST(GraphLaunch, ReturnsOnceTheWaitAtItsBeginningEnds) {
   const CudaDriver& driver = gpu->driver();
   const CudaSlab memory = gpu->Allocate(int64_t{2} << 20);
   alignas(4096) static std::atomic<uint64_t> words[512];
-  gpu->Check(driver->MemHostRegister(words, sizeof(words), cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap),
+  gpu->Check(driver->MemHostRegister(words, sizeof(words), CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP),
              "register");
-  cu::DevicePtr word = 0;
+  CUdeviceptr word = 0;
   gpu->Check(driver->MemHostGetDevicePointer(&word, words, 0), "address");
-  cu::Context context = nullptr;
+  CUcontext context = nullptr;
   gpu->Check(driver->DevicePrimaryCtxRetain(&context, 0), "context");
-  const cu::Stream stream = gpu->NewStream();
-  const auto at = reinterpret_cast<cu::DevicePtr>(memory.data());
+  const CUstream stream = gpu->NewStream();
+  const auto at = reinterpret_cast<CUdeviceptr>(memory.data());
   std::printf(
       "| nodes of a graph behind a wait | cuGraphLaunch returns at once up to | keeps its caller from "
       "|\n|---|---|---|\n");
@@ -43,11 +43,11 @@ TEST(GraphLaunch, ReturnsOnceTheWaitAtItsBeginningEnds) {
                                    {Node::kCopyAndHostFunction, "copies and host functions in turns"}}) {
     int returned = 0, kept = 0;
     for (int count = 32; count <= 8192 && kept == 0; count *= 2) {
-      gpu->Check(driver->StreamBeginCapture(stream, cu::kCaptureModeThreadLocal), "capture");
-      gpu->Check(driver->StreamWaitValue64(stream, word, 1, cu::kWaitValueGeq), "wait");
+      gpu->Check(driver->StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "capture");
+      gpu->Check(driver->StreamWaitValue64(stream, word, 1, CU_STREAM_WAIT_VALUE_GEQ), "wait");
       for (int i = 0; i < count; ++i) {
         if (node == Node::kMemoryOperation) {
-          gpu->Check(driver->StreamWriteValue64(stream, word + 256, 1, cu::kWriteValueDefault), "write");
+          gpu->Check(driver->StreamWriteValue64(stream, word + 256, 1, CU_STREAM_WRITE_VALUE_DEFAULT), "write");
         } else if (node == Node::kCopy || (node == Node::kCopyAndHostFunction && i % 2 == 0)) {
           gpu->Check(driver->MemcpyAsync(at, at + 4096, 64, stream), "copy");
         } else {
@@ -56,20 +56,20 @@ TEST(GraphLaunch, ReturnsOnceTheWaitAtItsBeginningEnds) {
                      "host function");
         }
       }
-      cu::Graph graph = nullptr;
-      cu::GraphExec exec = nullptr;
+      CUgraph graph = nullptr;
+      CUgraphExec exec = nullptr;
       gpu->Check(driver->StreamEndCapture(stream, &graph), "end of the capture");
       gpu->Check(driver->GraphInstantiateWithFlags(&exec, graph, 0), "instantiate");
       words[0] = 0;
-      std::promise<cu::Result> result;
-      std::future<cu::Result> launched = result.get_future();
+      std::promise<CUresult> result;
+      std::future<CUresult> launched = result.get_future();
       std::thread thread([&] {
         (void)driver->CtxSetCurrent(context);
         result.set_value(driver->GraphLaunch(exec, stream));
       });
       (launched.wait_for(std::chrono::milliseconds(300)) == std::future_status::ready ? returned : kept) = count;
       words[0] = 1;
-      EXPECT_EQ(launched.get(), cu::kSuccess);
+      EXPECT_EQ(launched.get(), CUDA_SUCCESS);
       thread.join();
       gpu->Check(driver->StreamSynchronize(stream), "synchronise");
       gpu->Check(driver->GraphExecDestroy(exec), "destroy");

@@ -27,10 +27,11 @@ constexpr int kArm = 6;  // rounds that the trainer may put there
 constexpr int kBatch = 100;
 
 // Rounds of a stream: wait for `from`, write `to`. A queue holds some 1000 operations.
-void Enqueue(Gpu& gpu, cu::Stream stream, const SharedPage& page, int from, int to, uint64_t first, uint64_t last) {
+void Enqueue(Gpu& gpu, CUstream stream, const SharedPage& page, int from, int to, uint64_t first, uint64_t last) {
   for (uint64_t round = first; round <= last; ++round) {
-    gpu.Check(gpu.driver()->StreamWaitValue64(stream, page.Address(from), round, cu::kWaitValueGeq), "wait");
-    gpu.Check(gpu.driver()->StreamWriteValue64(stream, page.Address(to), round, cu::kWriteValueDefault), "write");
+    gpu.Check(gpu.driver()->StreamWaitValue64(stream, page.Address(from), round, CU_STREAM_WAIT_VALUE_GEQ), "wait");
+    gpu.Check(gpu.driver()->StreamWriteValue64(stream, page.Address(to), round, CU_STREAM_WRITE_VALUE_DEFAULT),
+              "write");
   }
 }
 
@@ -38,10 +39,10 @@ void Enqueue(Gpu& gpu, cu::Stream stream, const SharedPage& page, int from, int 
 int HandOff(Gpu& gpu, SharedPage& page, const std::vector<std::string>& arguments) {
   int rounds = 0;
   if (!absl::SimpleAtoi(arguments[0], &rounds)) return 1;
-  const cu::Stream stream = gpu.NewStream();
+  const CUstream stream = gpu.NewStream();
   std::thread load;
   if (arguments[1] == "1") {
-    const cu::Kernel kernel = gpu.LoadKernel("shardd_test_compute");
+    const CUkernel kernel = gpu.LoadKernel("shardd_test_compute");
     const CudaSlab out = gpu.Allocate(int64_t{8} << 20);
     float* p = static_cast<float*>(out.data());
     int fma_rounds = 100'000;  // some 0.3 ms
@@ -49,12 +50,14 @@ int HandOff(Gpu& gpu, SharedPage& page, const std::vector<std::string>& argument
     const auto grid = static_cast<unsigned>(gpu.multiprocessors() * 4);
     // As a trainer does: some kernels ahead, never a queue without end.
     load = std::thread([&] {
-      cu::Context context = nullptr;
+      CUcontext context = nullptr;
       gpu.Check(gpu.driver()->DevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
       gpu.Check(gpu.driver()->CtxSetCurrent(context), "cuCtxSetCurrent");
       while (page.Load(kStop) == 0) {
         for (int i = 0; i < 8; ++i) {
-          gpu.Check(gpu.driver()->LaunchKernel(kernel, grid, 1, 1, 256, 1, 1, 0, gpu.stream(), params, nullptr), "k");
+          gpu.Check(gpu.driver()->LaunchKernel(cu::FunctionOf(kernel), grid, 1, 1, 256, 1, 1, 0, gpu.stream(), params,
+                                               nullptr),
+                    "k");
         }
         gpu.Wait();
         page.Store(kRunning, page.Load(kRunning) + 1);
@@ -102,7 +105,7 @@ class HandOffTest : public ::testing::Test {
   Times Measure(int rounds, bool with_load, std::chrono::microseconds pause) {
     SharedPage page(*gpu_);
     auto trainer = StartTrainer("hand_off", page, {absl::StrCat(rounds), with_load ? "1" : "0"});
-    const cu::Stream stream = gpu_->NewStream();
+    const CUstream stream = gpu_->NewStream();
     Times times;
     using Clock = std::chrono::steady_clock;
     const auto us = [](Clock::duration d) { return std::chrono::duration<double, std::micro>(d).count(); };

@@ -31,17 +31,18 @@ int WriteAndWait(Gpu& gpu, SharedPage& page, const std::vector<std::string>& arg
     return 2;
   }
   char* const second_half = static_cast<char*>(slab->data()) + kHalf;
-  gpu.Check(gpu.driver()->MemsetD8Async(reinterpret_cast<cu::DevicePtr>(second_half), 0x5a, kHalf, gpu.stream()),
+  gpu.Check(gpu.driver()->MemsetD8Async(reinterpret_cast<CUdeviceptr>(second_half), 0x5a, kHalf, gpu.stream()),
             "cuMemsetD8Async");
   gpu.Wait();
   page.Store(kWritten, 1);
   if (arguments[2] == "1") {
-    const cu::Kernel kernel = gpu.LoadKernel("shardd_test_write");
+    const CUkernel kernel = gpu.LoadKernel("shardd_test_write");
     int numel = kHalf / 4;
-    cu::DevicePtr running = page.Address(kRunning), stop = page.Address(kStop);
+    CUdeviceptr running = page.Address(kRunning), stop = page.Address(kStop);
     void* out = second_half;
     void* params[] = {&out, &numel, &running, &stop};
-    gpu.Check(gpu.driver()->LaunchKernel(kernel, 64, 1, 1, 256, 1, 1, 0, gpu.stream(), params, nullptr), "launch");
+    gpu.Check(gpu.driver()->LaunchKernel(cu::FunctionOf(kernel), 64, 1, 1, 256, 1, 1, 0, gpu.stream(), params, nullptr),
+              "launch");
   }
   return page.Await(kStop, 1) ? 0 : 3;
 }

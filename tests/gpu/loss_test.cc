@@ -62,10 +62,10 @@ int LoseByWord(Gpu& gpu, SharedPage&, const std::vector<std::string>&) {
   const auto view =
       CudaSlab::Import(&gpu.driver(), 0, fd.get(), slab.size_bytes(), CudaSlab::Access::kReadOnly, "view of slab");
   if (!view.ok()) return 1;
-  const auto address = reinterpret_cast<cu::DevicePtr>(view->data());
-  if (gpu.driver()->StreamWriteValue64(gpu.stream(), address, 1, 0) != cu::kSuccess) return 2;
-  if (gpu.driver()->StreamSynchronize(gpu.stream()) != cu::kLaunchFailed) return 3;
-  return gpu.driver()->StreamQuery(gpu.stream()) == cu::kLaunchFailed ? 0 : 4;
+  const auto address = reinterpret_cast<CUdeviceptr>(view->data());
+  if (gpu.driver()->StreamWriteValue64(gpu.stream(), address, 1, 0) != CUDA_SUCCESS) return 2;
+  if (gpu.driver()->StreamSynchronize(gpu.stream()) != CUDA_ERROR_LAUNCH_FAILED) return 3;
+  return gpu.driver()->StreamQuery(gpu.stream()) == CUDA_ERROR_LAUNCH_FAILED ? 0 : 4;
 }
 const RegisterTrainer kLoseByWord("lose_by_word", &LoseByWord);
 

@@ -45,15 +45,15 @@ ReduceArgs SumOfTwo(const CudaSlab& slab) {
 
 // Measures as often as it is asked; with an argument it adds gradients meanwhile, in every second round.
 int Compute(Gpu& gpu, SharedPage& page, const std::vector<std::string>& arguments) {
-  const cu::Kernel kernel = gpu.LoadKernel("shardd_test_compute");
+  const CUkernel kernel = gpu.LoadKernel("shardd_test_compute");
   const CudaSlab out = gpu.Allocate(int64_t{8} << 20);
   const CudaSlab gradients = gpu.Allocate(kSumNumel * 8);
   gpu.Zero(gradients.data(), kSumNumel * 8);
   gpu.Wait();
-  const cu::Stream sums = gpu.NewStream();
-  std::vector<cu::Event> events(3, nullptr);
-  for (cu::Event& event : events) {
-    gpu.Check(gpu.driver()->EventCreate(&event, cu::kEventDisableTiming), "cuEventCreate");
+  const CUstream sums = gpu.NewStream();
+  std::vector<CUevent> events(3, nullptr);
+  for (CUevent& event : events) {
+    gpu.Check(gpu.driver()->EventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
   }
   void* p = out.data();
   int fma_rounds = 250'000;
@@ -68,12 +68,14 @@ int Compute(Gpu& gpu, SharedPage& page, const std::vector<std::string>& argument
   const auto measure = [&](bool adds) {
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < kKernels; ++i) {
-      gpu.Check(gpu.driver()->LaunchKernel(kernel, grid, 1, 1, 256, 1, 1, 0, gpu.stream(), params, nullptr), "launch");
+      gpu.Check(
+          gpu.driver()->LaunchKernel(cu::FunctionOf(kernel), grid, 1, 1, 256, 1, 1, 0, gpu.stream(), params, nullptr),
+          "launch");
     }
     gpu.Check(gpu.driver()->EventRecord(events[2], gpu.stream()), "record");
     for (size_t which = 0; adds && which < 2; ++which) add(which);
-    for (size_t next = 0; adds && gpu.driver()->EventQuery(events[2]) == cu::kNotReady;) {
-      if (gpu.driver()->EventQuery(events[next]) != cu::kSuccess) continue;
+    for (size_t next = 0; adds && gpu.driver()->EventQuery(events[2]) == CUDA_ERROR_NOT_READY;) {
+      if (gpu.driver()->EventQuery(events[next]) != CUDA_SUCCESS) continue;
       add(next);
       next ^= 1;
     }
@@ -105,18 +107,18 @@ class OverlapTest : public ::testing::Test {
   // How much longer the trainer's kernels take while `copy` is under way, which puts one copy of kBytes on a stream;
   // one is always queued behind the one that runs. Rounds with and without alternate; the medians count.
   // Without any `copies` it is the trainer that adds.
-  double Slowdown(const char* what, const std::vector<std::function<void(cu::Stream)>>& copies,
+  double Slowdown(const char* what, const std::vector<std::function<void(CUstream)>>& copies,
                   int64_t piece_bytes = kBytes) {
     SharedPage page(*gpu_);
     auto trainer =
         StartTrainer("compute", page, copies.empty() ? std::vector<std::string>{"adds"} : std::vector<std::string>());
-    std::vector<cu::Stream> streams;
-    std::vector<std::vector<cu::Event>> events;
+    std::vector<CUstream> streams;
+    std::vector<std::vector<CUevent>> events;
     for (size_t i = 0; i < copies.size(); ++i) {
       streams.push_back(gpu_->NewStream());
       events.emplace_back(2, nullptr);
-      for (cu::Event& event : events.back()) {
-        gpu_->Check(gpu_->driver()->EventCreate(&event, cu::kEventDisableTiming), "cuEventCreate");
+      for (CUevent& event : events.back()) {
+        gpu_->Check(gpu_->driver()->EventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
       }
     }
     std::vector<double> alone_ms, beside_ms;
@@ -138,12 +140,12 @@ class OverlapTest : public ::testing::Test {
       std::vector<int> next(copies.size(), 0);
       while (page.Load(kMeasured) < round && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20)) {
         for (size_t which = 0; beside && which < copies.size(); ++which) {
-          if (gpu_->driver()->EventQuery(events[which][static_cast<size_t>(next[which])]) != cu::kSuccess) continue;
+          if (gpu_->driver()->EventQuery(events[which][static_cast<size_t>(next[which])]) != CUDA_SUCCESS) continue;
           put(which, next[which]);
           next[which] ^= 1;
         }
       }
-      for (cu::Stream stream : streams) gpu_->Check(gpu_->driver()->StreamSynchronize(stream), "synchronise");
+      for (CUstream stream : streams) gpu_->Check(gpu_->driver()->StreamSynchronize(stream), "synchronise");
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
       if (page.Load(kMeasured) != round) {
         ADD_FAILURE() << "the trainer did not measure: " << trainer.Wait(absl::Seconds(1));
@@ -165,10 +167,10 @@ class OverlapTest : public ::testing::Test {
                 alone_ms.front(), alone_ms.back(), copied_bytes / copied_s / 1e9);
     return beside / alone;
   }
-  std::function<void(cu::Stream)> Copy(const void* from, void* to) {
-    return [this, from, to](cu::Stream stream) {
-      gpu_->Check(gpu_->driver()->MemcpyAsync(reinterpret_cast<cu::DevicePtr>(to),
-                                              reinterpret_cast<cu::DevicePtr>(from), kBytes, stream),
+  std::function<void(CUstream)> Copy(const void* from, void* to) {
+    return [this, from, to](CUstream stream) {
+      gpu_->Check(gpu_->driver()->MemcpyAsync(reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from),
+                                              kBytes, stream),
                   "cuMemcpyAsync");
     };
   }
@@ -179,7 +181,7 @@ class OverlapTest : public ::testing::Test {
 TEST_F(OverlapTest, CopiesBetweenHostAndGpuLeaveATrainersKernelsAlone) {
   const CudaSlab slab = gpu_->Allocate(2 * kBytes);
   std::vector<char> host(2 * kBytes, 1);
-  gpu_->Check(gpu_->driver()->MemHostRegister(host.data(), host.size(), cu::kHostRegisterPortable), "register");
+  gpu_->Check(gpu_->driver()->MemHostRegister(host.data(), host.size(), CU_MEMHOSTREGISTER_PORTABLE), "register");
   char* const device = static_cast<char*>(slab.data());
   const double to_gpu = Slowdown("host to GPU", {Copy(host.data(), device)});
   const double to_host = Slowdown("GPU to host", {Copy(device, host.data())});
@@ -206,8 +208,8 @@ TEST_F(OverlapTest, SumsByTheTrainerCostKernelsLessThanTheDaemons) {
   const CudaSlab slab = gpu_->Allocate(kSumNumel * 8);
   gpu_->Zero(slab.data(), kSumNumel * 8);
   gpu_->Wait();
-  const double by_daemon = Slowdown(
-      "sums by the daemon", {[&](cu::Stream stream) { gpu_->Launch(SumOfTwo(slab), 0, stream); }}, kSumNumel * 8);
+  const double by_daemon = Slowdown("sums by the daemon",
+                                    {[&](CUstream stream) { gpu_->Launch(SumOfTwo(slab), 0, stream); }}, kSumNumel * 8);
   const double by_trainer = Slowdown("sums by the trainer", {}, kSumNumel * 8);
   const char* const mps = std::getenv("SHARDD_GPU_MPS");
   if (mps != nullptr && std::strcmp(mps, "on") == 0) {

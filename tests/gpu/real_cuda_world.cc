@@ -18,11 +18,11 @@ constexpr size_t kMemoryBytes = size_t{512} << 20;
 char* Registered(const CudaDriver& driver) {
   static char* const memory = [&] {
     void* const p = mmap(nullptr, kMemoryBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    const cu::Result result =
-        driver->MemHostRegister(p, kMemoryBytes, cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap);
-    cu::DevicePtr address = 0;
-    if (result != cu::kSuccess || driver->MemHostGetDevicePointer(&address, p, 0) != cu::kSuccess ||
-        address != reinterpret_cast<cu::DevicePtr>(p)) {
+    const CUresult result =
+        driver->MemHostRegister(p, kMemoryBytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+    CUdeviceptr address = 0;
+    if (result != CUDA_SUCCESS || driver->MemHostGetDevicePointer(&address, p, 0) != CUDA_SUCCESS ||
+        address != reinterpret_cast<CUdeviceptr>(p)) {
       std::fprintf(stderr, "registered memory: result %d, address %llx for %p\n", result, address, p);
       std::abort();
     }

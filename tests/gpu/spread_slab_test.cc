@@ -23,11 +23,11 @@ TEST(SpreadSlab, CopiesZerosAndKernelsCrossPieceEdgesAlsoWhenImported) {
   if (gpu == nullptr) GTEST_SKIP() << why;
   const CudaDriver& driver = gpu->driver();
   int count = 0;
-  ASSERT_EQ(driver->DeviceGetCount(&count), cu::kSuccess);
-  std::vector<cu::Ordinal> gpus(static_cast<size_t>(count));
+  ASSERT_EQ(driver->DeviceGetCount(&count), CUDA_SUCCESS);
+  std::vector<CUdevice> gpus(static_cast<size_t>(count));
   std::vector<CudaSlab::Piece> pieces;
   std::vector<int64_t> sizes;
-  for (int i = 0; i < count; ++i) ASSERT_EQ(driver->DeviceGet(&gpus[static_cast<size_t>(i)], i), cu::kSuccess);
+  for (int i = 0; i < count; ++i) ASSERT_EQ(driver->DeviceGet(&gpus[static_cast<size_t>(i)], i), CUDA_SUCCESS);
   const int64_t page_bytes = *CudaSlab::Granularity(driver, gpus[0]);
   for (size_t i = 0; i < kPieces; ++i) {
     sizes.push_back(page_bytes * (i % 2 == 0 ? 1 : 2));

@@ -35,9 +35,9 @@ SharedPage::SharedPage(const Gpu& gpu, int fd) : driver_(gpu.driver()), fd_(fd) 
 
 void SharedPage::Map() {
   words_ = static_cast<uint64_t*>(mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0));
-  const cu::Result result =
-      driver_->MemHostRegister(words_, kPageBytes, cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap);
-  if (result == cu::kSuccess) return;
+  const CUresult result =
+      driver_->MemHostRegister(words_, kPageBytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+  if (result == CUDA_SUCCESS) return;
   std::fprintf(stderr, "cuMemHostRegister of a shared page: result %d\n", result);
   std::abort();
 }

@@ -24,7 +24,7 @@ class SharedPage {
   int fd() const { return fd_.get(); }
   uint64_t Load(int word) const { return __atomic_load_n(At(word), __ATOMIC_ACQUIRE); }
   void Store(int word, uint64_t value) { __atomic_store_n(At(word), value, __ATOMIC_RELEASE); }
-  cu::DevicePtr Address(int word) const { return reinterpret_cast<cu::DevicePtr>(At(word)); }
+  CUdeviceptr Address(int word) const { return reinterpret_cast<CUdeviceptr>(At(word)); }
   // False where the word is less than `value` after half a minute. Spins.
   bool Await(int word, uint64_t value) const;
 

@@ -89,6 +89,80 @@ TEST(CudaDaemonTest, EveryGpuIsServedWithItsStreamsUnderItsName) {
   EXPECT_EQ(daemon.process().Wait(), 0);
 }
 
+// What status says of gradients, of a daemon on so many GPUs with its socket in `folder`.
+std::string ChoiceOf(const ::shardd::testing::TempDir& folder, const char* devices,
+                     const std::vector<std::string>& environment, const std::vector<std::string>& flags = {}) {
+  std::vector<std::string> all = {"--collective=auto"};
+  all.insert(all.end(), flags.begin(), flags.end());
+  DaemonProcess daemon(folder.path(), devices, all, FakeCudaEnvironment(2, environment));
+  EXPECT_TRUE(daemon.listened()) << ::shardd::testing::ReadWholeFile(daemon.log());
+  const ::shardd::testing::TempDir logs;
+  const std::string status = Shardctl(daemon, logs, "status");
+  daemon.process().Kill(SIGTERM);
+  EXPECT_EQ(daemon.process().Wait(), 0);
+  const size_t begin = status.find("gradients between GPUs");
+  return begin == std::string::npos ? "" : status.substr(begin, status.find('\n', begin) - begin);
+}
+
+TEST(CudaDaemonTest, ATrialAtTheStartChoosesTheCollective) {
+  const ::shardd::testing::TempDir nccl_wins, copies_win;
+  EXPECT_THAT(ChoiceOf(nccl_wins, "cuda:all", {"FAKE_CUDA_ADD_US=800000"}),
+              ContainsRegex("GPUs +nccl: NCCL took [0-9]+ us for a sum of 32 MiB on each GPU, the GPUs' own copies "
+                            "[0-9]{6,} us$"));
+  EXPECT_THAT(ChoiceOf(copies_win, "cuda:all", {"FAKE_NCCL_SUM_US=800000"}),
+              ContainsRegex("GPUs +local: NCCL took .*, and it has to be a tenth faster$"));
+  // Of the same machine the result is kept, whatever a second trial would find.
+  EXPECT_THAT(ChoiceOf(nccl_wins, "cuda:all", {"FAKE_NCCL_SUM_US=800000"}),
+              AllOf(HasSubstr("nccl: NCCL took"), HasSubstr("(measured by an earlier start)")));
+  // Another NCCL makes it another machine.
+  EXPECT_THAT(ChoiceOf(nccl_wins, "cuda:all", {"FAKE_NCCL_SUM_US=800000", "FAKE_NCCL_VERSION=22900"}),
+              AllOf(HasSubstr("local: NCCL took"), Not(HasSubstr("earlier start"))));
+}
+
+// Whatever a trial does to its process, the daemon serves, and the next one does not try it again.
+TEST(CudaDaemonTest, ATrialThatKillsOrHangsCostsOneStart) {
+  const ::shardd::testing::TempDir dies, hangs;
+  for (const char* again : {"", " \\(in an earlier start; without the file .*"}) {
+    EXPECT_THAT(ChoiceOf(dies, "cuda:all", {"FAKE_NCCL_DIE=CommInitRankConfig:2"}),
+                ContainsRegex(absl::StrCat("local: a trial of both went wrong: its process ended without a result; .*",
+                                           again, "$")));
+  }
+  const std::vector<std::string> hanging = {"FAKE_NCCL_SUM_US=1000000000"};
+  EXPECT_THAT(ChoiceOf(hangs, "cuda:all", hanging),
+              HasSubstr("local: a trial of both went wrong: a sum of 32 MiB by nccl took longer than 5s"));
+  EXPECT_THAT(ChoiceOf(hangs, "cuda:all", hanging), HasSubstr("took longer than 5s (in an earlier start;"));
+}
+
+// The sums of jobs that it takes up stay what they were, though its version would have it measure again.
+TEST(CudaDaemonTest, ADaemonThatTakesOverGoesByTheFile) {
+  const ::shardd::testing::TempDir folder, empty;
+  ASSERT_THAT(ChoiceOf(folder, "cuda:all", {"FAKE_CUDA_ADD_US=800000"}), HasSubstr("nccl: NCCL took"));
+  const std::vector<std::string> newer = {"FAKE_NCCL_SUM_US=800000", "FAKE_NCCL_VERSION=22900"};
+  EXPECT_THAT(ChoiceOf(folder, "cuda:all", newer, {"--take_over"}),
+              AllOf(HasSubstr("nccl: NCCL took"), HasSubstr("(measured by an earlier start)")));
+  EXPECT_THAT(ChoiceOf(folder, "cuda:all", newer), HasSubstr("nccl: NCCL took"));  // started again, after a crash
+  EXPECT_THAT(ChoiceOf(empty, "cuda:all", newer, {"--take_over"}),
+              HasSubstr("local: the daemon whose place this one took has left no result of a trial"));
+}
+
+TEST(CudaDaemonTest, WithoutATrialStatusSaysWhy) {
+  const ::shardd::testing::TempDir folder, refusing, failing;
+  EXPECT_THAT(ChoiceOf(folder, "cuda:1", {}), HasSubstr("local: there is one GPU"));
+  EXPECT_THAT(ChoiceOf(folder, "cuda:all", {}, {"--nccl_library=/not/here.so"}),
+              HasSubstr("local: load NCCL \"/not/here.so\": it cannot be loaded"));
+  EXPECT_THAT(ChoiceOf(folder, "cuda:all", {"FAKE_CUDA_PEERS=0"}),
+              HasSubstr("nccl: the GPUs do not reach each other's memory (cuda:0 does not reach cuda:1)"));
+  EXPECT_THAT(ChoiceOf(refusing, "cuda:all", {"FAKE_NCCL_FAIL=CommInitRankConfig:1"}),
+              ContainsRegex("local: a trial of both went wrong: .*ncclCommInitRankConfig"));
+  EXPECT_THAT(ChoiceOf(failing, "cuda:all", {"FAKE_NCCL_FAIL=ReduceScatter:2"}),
+              ContainsRegex("local: a trial of both went wrong: .*ncclReduceScatter"));
+  EXPECT_THAT(ChoiceOf(folder, "cuda:all", {}, {"--embedded"}),
+              HasSubstr("local: a daemon that a program has started"));
+  EXPECT_THAT(ChoiceOf(folder, "cuda:all", {}, {"--collective=local"}), HasSubstr("local: --collective=local"));
+  EXPECT_THAT(ChoiceOf(folder, "cuda:all", {}, {"--collective=nccl"}), HasSubstr("nccl: --collective=nccl"));
+  EXPECT_EQ(ChoiceOf(folder, "cpu:2", {}), "");
+}
+
 constexpr char kWarns[] = " W ";  // a line of the log
 
 struct StatusText {

@@ -14,10 +14,7 @@ namespace {
 
 absl::StatusOr<int> RealGpus() {
   static const auto& driver = *new absl::StatusOr<CudaDriver>(CudaDriver::Load());
-  if (!driver.ok()) return driver.status();
-  int count = 0;
-  const absl::Status status = driver->Check((*driver)->DeviceGetCount(&count), "cuDeviceGetCount", "");
-  return status.ok() ? absl::StatusOr<int>(count) : status;
+  return driver.ok() ? driver->CountDevices() : driver.status();
 }
 
 }  // namespace

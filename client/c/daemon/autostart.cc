@@ -163,8 +163,9 @@ absl::Status StartDaemon(const AutostartOptions& options, const std::string& fol
       const std::string tail = LogTail(log.get(), log_start);
       const std::string text = absl::StrCat("start daemon \"", binary, "\": it ended before it listened; its log \"",
                                             log_path, "\" ends with:\n", tail);
-      return options.gpus && absl::StrContains(tail, kNoCudaKernels) ? absl::UnimplementedError(text)
-                                                                     : absl::UnavailableError(text);
+      return options.gpus && (absl::StrContains(tail, kNoCudaKernels) || absl::StrContains(tail, kNoGpuCode))
+                 ? absl::UnimplementedError(text)
+                 : absl::UnavailableError(text);
     }
     if (absl::Status interrupted = options.interrupt->Check("start daemon"); !interrupted.ok()) {
       TerminateDetached(process);

@@ -79,9 +79,7 @@ namespace {
 
 bool HasGpu() {
   const absl::StatusOr<CudaDriver> driver = CudaDriver::Load();
-  int count = 0;
-  return driver.ok() && (*driver)->Init(0) == cu::kSuccess && (*driver)->DeviceGetCount(&count) == cu::kSuccess &&
-         count > 0;
+  return driver.ok() && driver->CountDevices().value_or(0) > 0;
 }
 
 }  // namespace

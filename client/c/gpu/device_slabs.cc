@@ -32,8 +32,8 @@ absl::StatusOr<int> FindGpu(const CudaDriver& driver, const std::string& name, c
   int count = 0;
   SHARDD_RETURN_IF_ERROR(driver.Check(driver->DeviceGetCount(&count), "cuDeviceGetCount", ""));
   for (int i = 0; i < count; ++i) {
-    cu::Ordinal device = 0;
-    cu::Uuid found = {};
+    CUdevice device = 0;
+    CUuuid found = {};
     SHARDD_RETURN_IF_ERROR(driver.Check(driver->DeviceGet(&device, i), "cuDeviceGet", absl::StrCat(i)));
     SHARDD_RETURN_IF_ERROR(driver.Check(driver->DeviceGetUuid(&found, device), "cuDeviceGetUuid", absl::StrCat(i)));
     if (uuid.size() == sizeof(found.bytes) && std::memcmp(uuid.data(), found.bytes, sizeof(found.bytes)) == 0) {

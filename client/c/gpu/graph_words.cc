@@ -43,9 +43,10 @@ absl::StatusOr<std::unique_ptr<GraphWords>> GraphWords::Make(const CudaDriver& d
   // A child of the process has no driver, and must not copy what a GPU writes.
   (void)madvise(memory, sizeof(Word) * kWords, MADV_DONTFORK);
   words->words_ = static_cast<Word*>(memory);
-  SHARDD_RETURN_IF_ERROR(driver.Check(
-      driver->MemHostRegister(memory, sizeof(Word) * kWords, cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap),
-      "cuMemHostRegister", "a graph's words"));
+  SHARDD_RETURN_IF_ERROR(
+      driver.Check(driver->MemHostRegister(memory, sizeof(Word) * kWords,
+                                           CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP),
+                   "cuMemHostRegister", "a graph's words"));
   words->registered_ = true;
   SHARDD_RETURN_IF_ERROR(driver.Check(driver->MemHostGetDevicePointer(&words->address_, memory, 0),
                                       "cuMemHostGetDevicePointer", "a graph's words"));
@@ -69,19 +70,21 @@ absl::StatusOr<int> GraphWords::Take() {
   return word;
 }
 
-absl::StatusOr<int> GraphWords::AddWait(cu::Stream stream) {
+absl::StatusOr<int> GraphWords::AddWait(CUstream stream) {
   SHARDD_ASSIGN_OR_RETURN(const int word, Take());
-  SHARDD_RETURN_IF_ERROR(driver_.Check(driver_->StreamWaitValue64(stream, AddressOf(word), 1, cu::kWaitValueGeq),
+  SHARDD_RETURN_IF_ERROR(driver_.Check(driver_->StreamWaitValue64(stream, AddressOf(word), 1, CU_STREAM_WAIT_VALUE_GEQ),
                                        "cuStreamWaitValue64", "the captured stream"));
-  SHARDD_RETURN_IF_ERROR(driver_.Check(driver_->StreamWriteValue64(stream, AddressOf(word), 0, cu::kWriteValueDefault),
-                                       "cuStreamWriteValue64", "the captured stream"));
+  SHARDD_RETURN_IF_ERROR(
+      driver_.Check(driver_->StreamWriteValue64(stream, AddressOf(word), 0, CU_STREAM_WRITE_VALUE_DEFAULT),
+                    "cuStreamWriteValue64", "the captured stream"));
   return word;
 }
 
-absl::StatusOr<int> GraphWords::AddSignal(cu::Stream stream) {
+absl::StatusOr<int> GraphWords::AddSignal(CUstream stream) {
   SHARDD_ASSIGN_OR_RETURN(const int word, Take());
-  SHARDD_RETURN_IF_ERROR(driver_.Check(driver_->StreamWriteValue64(stream, AddressOf(word), 1, cu::kWriteValueDefault),
-                                       "cuStreamWriteValue64", "the captured stream"));
+  SHARDD_RETURN_IF_ERROR(
+      driver_.Check(driver_->StreamWriteValue64(stream, AddressOf(word), 1, CU_STREAM_WRITE_VALUE_DEFAULT),
+                    "cuStreamWriteValue64", "the captured stream"));
   return word;
 }
 

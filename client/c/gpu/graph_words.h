@@ -34,8 +34,8 @@ class GraphWords {
   bool idle() const;
 
   // Enqueue into a stream that is being captured; the word's number. RESOURCE_EXHAUSTED: they are used up.
-  absl::StatusOr<int> AddWait(cu::Stream stream);
-  absl::StatusOr<int> AddSignal(cu::Stream stream);
+  absl::StatusOr<int> AddWait(CUstream stream);
+  absl::StatusOr<int> AddSignal(CUstream stream);
 
   // Of the host, and of one launch: until `go_on` says otherwise.
   absl::Status Release(int wait, const std::function<absl::Status()>& go_on);
@@ -47,11 +47,11 @@ class GraphWords {
   using Word = std::atomic<uint64_t>;
   explicit GraphWords(const CudaDriver& driver) : driver_(driver) {}
   absl::StatusOr<int> Take();
-  cu::DevicePtr AddressOf(int word) const { return address_ + sizeof(Word) * static_cast<cu::DevicePtr>(word); }
+  CUdeviceptr AddressOf(int word) const { return address_ + sizeof(Word) * static_cast<CUdeviceptr>(word); }
 
   const CudaDriver& driver_;
   Word* words_ = nullptr;
-  cu::DevicePtr address_ = 0;
+  CUdeviceptr address_ = 0;
   bool registered_ = false;
   bool leaked_ = false;
   std::atomic<int> used_ = 0;

@@ -19,11 +19,11 @@ constexpr absl::Duration kRefusal = absl::Microseconds(500);
 
 }  // namespace
 
-absl::Status StreamOrder::CheckNotCapturing(const char* what, cu::Stream stream) const {
-  int capturing = cu::kCaptureNone;
+absl::Status StreamOrder::CheckNotCapturing(const char* what, CUstream stream) const {
+  CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
   SHARDD_RETURN_IF_ERROR(
       Check(driver_->StreamIsCapturing(stream, &capturing), "cuStreamIsCapturing", "the program's stream"));
-  if (capturing == cu::kCaptureNone) {
+  if (capturing == CU_STREAM_CAPTURE_STATUS_NONE) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
@@ -58,13 +58,13 @@ bool StreamOrder::FreeGraphWords(GraphWords* words) {
 absl::StatusOr<int> StreamOrder::AddToGraph(GraphWords* words, bool wait) {
   const ScopedCudaContext current(driver_, context_);
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
-  int capturing = cu::kCaptureNone;
+  CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
   SHARDD_RETURN_IF_ERROR(
       Check(driver_->StreamIsCapturing(stream_, &capturing), "cuStreamIsCapturing", "the program's stream"));
-  if (capturing != cu::kCaptureActive) {
+  if (capturing != CU_STREAM_CAPTURE_STATUS_ACTIVE) {
     return absl::FailedPreconditionError(
         absl::StrCat("the stream of shardd_set_cuda_stream is not being captured (got capture status ", capturing,
-                     ", want ", cu::kCaptureActive, "; rank=", options_.rank,
+                     ", want ", CU_STREAM_CAPTURE_STATUS_ACTIVE, "; rank=", options_.rank,
                      "); begin the capture behind shardd_begin_graph, and end it ", "behind shardd_end_graph"));
   }
   return wait ? words->AddWait(stream_) : words->AddSignal(stream_);
@@ -84,7 +84,7 @@ void* StreamOrder::LaunchMain(void* of) {
   return nullptr;
 }
 
-absl::Status StreamOrder::LaunchGraph(cu::GraphExec exec, GraphWords* words) {
+absl::Status StreamOrder::LaunchGraph(CUgraphExec exec, GraphWords* words) {
   if (launch_ != nullptr && !launch_->returned.HasBeenNotified()) {
     return absl::FailedPreconditionError(
         absl::StrCat("the driver has not taken the launch before (rank=", options_.rank, ")"));

@@ -42,19 +42,20 @@ absl::Status StreamOrder::Init() {
   const ScopedCudaContext current(driver_, context_);
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
   SHARDD_RETURN_IF_ERROR(
-      Check(driver_->EventCreate(&event_, cu::kEventDisableTiming), "cuEventCreate", "order of the streams"));
+      Check(driver_->EventCreate(&event_, CU_EVENT_DISABLE_TIMING), "cuEventCreate", "order of the streams"));
   fallback_ = options_.words.ok() ? InitWords() : options_.words;
   return absl::OkStatus();
 }
 
 absl::Status StreamOrder::InitWords() {
   int memops = 0;
-  SHARDD_RETURN_IF_ERROR(Check(driver_->DeviceGetAttribute(&memops, cu::kCanUse64BitStreamMemOps, device_),
-                               "cuDeviceGetAttribute", "64-bit stream memory operations"));
+  SHARDD_RETURN_IF_ERROR(
+      Check(driver_->DeviceGetAttribute(&memops, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device_),
+            "cuDeviceGetAttribute", "64-bit stream memory operations"));
   if (memops == 0) {
     return absl::UnimplementedError("the GPU has no 64-bit stream memory operations");
   }
-  constexpr unsigned kFlags = cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap;
+  constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
   SHARDD_RETURN_IF_ERROR(Check(driver_->MemHostRegister(options_.client_page, kPageBytes, kFlags), "cuMemHostRegister",
                                "the client's page"));
   client_registered_ = true;
@@ -69,7 +70,7 @@ absl::Status StreamOrder::InitWords() {
   int least = 0, greatest = 0;
   SHARDD_RETURN_IF_ERROR(
       Check(driver_->CtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange", ""));
-  return Check(driver_->StreamCreateWithPriority(&signals_, cu::kStreamNonBlocking, greatest),
+  return Check(driver_->StreamCreateWithPriority(&signals_, CU_STREAM_NON_BLOCKING, greatest),
                "cuStreamCreateWithPriority", "signals");
 }
 
@@ -96,11 +97,11 @@ StreamOrder::~StreamOrder() {
   (void)driver_->DevicePrimaryCtxRelease(device_);
 }
 
-absl::Status StreamOrder::Use(cu::Stream stream) {
+absl::Status StreamOrder::Use(CUstream stream) {
   if (has_stream_ && stream == stream_) {
     return absl::OkStatus();
   }
-  if (stream == cu::kStreamPerThread) {
+  if (stream == CU_STREAM_PER_THREAD) {
     return absl::InvalidArgumentError(
         "set_cuda_stream: cudaStreamPerThread is another stream in every thread; name one that the program has made, "
         "or "
@@ -147,10 +148,10 @@ absl::StatusOr<uint64_t> StreamOrder::Signal(const std::string& what, const std:
   };
   if (!by_stream()) {
     SHARDD_RETURN_IF_ERROR(Check(driver_->EventRecord(event_, stream_), "cuEventRecord", "the program's stream"));
-    cu::Result result = cu::kNotReady;
-    SHARDD_RETURN_IF_ERROR(wait_until([&] { return (result = driver_->EventQuery(event_)) != cu::kNotReady; }));
-    SHARDD_RETURN_IF_ERROR(result == cu::kNotReady ? absl::OkStatus()
-                                                   : Check(result, "cuEventQuery", "the program's stream"));
+    CUresult result = CUDA_ERROR_NOT_READY;
+    SHARDD_RETURN_IF_ERROR(wait_until([&] { return (result = driver_->EventQuery(event_)) != CUDA_ERROR_NOT_READY; }));
+    SHARDD_RETURN_IF_ERROR(result == CUDA_ERROR_NOT_READY ? absl::OkStatus()
+                                                          : Check(result, "cuEventQuery", "the program's stream"));
     return 0;
   }
   SHARDD_RETURN_IF_ERROR(wait_until([&] {
@@ -161,7 +162,7 @@ absl::StatusOr<uint64_t> StreamOrder::Signal(const std::string& what, const std:
   SHARDD_RETURN_IF_ERROR(Check(driver_->StreamWaitEvent(signals_, event_, 0), "cuStreamWaitEvent", "signals"));
   SHARDD_RETURN_IF_ERROR(
       Check(driver_->StreamWriteValue64(signals_, done_, TimelineValue(options_.epoch, signalled_ + 1),
-                                        cu::kWriteValueDefault),
+                                        CU_STREAM_WRITE_VALUE_DEFAULT),
             "cuStreamWriteValue64", "done"));
   return ++signalled_;
 }
@@ -193,9 +194,9 @@ absl::Status StreamOrder::Await(const TimelineWord& word, uint64_t value, std::s
     absl::MutexLock lock(&mutex_);  // watched from before it is enqueued, and not held over the call
     outstanding_.push_back({mutable_word, value, Now() + options_.timeout, std::move(what)});
   }
-  return Check(
-      driver_->StreamWaitValue64(stream_, daemon_page_ + static_cast<cu::DevicePtr>(offset), value, cu::kWaitValueGeq),
-      "cuStreamWaitValue64", "the program's stream");
+  return Check(driver_->StreamWaitValue64(stream_, daemon_page_ + static_cast<CUdeviceptr>(offset), value,
+                                          CU_STREAM_WAIT_VALUE_GEQ),
+               "cuStreamWaitValue64", "the program's stream");
 }
 
 absl::Status StreamOrder::expired() const {
@@ -285,15 +286,16 @@ bool StreamOrder::Drain(bool release, absl::Duration limit, const std::function<
   }
   const ScopedCudaContext current(driver_, context_);
   // A context that is lost, or gone with the process' driver, runs nothing any more.
-  if (current.result() != cu::kSuccess || !RecordAll().ok()) {
+  if (current.result() != CUDA_SUCCESS || !RecordAll().ok()) {
     return drained_ = true;
   }
-  cu::Result result = cu::kNotReady;
-  while ((result = driver_->EventQuery(event_)) == cu::kNotReady && Now() < deadline && (stop == nullptr || !stop())) {
+  CUresult result = CUDA_ERROR_NOT_READY;
+  while ((result = driver_->EventQuery(event_)) == CUDA_ERROR_NOT_READY && Now() < deadline &&
+         (stop == nullptr || !stop())) {
     absl::SleepFor(kPoll);
   }
-  drained_ = release && result != cu::kNotReady;
-  return result != cu::kNotReady;
+  drained_ = release && result != CUDA_ERROR_NOT_READY;
+  return result != CUDA_ERROR_NOT_READY;
 }
 
 }  // namespace shardd

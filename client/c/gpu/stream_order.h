@@ -71,7 +71,7 @@ class StreamOrder {
   // What follows is ordered with `stream` (null: the legacy default stream), and `stream` behind what was before.
   // INVALID_ARGUMENT: it is no stream of the GPU's primary context, or it is cudaStreamPerThread, which is not one
   // stream.
-  absl::Status Use(cu::Stream stream);
+  absl::Status Use(CUstream stream);
 
   // The stream has been synchronised, and may be destroyed: nothing of it is looked at any more.
   void Forget();
@@ -98,7 +98,7 @@ class StreamOrder {
   // driver's call until the GPU has come far enough, which waits for what the caller does next. From then until
   // EndGraph, and longer where that is never called, its waits are let go when the session is over. An error that comes
   // at once is returned, as if it had not been asked for; a later one is launch_status().
-  absl::Status LaunchGraph(cu::GraphExec exec, GraphWords* words);
+  absl::Status LaunchGraph(CUgraphExec exec, GraphWords* words);
   // What the driver has said of it; OK: nothing yet.
   absl::Status launch_status() const;
   // Until the driver's call has returned: DEADLINE_EXCEEDED after `timeout`, and what `slice`, which is called now and
@@ -126,21 +126,21 @@ class StreamOrder {
   // Outlives what began it, where the driver never gives it back.
   struct GraphLaunch {
     const CudaDriver* driver = nullptr;
-    cu::Context context = nullptr;
-    cu::GraphExec exec = nullptr;
-    cu::Stream stream = nullptr;
+    CUcontext context = nullptr;
+    CUgraphExec exec = nullptr;
+    CUstream stream = nullptr;
     absl::Notification returned;
     absl::Status status;  // once it has
   };
   static void* LaunchMain(void* launch);
 
   explicit StreamOrder(Options options) : options_(std::move(options)), driver_(*options_.driver) {}
-  absl::Status CheckNotCapturing(const char* what, cu::Stream stream) const;
+  absl::Status CheckNotCapturing(const char* what, CUstream stream) const;
   absl::StatusOr<int> AddToGraph(GraphWords* words, bool wait);
   bool IdleLocked() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return outstanding_.empty() && graph_ == nullptr; }
   absl::Status Init();
   absl::Status InitWords();
-  absl::Status Check(cu::Result result, const char* call, const char* object) const {
+  absl::Status Check(CUresult result, const char* call, const char* object) const {
     return driver_.Check(result, call, object, absl::string_view());
   }
   static void* WatchMain(void* self);
@@ -152,16 +152,16 @@ class StreamOrder {
   const Options options_;
   const CudaDriver& driver_;
   absl::Status fallback_;
-  cu::Ordinal device_ = 0;
-  cu::Context context_ = nullptr;
-  cu::Stream signals_ = nullptr;
-  cu::Event event_ = nullptr;
+  CUdevice device_ = 0;
+  CUcontext context_ = nullptr;
+  CUstream signals_ = nullptr;
+  CUevent event_ = nullptr;
   bool client_registered_ = false;
   bool daemon_registered_ = false;
-  cu::DevicePtr done_ = 0;         // ClientPage::done
-  cu::DevicePtr daemon_page_ = 0;  // as the GPU addresses it
+  CUdeviceptr done_ = 0;         // ClientPage::done
+  CUdeviceptr daemon_page_ = 0;  // as the GPU addresses it
   // Of the caller.
-  cu::Stream stream_ = nullptr;
+  CUstream stream_ = nullptr;
   bool has_stream_ = false;
   uint64_t signalled_ = 0;
   bool drained_ = false;

@@ -18,7 +18,7 @@ namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(50);  // between looks whether it is to stop
 constexpr absl::Duration kPoll = absl::Microseconds(50);   // of the host for the GPU
 
-cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::DevicePtr>(p); }
+CUdeviceptr Address(const void* p) { return reinterpret_cast<CUdeviceptr>(p); }
 
 }  // namespace
 
@@ -30,9 +30,9 @@ bool CanAddGradients() {
   return driver.ok() && !driver->kernels().empty();
 }
 
-absl::StatusOr<cu::Kernel> LoadReduceKernel(const CudaDriver& driver) {
+absl::StatusOr<CUkernel> LoadReduceKernel(const CudaDriver& driver) {
   static absl::Mutex mutex(absl::kConstInit);
-  static auto& loaded = *new std::map<const CudaDriver*, cu::Kernel>;
+  static auto& loaded = *new std::map<const CudaDriver*, CUkernel>;
   absl::MutexLock lock(&mutex);
   if (const auto found = loaded.find(&driver); found != loaded.end()) {
     return found->second;
@@ -45,8 +45,8 @@ absl::StatusOr<cu::Kernel> LoadReduceKernel(const CudaDriver& driver) {
         "trainer_sums: this libshardd has no kernels, it was built where there was no nvcc; use a build of the preset "
         "cuda, or leave JobConfig.trainer_sums false");
   }
-  cu::Library library = nullptr;
-  cu::Kernel kernel = nullptr;
+  CUlibrary library = nullptr;
+  CUkernel kernel = nullptr;
   SHARDD_RETURN_IF_ERROR(
       driver.Check(driver->LibraryLoadData(&library, image.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
                    "cuLibraryLoadData", "kernels"));
@@ -72,21 +72,23 @@ absl::Status TrainerSums::Init() {
       Check(driver_->DevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain", "the rank's GPU"));
   const ScopedCudaContext current(driver_, context_);
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
-  SHARDD_RETURN_IF_ERROR(Check(driver_->DeviceGetAttribute(&multiprocessors_, cu::kMultiprocessorCount, device_),
-                               "cuDeviceGetAttribute", "multiprocessors"));
+  SHARDD_RETURN_IF_ERROR(
+      Check(driver_->DeviceGetAttribute(&multiprocessors_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device_),
+            "cuDeviceGetAttribute", "multiprocessors"));
   int least = 0, greatest = 0;
   SHARDD_RETURN_IF_ERROR(
       Check(driver_->CtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange", ""));
-  SHARDD_RETURN_IF_ERROR(Check(driver_->StreamCreateWithPriority(&stream_, cu::kStreamNonBlocking, greatest),
+  SHARDD_RETURN_IF_ERROR(Check(driver_->StreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, greatest),
                                "cuStreamCreateWithPriority", "sums"));
-  SHARDD_RETURN_IF_ERROR(Check(driver_->EventCreate(&event_, cu::kEventDisableTiming), "cuEventCreate", "sums"));
+  SHARDD_RETURN_IF_ERROR(Check(driver_->EventCreate(&event_, CU_EVENT_DISABLE_TIMING), "cuEventCreate", "sums"));
   int memops = 0;
-  SHARDD_RETURN_IF_ERROR(Check(driver_->DeviceGetAttribute(&memops, cu::kCanUse64BitStreamMemOps, device_),
-                               "cuDeviceGetAttribute", "64-bit stream memory operations"));
+  SHARDD_RETURN_IF_ERROR(
+      Check(driver_->DeviceGetAttribute(&memops, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device_),
+            "cuDeviceGetAttribute", "64-bit stream memory operations"));
   if (memops != 0) {
     registered_ = driver_->MemHostRegister(options_.words, sizeof(SumWords),
-                                           cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap) == cu::kSuccess;
-    by_stream_ = registered_ && driver_->MemHostGetDevicePointer(&summed_, &options_.words->summed, 0) == cu::kSuccess;
+                                           CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP) == CUDA_SUCCESS;
+    by_stream_ = registered_ && driver_->MemHostGetDevicePointer(&summed_, &options_.words->summed, 0) == CUDA_SUCCESS;
   }
   peers_.resize(static_cast<size_t>(options_.memory.world_size));
   return WarmUp();
@@ -160,10 +162,10 @@ void TrainerSums::Run() {
 
 // For as long as it takes: a GPU that hangs keeps this thread, and Stop says so.
 void TrainerSums::Drain() {
-  if (driver_->EventRecord(event_, stream_) != cu::kSuccess) {
+  if (driver_->EventRecord(event_, stream_) != CUDA_SUCCESS) {
     return;  // a context that is lost runs nothing any more
   }
-  while (driver_->EventQuery(event_) == cu::kNotReady) {
+  while (driver_->EventQuery(event_) == CUDA_ERROR_NOT_READY) {
     absl::SleepFor(kPoll);
   }
 }
@@ -235,7 +237,8 @@ absl::Status TrainerSums::Enqueue(const SumRecord& record) {
 absl::Status TrainerSums::Launch(cuda::ReduceArgs args) {
   const cuda::Geometry at = cuda::GeometryOf(args, multiprocessors_);
   void* params[] = {&args};
-  return Check(driver_->LaunchKernel(options_.kernel, at.grid, 1, 1, at.block, 1, 1, 0, stream_, params, nullptr),
+  return Check(driver_->LaunchKernel(cu::FunctionOf(options_.kernel), at.grid, 1, 1, at.block, 1, 1, 0, stream_, params,
+                                     nullptr),
                "cuLaunchKernel", absl::StrCat(cuda::kReduceKernel, " on sums"));
 }
 
@@ -260,15 +263,15 @@ absl::StatusOr<const char*> TrainerSums::SlotsOf(int rank) {
 absl::Status TrainerSums::Signal() {
   const uint64_t value = TimelineValue(options_.epoch, taken_);
   if (by_stream_) {
-    return Check(driver_->StreamWriteValue64(stream_, summed_, value, cu::kWriteValueDefault), "cuStreamWriteValue64",
-                 "summed");
+    return Check(driver_->StreamWriteValue64(stream_, summed_, value, CU_STREAM_WRITE_VALUE_DEFAULT),
+                 "cuStreamWriteValue64", "summed");
   }
   SHARDD_RETURN_IF_ERROR(Check(driver_->EventRecord(event_, stream_), "cuEventRecord", "sums"));
-  cu::Result result = cu::kNotReady;
-  while ((result = driver_->EventQuery(event_)) == cu::kNotReady && !stop_.load(std::memory_order_acquire)) {
+  CUresult result = CUDA_ERROR_NOT_READY;
+  while ((result = driver_->EventQuery(event_)) == CUDA_ERROR_NOT_READY && !stop_.load(std::memory_order_acquire)) {
     absl::SleepFor(kPoll);
   }
-  if (result == cu::kNotReady) {
+  if (result == CUDA_ERROR_NOT_READY) {
     return absl::OkStatus();  // Drain
   }
   SHARDD_RETURN_IF_ERROR(Check(result, "cuEventQuery", "sums"));

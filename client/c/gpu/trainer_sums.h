@@ -54,14 +54,14 @@ bool CanAddGradients();
 
 // The kernel that sums are made with, loaded once for a driver and never unloaded: kernels of other sessions may run.
 // UNIMPLEMENTED: this build has none.
-absl::StatusOr<cu::Kernel> LoadReduceKernel(const CudaDriver& driver);
+absl::StatusOr<CUkernel> LoadReduceKernel(const CudaDriver& driver);
 
 // One session's. The thread is its own; everything else is called by one thread.
 class TrainerSums {
  public:
   struct Options {
     const CudaDriver* driver = nullptr;  // outlives this
-    cu::Kernel kernel = nullptr;
+    CUkernel kernel = nullptr;
     int ordinal = 0;
     uint64_t epoch = 0;
     SumMemory memory;
@@ -85,7 +85,7 @@ class TrainerSums {
   explicit TrainerSums(Options options) : options_(std::move(options)), driver_(*options_.driver) {}
   absl::Status Init();
   absl::Status WarmUp();
-  absl::Status Check(cu::Result result, const char* call, absl::string_view object) const {
+  absl::Status Check(CUresult result, const char* call, absl::string_view object) const {
     return driver_.Check(result, call, object);
   }
   static void* Main(void* self);
@@ -100,14 +100,14 @@ class TrainerSums {
 
   const Options options_;
   const CudaDriver& driver_;
-  cu::Ordinal device_ = 0;
-  cu::Context context_ = nullptr;
-  cu::Stream stream_ = nullptr;
-  cu::Event event_ = nullptr;
+  CUdevice device_ = 0;
+  CUcontext context_ = nullptr;
+  CUstream stream_ = nullptr;
+  CUevent event_ = nullptr;
   int multiprocessors_ = 0;
   bool by_stream_ = false;  // the GPU writes `summed`; else the thread waits for it
   bool registered_ = false;
-  cu::DevicePtr summed_ = 0;
+  CUdeviceptr summed_ = 0;
   pthread_t thread_ = 0;
   bool runs_ = false;
   std::atomic<bool> stop_{false};

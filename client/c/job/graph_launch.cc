@@ -70,7 +70,7 @@ absl::Status Graphs::Launch(int id, void* exec) {
   }
   ClientSession& session = attachment_.session();
   StreamOrder* const order = session.stream_waits().order();
-  SHARDD_RETURN_IF_ERROR(order->LaunchGraph(static_cast<cu::GraphExec>(exec), graph->words));
+  SHARDD_RETURN_IF_ERROR(order->LaunchGraph(static_cast<CUgraphExec>(exec), graph->words));
   session.stream_waits().set_waits_on_host(true);
   absl::Status status;
   for (const GraphCall& call : graph->calls) {

@@ -29,7 +29,7 @@ absl::Status StreamWaits::Use(void* stream) {
     SHARDD_ASSIGN_OR_RETURN(order_, StreamOrder::Create(options));
     life_.set_order(order_.get());
   }
-  SHARDD_RETURN_IF_ERROR(order_->Use(static_cast<cu::Stream>(stream)));
+  SHARDD_RETURN_IF_ERROR(order_->Use(static_cast<CUstream>(stream)));
   by_stream_ = true;
   return absl::OkStatus();
 }
@@ -95,7 +95,7 @@ absl::Status StreamWaits::StartSums(const Target& target, uint64_t id, const std
                         FdRange{kFdFirstPeerSlots + static_cast<uint32_t>(rank), 1}, protocol_version));
     return std::move(fds.front());
   };
-  const absl::StatusOr<cu::Kernel> kernel = LoadReduceKernel(DeviceSlabs::driver());
+  const absl::StatusOr<CUkernel> kernel = LoadReduceKernel(DeviceSlabs::driver());
   options.kernel = kernel.ok() ? *kernel : nullptr;
   auto sums = kernel.ok() ? TrainerSums::Start(std::move(options)) : kernel.status();
   if (!sums.ok()) {

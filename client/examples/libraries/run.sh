@@ -26,19 +26,24 @@ declare -A programs=(
   [trl]="with_trl.py"
   [trl_lora]="with_trl.py --lora"
   [torchtune]="with_torchtune.py"
+  [float8]="with_torchao.py"
+  [qlora]="with_torchao.py --qlora"
 )
 declare -A needs=([accelerate]="accelerate transformers" [trainer]="accelerate transformers" [lightning]="lightning transformers" [torchtitan]="torch"
-  [peft]="peft accelerate transformers" [trl]="trl peft datasets" [trl_lora]="trl peft datasets" [torchtune]="torchtune torchao")
+  [peft]="peft accelerate transformers" [trl]="trl peft datasets" [trl_lora]="trl peft datasets" [torchtune]="torchtune torchao"
+  [float8]="torchao" [qlora]="torchao")
 usual=(torchtitan accelerate trainer lightning accelerate1 trainer1 lightning1)
-more=(peft peft1 trl trl_lora torchtune)
+more=(peft peft1 trl trl_lora torchtune float8 qlora)
 order=("${usual[@]}")
 # Beside .venv, whose packages they use and do not change. The folder's last name is how dill knows what not to pickle by value.
 extra=$root/.cache/libraries/site-packages
 extra_torchtune=$root/.cache/libraries/torchtune/site-packages
+extra_torchao=$root/.cache/libraries/torchao/site-packages
 install() {
-  rm -rf "$extra" "$extra_torchtune"
+  rm -rf "$extra" "$extra_torchtune" "$extra_torchao"
   "$python" -m pip install --no-deps --target "$extra" -r "$here/requirements_more.txt" &&
-    "$python" -m pip install --no-deps --target "$extra_torchtune" -r "$here/requirements_torchtune.txt"
+    "$python" -m pip install --no-deps --target "$extra_torchtune" -r "$here/requirements_torchtune.txt" &&
+    "$python" -m pip install --no-deps --target "$extra_torchao" -r "$here/requirements_torchao.txt"
 }
 
 keep='' forked=''
@@ -76,6 +81,7 @@ for name in "${order[@]}"; do
   if [[ " ${more[*]} " == *" $name "* ]]; then
     PYTHONPATH=$extra${path:+:$path}
     [[ $name != torchtune ]] || PYTHONPATH=$extra_torchtune:$PYTHONPATH
+    [[ $name != float8 && $name != qlora ]] || PYTHONPATH=$extra_torchao:$PYTHONPATH
   fi
   missing=
   for module in ${needs[${name%1}]}; do

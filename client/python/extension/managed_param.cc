@@ -53,14 +53,16 @@ ManagedParam::ManagedParam(Options options, std::shared_ptr<HeldShard> shard, py
       unit_group(options.unit_group),
       index_in_group(options.index_in_group),
       trainable(options.trainable),
+      mesh_scale(options.mesh_scale),
       shard_(std::move(shard)),
       unsharded_(std::move(unsharded)),
       unsharded_tensor_(THPVariable_Unpack(unsharded_.ptr())),
       local_(LocalTensor(unsharded_, !local_gradient.is_none())),
       local_gradient_(std::move(local_gradient)),
-      order_(local_.sizes(), options.shard_dim, options.shard_parts),
+      order_(local_.sizes(), options.shard_dim, options.shard_parts, options.rows),
       own_first_(options.own_first),
       shows_unsharded_(options.shows_unsharded),
+      gathers_itself_(options.gathers_itself),
       storage_(local_.sizes(), local_.scalar_type(), ShardedMessage(options.fqn), local_.device()) {
   at::Tensor tensor = local_;
   storage_.Adopt(tensor);
@@ -130,7 +132,9 @@ bool ManagedParam::RestoreUnsharded(const std::vector<Place>& places) {
 }
 
 void ManagedParam::PointUnsharded(const void* data) {
-  if (order_.is_parameters()) {
+  if (gathers_itself_) {
+    // It has memory of its own, which whoever gathered it fills and frees.
+  } else if (order_.is_parameters()) {
     storage_.PointTo(data);
   } else if (users_ == 0) {
     copy_ = Allocate(local_.nbytes(), storage_.device());
@@ -142,6 +146,11 @@ void ManagedParam::PointUnsharded(const void* data) {
     copy_version_ = local_._version();
   }
   ++users_;
+}
+
+void ManagedParam::SetUnsharded(py::object unsharded) {
+  unsharded_ = std::move(unsharded);
+  unsharded_tensor_ = THPVariable_Unpack(unsharded_.ptr());
 }
 
 void ManagedParam::ClearUnsharded() {
@@ -187,7 +196,9 @@ void ManagedParam::LoseMemory() {
 }
 
 void ManagedParam::SetGradientSlot(void* slot) {
-  if (slot != nullptr) {
+  if (slot != nullptr && order_.is_some_rows()) {
+    slot_ = TensorAt(slot, {order_.job_numel()}, storage_.dtype(), storage_.device());
+  } else if (slot != nullptr) {
     slot_ = order_.is_parameters() ? TensorAt(slot, storage_.shape(), storage_.dtype(), storage_.device())
                                    : order_.SplitOfJob(slot, storage_.dtype(), storage_.device());
   }
@@ -196,6 +207,10 @@ void ManagedParam::SetGradientSlot(void* slot) {
 void ManagedParam::WriteGradient(const at::Tensor& gradient, double scale, bool add) {
   const c10::AutoGradMode no_grad(false);
   at::Tensor dense = gradient.layout() == at::kStrided ? gradient : gradient.to_dense();
+  if (order_.is_some_rows()) {
+    WriteRows(dense, scale, add);
+    return;
+  }
   if (!order_.is_parameters()) {
     dense = order_.Split(dense);
   }
@@ -208,6 +223,15 @@ void ManagedParam::WriteGradient(const at::Tensor& gradient, double scale, bool 
     CopyBytes(slot_.mutable_data_ptr(), dense.const_data_ptr(), slot_.nbytes(), at::kCPU);
   } else {
     slot_.copy_(dense);
+  }
+}
+
+void ManagedParam::WriteRows(const at::Tensor& dense, double scale, bool add) {
+  if (!add) {
+    slot_.zero_();  // what the other ranks' parameters, which this one does not know, get from it, and padding
+  }
+  for (const auto& [row, part] : order_.Shards(slot_, dense)) {
+    row.add_(part, scale);
   }
 }
 

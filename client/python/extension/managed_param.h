@@ -49,8 +49,11 @@ class ManagedParam {
     bool trainable = false;  // the job has a gradient slot for it
     int64_t shard_dim = 0;   // which dimension is cut, in how many equal parts
     int64_t shard_parts = 1;
+    RowsInJob rows;               // of a parameter that is cut over some ranks of the job alone
     int64_t own_first = 0;        // where its own gradient begins in that of its flat parameter
+    double mesh_scale = 1;        // ranks of its unit's mesh for each of its own
     bool shows_unsharded = true;  // the unsharded parameter shows own gradients, where the program can see it
+    bool gathers_itself = false;  // SetUnsharded, instead of the job's memory, says what is computed with
   };
   // `unsharded`: a leaf that is given its storage here. A DTensor (tensor parallel) comes with `local_gradient`, which
   // returns this rank's part of a gradient of it: the daemon knows local tensors alone. Else that is none.
@@ -62,6 +65,7 @@ class ManagedParam {
   const size_t unit_group;
   const int index_in_group;
   const bool trainable;
+  const double mesh_scale;
 
   // Puts the unsharded or the sharded parameter into modules. False: the program has put another one there meanwhile,
   // which is there no more.
@@ -72,6 +76,8 @@ class ManagedParam {
   // Units that compute with a tied parameter each show it; it is cleared with the last. Where the job has it in another
   // order it is a copy, until then.
   void PointUnsharded(const void* data);
+  // Of a tensor subclass with fsdp_post_all_gather: what that has made, in whose place modules have had nothing yet.
+  void SetUnsharded(pybind11::object unsharded);
   void ClearUnsharded();
   // Somebody has written into such a copy since this was asked last, which nothing else notices.
   bool TakeWritten();
@@ -122,23 +128,27 @@ class ManagedParam {
   void InstallAccumulator(NodePtr node);
 
  private:
+  void WriteRows(const at::Tensor& dense, double scale, bool add);
   const at::Tensor& own_shown_on() const { return shard_->is_plain() ? shard_->sharded_tensor() : unsharded_tensor_; }
 
   const std::shared_ptr<HeldShard> shard_;
   pybind11::object unsharded_;
-  const at::Tensor unsharded_tensor_;
+  at::Tensor unsharded_tensor_;
   const at::Tensor local_;  // the same, or a DTensor's local tensor
   const pybind11::object local_gradient_;
   const ShardOrder order_;
   const int64_t own_first_;
   const bool shows_unsharded_;
+  const bool gathers_itself_;
   ParameterStorage storage_;
   c10::DataPtr copy_;  // what the storage shows, where the job has another order
   uint32_t copy_version_ = 0;
   bool written_ = false;
   int users_ = 0;
   NodePtr accumulator_;
-  at::Tensor slot_;  // unsharded dtype, split by shards where the job has another order; undefined: frozen
+  // Unsharded dtype, split by shards where the job has another order, all that the job has where it has more rows than
+  // these; undefined: frozen.
+  at::Tensor slot_;
 };
 
 }  // namespace shardd::python

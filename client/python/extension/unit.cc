@@ -5,6 +5,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <iterator>
+#include <string>
 #include <utility>
 
 #include "client/python/extension/errors.h"
@@ -46,6 +48,20 @@ void Unit::AddStored(std::shared_ptr<ManagedParam> param) {
     param->InstallAccumulator(MakeAccumulator(weak_from_this(), gradients_.params().size() - 1));
   }
   shown_.AddStored(std::move(param));
+}
+
+void Unit::SetUnsharded(int daemon_param, py::object unsharded) {
+  const auto& params = gradients_.params();
+  const auto found = std::find_if(params.begin(), params.end(),
+                                  [daemon_param](const auto& param) { return param->daemon_param == daemon_param; });
+  if (found == params.end()) {
+    RaiseAssertion("unshard: parameter " + std::to_string(daemon_param) + " of the job is not the unit's");
+  }
+  (*found)->SetUnsharded(std::move(unsharded));
+  if ((*found)->trainable) {
+    (*found)->InstallAccumulator(
+        MakeAccumulator(weak_from_this(), static_cast<size_t>(std::distance(params.begin(), found))));
+  }
 }
 
 void Unit::set_full_precision(bool wanted) {
@@ -203,7 +219,21 @@ void Unit::Unshard() {
   AskDaemon(backward);
   Check(life_.Wait());
   engine_->attached().set_settled();
+  GatherExtension();
   shown_.ShowUnsharded(engine_->job());
+}
+
+void Unit::GatherExtension() {
+  if (!extension_) {
+    return;
+  }
+  try {
+    extension_(true);
+  } catch (...) {
+    // The error is the program's to handle; modules keep the sharded parameters, and the next forward asks anew.
+    (void)life_.ReshardAll();
+    throw;
+  }
 }
 
 void Unit::Reshard() {
@@ -221,7 +251,11 @@ void Unit::ReshardByHand() {
 }
 
 void Unit::ToSharded() {
+  const bool frees = shown_.unsharded() && extension_;
   const ManagedParam* const written = shown_.ShowSharded();
+  if (frees) {
+    extension_(false);
+  }
   Check(life_.ReshardAll());
   if (written != nullptr) {
     Check(Status(Code::kFailedPrecondition,

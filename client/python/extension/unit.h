@@ -48,6 +48,11 @@ class Unit : public UnitOptions, public std::enable_shared_from_this<Unit> {
   void AddParam(std::shared_ptr<ManagedParam> param, std::vector<Place> places);
   // The parameter added last as it is stored (see ShownParams). Its gradients go where the other's go.
   void AddStored(std::shared_ptr<ManagedParam> param);
+  // `extension(True)` gathers, as they say themselves, parameters that are tensor subclasses with fsdp_pre_all_gather,
+  // once the daemon has unsharded the unit; `extension(False)` frees what that took, when it is resharded.
+  void SetExtension(pybind11::object extension) { extension_ = std::move(extension); }
+  // What one of those is unsharded, from the first gather on. REQUIRES: sharded.
+  void SetUnsharded(int daemon_param, pybind11::object unsharded);
   // Back to before registration, the shards' values copied out where the job still has them.
   void Unbind();
   bool bound() const { return engine_ != nullptr; }
@@ -104,9 +109,11 @@ class Unit : public UnitOptions, public std::enable_shared_from_this<Unit> {
  private:
   void CheckInGraph(uint64_t generation) const;
   void AskDaemon(bool backward);
+  void GatherExtension();
   bool RegisterPreBackward(pybind11::handle output);
 
   pybind11::object lazy_init_;
+  pybind11::object extension_;  // null: every parameter is shown as the job has it
   std::shared_ptr<Engine> engine_;
   fsdp::UnitLife life_;
   UnitGradients gradients_{*this, life_};

@@ -23,7 +23,7 @@ Unit::~Unit() {
   }
   shown_.Clear();
   gradients_.Unbind();
-  lazy_init_ = py::object();
+  lazy_init_ = extension_ = py::object();
   engine_.reset();
 }
 
@@ -32,6 +32,7 @@ void Unit::Unbind() {
     return;
   }
   shown_.Unbind();
+  extension_ = py::object();
   for (const auto& shard : gradients_.shards()) {
     shard->CopyShardOut();
     shard->ForgetShard();

@@ -24,6 +24,9 @@ struct UnitOptions {
   bool shows_shards = false;
   bool contributes = true;    // false: zeros are submitted in the place of this rank's gradients
   double gradient_scale = 1;  // of gradients as they are written, beside the job's own factor
+  // By which the gradients of parameters on another mesh than the unit's are multiplied, too
+  // (ManagedParam::mesh_scale).
+  bool scales_by_mesh = true;
   bool cast_inputs = false;
   at::ScalarType param_dtype = at::kFloat;
   bool cast_outputs = false;

@@ -32,9 +32,10 @@ void UnitGradients::OnGradient(size_t index, const at::Tensor& of_autograd) {
   Check(lives().PrepareGradients(group));
   const bool adds = in_slot(param);
   const bool fresh = !adds && param.BeginGradient(engine_->steps(), /*alone=*/has_hook());
-  param.WriteGradient(gradient, options_.gradient_scale, /*add=*/adds);
+  const double scale = options_.gradient_scale * (options_.scales_by_mesh ? param.mesh_scale : 1);
+  param.WriteGradient(gradient, scale, /*add=*/adds);
   if (!adds && !param.contributed) {
-    param.WriteOwnGradient(options_.gradient_scale);
+    param.WriteOwnGradient(scale);
   }
   lives().MarkGradient(group, param.index_in_group, fresh);
 }

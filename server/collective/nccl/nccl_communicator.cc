@@ -114,10 +114,10 @@ absl::Status NcclCommunicator::JoinMembers() {
     SHARDD_RETURN_IF_ERROR(driver_.Check(driver_->DevicePrimaryCtxRetain(&member.context, member.ordinal),
                                          "cuDevicePrimaryCtxRetain", "", member.device));
     const ScopedCudaContext current(driver_, member.context);
-    nccl::Config config;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    config.max_ctas = options_.max_ctas;
-    config.cta_policy = library_.cta_policy();
+    config.maxCTAs = options_.max_ctas;
+    config.CTAPolicy = library_.cta_policy();
     status.Update(driver_.Check(current.result(), "cuCtxPushCurrent", "", member.device));
     status.Update(library_.Check(library_->CommInitRankConfig(&member.comm, share_.members, share_.id,
                                                               share_.first_member + static_cast<int>(i), &config),
@@ -126,14 +126,14 @@ absl::Status NcclCommunicator::JoinMembers() {
   return status;
 }
 
-absl::Status NcclCommunicator::Await(const std::string& device, nccl::Comm comm, const char* operation) {
+absl::Status NcclCommunicator::Await(const std::string& device, ncclComm_t comm, const char* operation) {
   const absl::Time begin = absl::Now();
   while (true) {
     const bool late = absl::Now() - begin > options_.limit;  // checked before asking, so that a process that was
                                                              // stopped asks once more
-    nccl::Result result = nccl::kSuccess;
+    ncclResult_t result = ncclSuccess;
     SHARDD_RETURN_IF_ERROR(library_.Check(library_->CommGetAsyncError(comm, &result), "ncclCommGetAsyncError", device));
-    if (result != nccl::kInProgress) return library_.Check(result, operation, device);
+    if (result != ncclInProgress) return library_.Check(result, operation, device);
     if (late) {
       return absl::DeadlineExceededError(absl::StrCat(operation, " on ", device, ": not done after ",
                                                       absl::FormatDuration(options_.limit), " (", name_, ")"));
@@ -143,7 +143,8 @@ absl::Status NcclCommunicator::Await(const std::string& device, nccl::Comm comm,
   }
 }
 
-absl::Status NcclCommunicator::EnqueueParts(const Member& member, nccl::Comm comm, const SumOp& op, void* stream) {
+absl::Status NcclCommunicator::EnqueueParts(const Member& member, ncclComm_t comm, const SumOp& op,
+                                            cudaStream_t stream) {
   const auto numel = [](const SumPart& part) { return static_cast<size_t>(part.numel); };
   SHARDD_RETURN_IF_ERROR(library_.Check(library_->GroupStart(), "ncclGroupStart", member.device));
   absl::Status status;
@@ -151,21 +152,21 @@ absl::Status NcclCommunicator::EnqueueParts(const Member& member, nccl::Comm com
     const SumPart& part = op.parts[i];
     if (part.root == kAllMembers) {
       status.Update(
-          library_.Check(library_->AllReduce(part.src, part.dst, numel(part), nccl::kFloat32, nccl::kSum, comm, stream),
+          library_.Check(library_->AllReduce(part.src, part.dst, numel(part), ncclFloat32, ncclSum, comm, stream),
                          "ncclAllReduce", member.device));
       ++i;
       continue;
     }
     if (ScattersAt(op, i)) {
       const SumPart& own = op.parts[i + static_cast<size_t>(op.member)];
-      status.Update(library_.Check(
-          library_->ReduceScatter(part.src, own.dst, numel(own), nccl::kFloat32, nccl::kSum, comm, stream),
-          "ncclReduceScatter", member.device));
+      status.Update(
+          library_.Check(library_->ReduceScatter(part.src, own.dst, numel(own), ncclFloat32, ncclSum, comm, stream),
+                         "ncclReduceScatter", member.device));
       i += static_cast<size_t>(members());
       continue;
     }
     status.Update(library_.Check(library_->Reduce(part.src, part.root == op.member ? part.dst : nullptr, numel(part),
-                                                  nccl::kFloat32, nccl::kSum, part.root, comm, stream),
+                                                  ncclFloat32, ncclSum, part.root, comm, stream),
                                  "ncclReduce", member.device));
     ++i;
   }
@@ -173,27 +174,29 @@ absl::Status NcclCommunicator::EnqueueParts(const Member& member, nccl::Comm com
   return status;
 }
 
-absl::Status NcclCommunicator::Enqueue(const SumOp& op, void* stream) {
+absl::Status NcclCommunicator::Enqueue(const SumOp& op, void* on) {
+  auto* const stream = static_cast<cudaStream_t>(on);
   const bool on_all = !op.parts.empty() && op.parts[0].root == kAllMembers;
   return EnqueueCalls(op.member,
                       on_all       ? "ncclAllReduce"
                       : op.scatter ? "ncclReduceScatter"
                                    : "ncclReduce",
-                      [&](const Member& member, nccl::Comm comm) { return EnqueueParts(member, comm, op, stream); });
+                      [&](const Member& member, ncclComm_t comm) { return EnqueueParts(member, comm, op, stream); });
 }
 
-absl::Status NcclCommunicator::Enqueue(const MoveOp& op, void* stream) {
-  return EnqueueCalls(op.member, "ncclSend and ncclRecv", [&](const Member& member, nccl::Comm comm) {
+absl::Status NcclCommunicator::Enqueue(const MoveOp& op, void* on) {
+  auto* const stream = static_cast<cudaStream_t>(on);
+  return EnqueueCalls(op.member, "ncclSend and ncclRecv", [&](const Member& member, ncclComm_t comm) {
     // In one group, so that none waits for another.
     SHARDD_RETURN_IF_ERROR(library_.Check(library_->GroupStart(), "ncclGroupStart", member.device));
     absl::Status status;
     for (const MoveOp::Move& move : op.moves) {
       const auto bytes = static_cast<size_t>(move.size_bytes);
       status.Update(move.src != nullptr
-                        ? library_.Check(library_->Send(move.src, bytes, nccl::kInt8, move.peer, comm, stream),
-                                         "ncclSend", member.device)
-                        : library_.Check(library_->Recv(move.dst, bytes, nccl::kInt8, move.peer, comm, stream),
-                                         "ncclRecv", member.device));
+                        ? library_.Check(library_->Send(move.src, bytes, ncclInt8, move.peer, comm, stream), "ncclSend",
+                                         member.device)
+                        : library_.Check(library_->Recv(move.dst, bytes, ncclInt8, move.peer, comm, stream), "ncclRecv",
+                                         member.device));
     }
     status.Update(library_.Check(library_->GroupEnd(), "ncclGroupEnd", member.device));
     return status;
@@ -201,7 +204,7 @@ absl::Status NcclCommunicator::Enqueue(const MoveOp& op, void* stream) {
 }
 
 absl::Status NcclCommunicator::EnqueueCalls(int of_member, const char* operation,
-                                            absl::FunctionRef<absl::Status(const Member&, nccl::Comm)> calls) {
+                                            absl::FunctionRef<absl::Status(const Member&, ncclComm_t)> calls) {
   const int index = of_member - share_.first_member;
   if (index < 0 || static_cast<size_t>(index) >= members_.size()) {
     return absl::InternalError(
@@ -221,7 +224,7 @@ absl::Status NcclCommunicator::EnqueueCalls(int of_member, const char* operation
 absl::Status NcclCommunicator::Ask() {
   for (const auto& member : members_) {
     if (!member->mutex.TryLock()) continue;
-    nccl::Result result = nccl::kSuccess;
+    ncclResult_t result = ncclSuccess;
     absl::Status status;
     if (member->comm != nullptr) {
       status =
@@ -261,8 +264,8 @@ absl::Status NcclCommunicator::RegisterWindow(Slabs slabs) {
       return refuse(what, " is of another size than the first (got ", slabs[i]->size_bytes(), " bytes, want ",
                     slabs[0]->size_bytes(), ")");
     }
-    if (reinterpret_cast<uintptr_t>(slabs[i]->data()) % nccl::kWinAlignmentBytes != 0) {
-      return refuse(what, " begins at no multiple of ", nccl::kWinAlignmentBytes, " bytes");
+    if (reinterpret_cast<uintptr_t>(slabs[i]->data()) % NCCL_WIN_REQUIRED_ALIGNMENT != 0) {
+      return refuse(what, " begins at no multiple of ", NCCL_WIN_REQUIRED_ALIGNMENT, " bytes");
     }
   }
   if (!BeginChange()) return broken();
@@ -290,7 +293,7 @@ absl::Status NcclCommunicator::RegisterOnAll(const Slabs& slabs) {
     status.Update(driver_.Check(current.result(), "cuCtxPushCurrent", "", member.device));
     status.Update(library_.Check(
         library_->CommWindowRegister(member.comm, slabs[i]->data(), static_cast<size_t>(slabs[i]->size_bytes()),
-                                     &member.window, nccl::kWinCollSymmetric),
+                                     &member.window, NCCL_WIN_COLL_SYMMETRIC),
         "ncclCommWindowRegister", member.device));
   }
   status.Update(library_.Check(library_->GroupEnd(), "ncclGroupEnd", name_));

@@ -52,7 +52,7 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   }
   // This process's part of a communicator over several processes.
   struct Share {
-    nccl::UniqueId id = {};     // one process has made it for all of them
+    ncclUniqueId id = {};       // one process has made it for all of them
     int members = 0;            // in all processes
     int first_member = 0;       // of this process, whose members are adjacent
     std::vector<int> ordinals;  // GPUs of this process
@@ -96,11 +96,11 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
  private:
   struct Member {
     std::string device;  // "cuda:0"
-    cu::Ordinal ordinal = 0;
-    cu::Context context = nullptr;
+    CUdevice ordinal = 0;
+    CUcontext context = nullptr;
     absl::Mutex mutex;  // NCCL takes one call of a communicator at a time, and no call beside an abort
-    nccl::Comm comm ABSL_GUARDED_BY(mutex) = nullptr;  // null: aborted
-    nccl::Window window ABSL_GUARDED_BY(mutex) = nullptr;
+    ncclComm_t comm ABSL_GUARDED_BY(mutex) = nullptr;  // null: aborted
+    ncclWindow_t window ABSL_GUARDED_BY(mutex) = nullptr;
   };
   NcclCommunicator(const NcclLibrary& library, const CudaDriver& driver, Share share, bool is_shared,
                    const Options& options);
@@ -108,8 +108,8 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   absl::Status JoinMembers();
   // Runs `calls` on the member's communicator, and waits until the library has finished them.
   absl::Status EnqueueCalls(int of_member, const char* operation,
-                            absl::FunctionRef<absl::Status(const Member&, nccl::Comm)> calls);
-  absl::Status EnqueueParts(const Member& member, nccl::Comm comm, const SumOp& op, void* stream);
+                            absl::FunctionRef<absl::Status(const Member&, ncclComm_t)> calls);
+  absl::Status EnqueueParts(const Member& member, ncclComm_t comm, const SumOp& op, cudaStream_t stream);
   absl::Status RegisterOnAll(const Slabs& slabs) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status DeregisterOnAll() ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns false if it is broken. Otherwise no abort begins before EndChange, which begins one that has become due.
@@ -117,7 +117,7 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   void EndChange() ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until the library has finished the call. DEADLINE_EXCEEDED: the limit has passed. CANCELLED: it was broken
   // meanwhile.
-  absl::Status Await(const std::string& device, nccl::Comm comm, const char* operation) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Await(const std::string& device, ncclComm_t comm, const char* operation) ABSL_LOCKS_EXCLUDED(mutex_);
   // An abort may wait for GPUs, and for ever if one hangs; then its thread, and this object, are leaked.
   void BeginAbort();
   void AbortAll();

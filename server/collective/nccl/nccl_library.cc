@@ -38,17 +38,15 @@ absl::StatusOr<NcclLibrary> NcclLibrary::Load(const std::string& library) {
     if (address == nullptr) absl::StrAppend(&missing, missing.empty() ? "" : ", ", name);
     *function = reinterpret_cast<std::remove_reference_t<decltype(*function)>>(address);
   };
-#define SHARDD_NCCL_RESOLVE(name, parameters) resolve("nccl" #name, &table.name);
+#define SHARDD_NCCL_RESOLVE(name) resolve("nccl" #name, &table.name);
   SHARDD_NCCL_FUNCTIONS(SHARDD_NCCL_RESOLVE)
 #undef SHARDD_NCCL_RESOLVE
-  resolve("ncclGetErrorString", &table.GetErrorString);
-  resolve("ncclGetLastError", &table.GetLastError);
   if (!missing.empty()) return refuse(absl::StrCat("it has no ", missing));
-#define SHARDD_NCCL_RESOLVE(name, parameters) resolve("nccl" #name, &table.name);
+#define SHARDD_NCCL_RESOLVE(name) resolve("nccl" #name, &table.name);
   SHARDD_NCCL_WINDOW_FUNCTIONS(SHARDD_NCCL_RESOLVE)  // a library without these is accepted
 #undef SHARDD_NCCL_RESOLVE
   int version = 0;
-  if (table.GetVersion(&version) != nccl::kSuccess || version < nccl::kLeastVersion) {
+  if (table.GetVersion(&version) != ncclSuccess || version < nccl::kLeastVersion) {
     return refuse(absl::StrCat("it is too old (got ", VersionText(version), ", want ", VersionText(nccl::kLeastVersion),
                                " or later)"));
   }
@@ -67,19 +65,19 @@ std::string NcclLibrary::Settings() {
 }
 
 int NcclLibrary::cta_policy() const {
-  return nccl::kCtaPolicyZero | (version_ >= nccl::kPoliciesTogetherVersion ? nccl::kCtaPolicyEfficiency : 0);
+  return NCCL_CTA_POLICY_ZERO | (version_ >= nccl::kPoliciesTogetherVersion ? NCCL_CTA_POLICY_EFFICIENCY : 0);
 }
 
 std::string NcclLibrary::cta_policy_text() const {
-  return (cta_policy() & nccl::kCtaPolicyEfficiency) != 0 ? "zero and efficiency" : "zero";
+  return (cta_policy() & NCCL_CTA_POLICY_EFFICIENCY) != 0 ? "zero and efficiency" : "zero";
 }
 
 bool NcclLibrary::has_windows() const {
   return table_.CommWindowRegister != nullptr && table_.CommWindowDeregister != nullptr;
 }
 
-absl::Status NcclLibrary::Check(nccl::Result result, absl::string_view operation, absl::string_view object) const {
-  if (result == nccl::kSuccess || result == nccl::kInProgress) return absl::OkStatus();
+absl::Status NcclLibrary::Check(ncclResult_t result, absl::string_view operation, absl::string_view object) const {
+  if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
   const char* const text = table_.GetErrorString(result);
   const char* const last = table_.GetLastError(nullptr);
   return absl::InternalError(absl::StrCat(operation, " ", object, ": ", text == nullptr ? "no text" : text, " (result ",

@@ -29,15 +29,15 @@ class NcclLibrary {
 
   const nccl::Table* operator->() const { return &table_; }
   std::string version() const;  // "2.28.9"
-  // Use of multiprocessors by communicators (Config::cta_policy), as trainers compute on these: none if the library
-  // can, and otherwise as few as suffice. A library that takes both bits gets both.
+  // Use of multiprocessors by communicators (ncclConfig_t::CTAPolicy), as trainers compute on these: none if the
+  // library can, and otherwise as few as suffice. A library that takes both bits gets both.
   int cta_policy() const;
   std::string cta_policy_text() const;  // "zero and efficiency"
   bool has_windows() const;
 
   // OK for kSuccess and kInProgress. Otherwise INTERNAL, "ncclReduce on cuda:1: unhandled cuda error: ... (result 1)",
   // with the library's last error text.
-  absl::Status Check(nccl::Result result, absl::string_view operation, absl::string_view object) const;
+  absl::Status Check(ncclResult_t result, absl::string_view operation, absl::string_view object) const;
 
  private:
   nccl::Table table_;

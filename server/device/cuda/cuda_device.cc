@@ -19,7 +19,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const CudaDriver&
                                                                absl::Span<const unsigned char> kernels,
                                                                const CudaDeviceOptions& options) {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<CudaEngine> engine, CudaEngine::Create(driver, ordinal, kernels));
-  cu::Ordinal device = 0;
+  CUdevice device = 0;
   SHARDD_RETURN_IF_ERROR(driver.Check(driver->DeviceGet(&device, ordinal), "cuDeviceGet", absl::StrCat(ordinal)));
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<CudaMemory> memory, CudaMemory::Create(driver, device, options.hang_limit));
   return absl::WrapUnique(new CudaDevice(std::move(engine), std::move(memory), options));

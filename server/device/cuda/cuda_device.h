@@ -153,8 +153,7 @@ class CudaDevice final : public Device {
   void AskWhetherLost() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);               // likewise
   absl::Status PlaceMark(int stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // likewise
   // likewise
-  absl::Status CallHostFunction(int stream, cu::HostFunction function, void* argument)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CallHostFunction(int stream, CUhostFn function, void* argument) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // From its job's queue to the issued ones. REQUIRES: it is the first there.
   void MoveToIssuedLocked(Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool OutstandingLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -272,7 +272,7 @@ absl::Status CudaDevice::PlaceMark(int stream) {
   return status;
 }
 
-absl::Status CudaDevice::CallHostFunction(int stream, cu::HostFunction function, void* argument) {
+absl::Status CudaDevice::CallHostFunction(int stream, CUhostFn function, void* argument) {
   mutex_.Unlock();
   absl::Status status = engine_->IssueHostFunction(static_cast<StreamId>(stream), function, argument);
   mutex_.Lock();

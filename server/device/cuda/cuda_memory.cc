@@ -22,20 +22,20 @@ namespace {
 constexpr int64_t kStagingBytes = int64_t{1} << 20;
 constexpr absl::Duration kSpin = absl::Microseconds(100);  // a piece of staging takes less
 
-cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::DevicePtr>(p); }
+CUdeviceptr Address(const void* p) { return reinterpret_cast<CUdeviceptr>(p); }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(const CudaDriver& driver, cu::Ordinal device,
+absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(const CudaDriver& driver, CUdevice device,
                                                                absl::Duration limit) {
-  cu::Uuid uuid = {};
+  CUuuid uuid = {};
   SHARDD_RETURN_IF_ERROR(
       driver.Check(driver->DeviceGetUuid(&uuid, device), "cuDeviceGetUuid", "", absl::StrCat("cuda:", device)));
   return absl::WrapUnique(new CudaMemory(
       driver, device, std::string(reinterpret_cast<const char*>(uuid.bytes), sizeof(uuid.bytes)), limit));
 }
 
-CudaMemory::CudaMemory(const CudaDriver& driver, cu::Ordinal device, std::string uuid, absl::Duration limit)
+CudaMemory::CudaMemory(const CudaDriver& driver, CUdevice device, std::string uuid, absl::Duration limit)
     : driver_(driver), device_(device), name_(absl::StrCat("cuda:", device)), uuid_(std::move(uuid)), limit_(limit) {}
 
 CudaMemory::~CudaMemory() {
@@ -54,7 +54,7 @@ absl::Status CudaMemory::Prepare() {
   int least = 0, greatest = 0;  // greatest is the lower number
   if (stream_ == nullptr) {
     SHARDD_RETURN_IF_ERROR(Check(driver_->CtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange"));
-    SHARDD_RETURN_IF_ERROR(Check(driver_->StreamCreateWithPriority(&stream_, cu::kStreamNonBlocking, greatest),
+    SHARDD_RETURN_IF_ERROR(Check(driver_->StreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, greatest),
                                  "cuStreamCreateWithPriority", "of the host's copies"));
   }
   if (staging_ == nullptr) {
@@ -66,9 +66,9 @@ absl::Status CudaMemory::Prepare() {
     staging_ = static_cast<char*>(mapped);
   }
   if (!registered_) {
-    SHARDD_RETURN_IF_ERROR(
-        Check(driver_->MemHostRegister(staging_, kStagingBytes, cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap),
-              "cuMemHostRegister", "staging"));
+    SHARDD_RETURN_IF_ERROR(Check(
+        driver_->MemHostRegister(staging_, kStagingBytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP),
+        "cuMemHostRegister", "staging"));
     registered_ = true;
   }
   if (staging_address_ == 0) {
@@ -90,7 +90,7 @@ absl::Status CudaMemory::Run(const std::function<absl::Status()>& body) {
   return body();
 }
 
-absl::Status CudaMemory::CopyAndWait(cu::DevicePtr to, cu::DevicePtr from, int64_t size_bytes) {
+absl::Status CudaMemory::CopyAndWait(CUdeviceptr to, CUdeviceptr from, int64_t size_bytes) {
   SHARDD_RETURN_IF_ERROR(Check(driver_->MemcpyAsync(to, from, static_cast<size_t>(size_bytes), stream_),
                                "cuMemcpyAsync", absl::StrCat(size_bytes, " bytes")));
   return WaitForStream();
@@ -102,8 +102,8 @@ absl::Status CudaMemory::WaitForStream() {
   while (true) {
     // Before polling, so that a thread that was stopped meanwhile polls once more.
     const absl::Duration waited = absl::FromChrono(std::chrono::steady_clock::now() - begin);
-    const cu::Result result = driver_->StreamQuery(stream_);
-    if (result != cu::kNotReady) return Check(result, "cuStreamQuery", "of the host's copies");
+    const CUresult result = driver_->StreamQuery(stream_);
+    if (result != CUDA_ERROR_NOT_READY) return Check(result, "cuStreamQuery", "of the host's copies");
     if (waited > limit_) {
       lost_ = absl::DataLossError(absl::StrCat("copy between host and ", name_, ": the GPU hangs (not done after ",
                                                absl::FormatDuration(limit_),
@@ -148,7 +148,7 @@ class CudaMemory::Exported final : public DeviceSlab {
 };
 
 absl::StatusOr<DeviceMemory::Room> CudaMemory::GetRoom() {
-  SHARDD_ASSIGN_OR_RETURN(const cu::Context context, Context());
+  SHARDD_ASSIGN_OR_RETURN(const CUcontext context, Context());
   const ScopedCudaContext current(driver_, context);
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent"));
   size_t free_bytes = 0, total_bytes = 0;
@@ -184,11 +184,11 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSlab(const std::stri
   return MakeSpreadSlab(name, {{this, (size_bytes + page_bytes - 1) / page_bytes * page_bytes}}, users);
 }
 
-absl::StatusOr<std::vector<cu::Ordinal>> CudaMemory::OrdinalsOf(const std::vector<Part>& parts,
-                                                                const std::vector<DeviceMemory*>& users) {
-  std::vector<cu::Ordinal> ordinals;
+absl::StatusOr<std::vector<CUdevice>> CudaMemory::OrdinalsOf(const std::vector<Part>& parts,
+                                                             const std::vector<DeviceMemory*>& users) {
+  std::vector<CUdevice> ordinals;
   const auto add = [&ordinals](const DeviceMemory* memory) {
-    const cu::Ordinal ordinal = static_cast<const CudaMemory*>(memory)->device_;
+    const CUdevice ordinal = static_cast<const CudaMemory*>(memory)->device_;
     if (std::find(ordinals.begin(), ordinals.end(), ordinal) == ordinals.end()) ordinals.push_back(ordinal);
   };
   for (const Part& part : parts) {
@@ -210,7 +210,7 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::TakeUpSlab(const std::st
                                                    fds.size(), " for ", parts.size(), " parts, ", holes,
                                                    " of them without memory)"));
   }
-  SHARDD_ASSIGN_OR_RETURN(const std::vector<cu::Ordinal> ordinals, OrdinalsOf(parts, users));
+  SHARDD_ASSIGN_OR_RETURN(const std::vector<CUdevice> ordinals, OrdinalsOf(parts, users));
   std::vector<int64_t> piece_bytes;
   std::vector<DeviceSlab::Piece> pieces;
   size_t next_fd = 0;
@@ -231,7 +231,7 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::TakeUpSlab(const std::st
 absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSpreadSlab(const std::string& name,
                                                                        const std::vector<Part>& parts,
                                                                        const std::vector<DeviceMemory*>& users) {
-  SHARDD_ASSIGN_OR_RETURN(const std::vector<cu::Ordinal> ordinals, OrdinalsOf(parts, users));
+  SHARDD_ASSIGN_OR_RETURN(const std::vector<CUdevice> ordinals, OrdinalsOf(parts, users));
   std::vector<CudaSlab::Piece> created;
   for (const Part& part : parts) {
     created.push_back(
@@ -270,7 +270,7 @@ absl::Status CudaMemory::Usable() {
   return lost_;
 }
 
-absl::StatusOr<cu::Context> CudaMemory::Context() {
+absl::StatusOr<CUcontext> CudaMemory::Context() {
   absl::MutexLock lock(&mutex_);
   SHARDD_RETURN_IF_ERROR(lost_);
   if (context_ == nullptr) {
@@ -281,7 +281,7 @@ absl::StatusOr<cu::Context> CudaMemory::Context() {
 
 class CudaMemory::Registered final : public PinnedMemory {
  public:
-  Registered(const CudaMemory* on, std::vector<DeviceMemory*> users, cu::Context context, void* p)
+  Registered(const CudaMemory* on, std::vector<DeviceMemory*> users, CUcontext context, void* p)
       : on_(on), users_(std::move(users)), context_(context), p_(p) {}
   ~Registered() override {
     for (const DeviceMemory* user : users_) {
@@ -295,7 +295,7 @@ class CudaMemory::Registered final : public PinnedMemory {
  private:
   const CudaMemory* const on_;
   const std::vector<DeviceMemory*> users_;
-  const cu::Context context_;
+  const CUcontext context_;
   void* const p_;
 };
 
@@ -303,13 +303,14 @@ class CudaMemory::Registered final : public PinnedMemory {
 absl::StatusOr<std::unique_ptr<PinnedMemory>> CudaMemory::RegisterHost(const std::string& name, void* p,
                                                                        int64_t size_bytes,
                                                                        const std::vector<DeviceMemory*>& users) {
-  SHARDD_ASSIGN_OR_RETURN(const cu::Context context, Context());
+  SHARDD_ASSIGN_OR_RETURN(const CUcontext context, Context());
   const ScopedCudaContext current(driver_, context);
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent"));
   const std::string object = absl::StrCat(name, ", ", size_bytes, " bytes");
-  const absl::Status pinned = Check(driver_->MemHostRegister(p, static_cast<size_t>(size_bytes),
-                                                             cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap),
-                                    "cuMemHostRegister", object);
+  const absl::Status pinned =
+      Check(driver_->MemHostRegister(p, static_cast<size_t>(size_bytes),
+                                     CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP),
+            "cuMemHostRegister", object);
   if (absl::IsResourceExhausted(pinned)) {
     return absl::ResourceExhaustedError(absl::StrCat(
         pinned.message(), "; the daemon may not pin so much memory: raise its limit of locked memory (RLIMIT_MEMLOCK: ",
@@ -318,7 +319,7 @@ absl::StatusOr<std::unique_ptr<PinnedMemory>> CudaMemory::RegisterHost(const std
   }
   SHARDD_RETURN_IF_ERROR(pinned);
   auto registered = std::make_unique<Registered>(this, users, context, p);
-  cu::DevicePtr address = 0;
+  CUdeviceptr address = 0;
   SHARDD_RETURN_IF_ERROR(Check(driver_->MemHostGetDevicePointer(&address, p, 0), "cuMemHostGetDevicePointer", object));
   if (address != Address(p)) {
     return absl::UnimplementedError(absl::StrCat(

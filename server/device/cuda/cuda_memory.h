@@ -25,7 +25,7 @@ namespace shardd {
 class CudaMemory final : public DeviceMemory {
  public:
   // Calls only cuDeviceGetUuid.
-  static absl::StatusOr<std::unique_ptr<CudaMemory>> Create(const CudaDriver& driver, cu::Ordinal device,
+  static absl::StatusOr<std::unique_ptr<CudaMemory>> Create(const CudaDriver& driver, CUdevice device,
                                                             absl::Duration limit);
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
@@ -58,29 +58,28 @@ class CudaMemory final : public DeviceMemory {
   bool hangs() const { return hangs_.load(std::memory_order_acquire); }
 
  private:
-  CudaMemory(const CudaDriver& driver, cu::Ordinal device, std::string uuid, absl::Duration limit);
-  absl::Status Check(cu::Result result, const char* operation, absl::string_view object = "") const {
+  CudaMemory(const CudaDriver& driver, CUdevice device, std::string uuid, absl::Duration limit);
+  absl::Status Check(CUresult result, const char* operation, absl::string_view object = "") const {
     return driver_.Check(result, operation, object, name_);
   }
   // Runs `body` with the context current, after making stream and staging.
   absl::Status Run(const std::function<absl::Status()>& body) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Usable() ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<cu::Context> Context() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<CUcontext> Context() ABSL_LOCKS_EXCLUDED(mutex_);
   class Registered;
   class Exported;
   // The GPUs of parts and users, each once. DATA_LOSS: one of the parts' is lost.
-  static absl::StatusOr<std::vector<cu::Ordinal>> OrdinalsOf(const std::vector<Part>& parts,
-                                                             const std::vector<DeviceMemory*>& users);
+  static absl::StatusOr<std::vector<CUdevice>> OrdinalsOf(const std::vector<Part>& parts,
+                                                          const std::vector<DeviceMemory*>& users);
   // "; cuda:0 has 12 of 34 bytes free, ..." for each device of these parts.
   static std::string RoomText(const std::vector<Part>& parts);
   absl::Status Prepare() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CopyAndWait(cu::DevicePtr to, cu::DevicePtr from, int64_t size_bytes)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CopyAndWait(CUdeviceptr to, CUdeviceptr from, int64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WaitForStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after construction.
   const CudaDriver driver_;
-  const cu::Ordinal device_;
+  const CUdevice device_;
   const std::string name_;
   const std::string uuid_;
   const absl::Duration limit_;
@@ -91,11 +90,11 @@ class CudaMemory final : public DeviceMemory {
   // Guarded.
   absl::Mutex mutex_;  // serialises copies
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
-  cu::Context context_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  cu::Stream stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  CUcontext context_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  CUstream stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
   char* staging_ ABSL_GUARDED_BY(mutex_) = nullptr;
   bool registered_ ABSL_GUARDED_BY(mutex_) = false;
-  cu::DevicePtr staging_address_ ABSL_GUARDED_BY(mutex_) = 0;  // the GPU's address
+  CUdeviceptr staging_address_ ABSL_GUARDED_BY(mutex_) = 0;  // the GPU's address
 };
 
 }  // namespace shardd

@@ -37,10 +37,12 @@ absl::Status CudaEngine::InitDevice() {
   size_t memory_bytes = 0;
   SHARDD_RETURN_IF_ERROR(CheckCall(driver_->DeviceTotalMem(&memory_bytes, device_), "cuDeviceTotalMem", ""));
   int memops = 0;
-  SHARDD_RETURN_IF_ERROR(CheckCall(driver_->DeviceGetAttribute(&memops, cu::kCanUse64BitStreamMemOps, device_),
-                                   "cuDeviceGetAttribute", "64-bit stream memory operations"));
-  SHARDD_RETURN_IF_ERROR(CheckCall(driver_->DeviceGetAttribute(&multiprocessors_, cu::kMultiprocessorCount, device_),
-                                   "cuDeviceGetAttribute", "multiprocessors"));
+  SHARDD_RETURN_IF_ERROR(
+      CheckCall(driver_->DeviceGetAttribute(&memops, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device_),
+                "cuDeviceGetAttribute", "64-bit stream memory operations"));
+  SHARDD_RETURN_IF_ERROR(
+      CheckCall(driver_->DeviceGetAttribute(&multiprocessors_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device_),
+                "cuDeviceGetAttribute", "multiprocessors"));
   description_ = absl::StrCat(model, ", ", memory_bytes >> 30, " GiB, ", multiprocessors_, " multiprocessors");
   if (memops == 0) {
     return absl::UnimplementedError(
@@ -67,7 +69,7 @@ absl::Status CudaEngine::InitStreams() {
   for (int i = 0; i < kStreamCount; ++i) {
     // In the order of StreamId: what a trainer waits for soonest comes first.
     const int priority = std::min(greatest + i, least);
-    SHARDD_RETURN_IF_ERROR(CheckCall(driver_->StreamCreateWithPriority(&streams_[i], cu::kStreamNonBlocking, priority),
+    SHARDD_RETURN_IF_ERROR(CheckCall(driver_->StreamCreateWithPriority(&streams_[i], CU_STREAM_NON_BLOCKING, priority),
                                      "cuStreamCreateWithPriority", StreamName(static_cast<StreamId>(i))));
   }
   return absl::OkStatus();
@@ -77,7 +79,7 @@ absl::Status CudaEngine::InitKernels(absl::Span<const unsigned char> image) {
   SHARDD_RETURN_IF_ERROR(
       CheckCall(driver_->LibraryLoadData(&library_, image.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
                 "cuLibraryLoadData", absl::StrCat("kernels for ", description_)));
-  const std::pair<const char*, cu::Kernel*> all[] = {
+  const std::pair<const char*, CUkernel*> all[] = {
       {cuda::kCastKernel, &kernels_.cast},   {cuda::kReduceKernel, &kernels_.reduce},
       {cuda::kNormKernel, &kernels_.norm},   {cuda::kNormFinishKernel, &kernels_.norm_finish},
       {cuda::kAdamWKernel, &kernels_.adamw}, {cuda::kSgdKernel, &kernels_.sgd},
@@ -117,7 +119,7 @@ CudaEngine::~CudaEngine() {
   if (context_ == nullptr) return;
   {
     const ScopedCudaContext current(driver_, context_);
-    for (cu::Stream stream : streams_) {
+    for (CUstream stream : streams_) {
       if (stream != nullptr) (void)driver_->StreamDestroy(stream);
     }
     norm_slots_ = nullptr;
@@ -129,14 +131,14 @@ CudaEngine::~CudaEngine() {
 
 absl::Status CudaEngine::EnterThread() { return CheckCall(driver_->CtxSetCurrent(context_), "cuCtxSetCurrent", ""); }
 
-absl::Status CudaEngine::IssueHostFunction(StreamId stream, cu::HostFunction function, void* user_data) {
+absl::Status CudaEngine::IssueHostFunction(StreamId stream, CUhostFn function, void* user_data) {
   return CheckCall(driver_->LaunchHostFunc(streams_[static_cast<int>(stream)], function, user_data), "cuLaunchHostFunc",
                    StreamName(stream));
 }
 
 absl::Status CudaEngine::QueryStream(StreamId stream) {
-  const cu::Result result = driver_->StreamQuery(streams_[static_cast<int>(stream)]);
-  if (result == cu::kNotReady) return absl::OkStatus();
+  const CUresult result = driver_->StreamQuery(streams_[static_cast<int>(stream)]);
+  if (result == CUDA_ERROR_NOT_READY) return absl::OkStatus();
   return CheckCall(result, "cuStreamQuery", StreamName(stream));
 }
 

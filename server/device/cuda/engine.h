@@ -46,7 +46,7 @@ class CudaEngine {
   // Enqueues `op`. Adds a norm to *slot.device. DATA_LOSS: the device is lost. After any error, some of the operation's
   // calls may be enqueued. REQUIRES: Check(op) is OK.
   absl::Status Issue(StreamId stream, const DeviceOp& op, CudaNormSlots::Slot slot);
-  absl::Status IssueHostFunction(StreamId stream, cu::HostFunction function, void* user_data);
+  absl::Status IssueHostFunction(StreamId stream, CUhostFn function, void* user_data);
   // DATA_LOSS: the device is lost. OK whether the stream is idle or not.
   absl::Status QueryStream(StreamId stream);
   absl::Status SynchroniseStream(StreamId stream);
@@ -60,7 +60,7 @@ class CudaEngine {
   absl::Status InitStreams();
   absl::Status InitKernels(absl::Span<const unsigned char> image);
   absl::Status WarmUp();
-  absl::Status CheckCall(cu::Result result, absl::string_view operation, absl::string_view object) const {
+  absl::Status CheckCall(CUresult result, absl::string_view operation, absl::string_view object) const {
     return driver_.Check(result, operation, object, name_);
   }
 
@@ -68,14 +68,14 @@ class CudaEngine {
   const int ordinal_;
   const std::string name_;
   std::string description_;
-  cu::Ordinal device_ = 0;
+  CUdevice device_ = 0;
   int multiprocessors_ = 0;
-  cu::Context context_ = nullptr;
-  std::array<cu::Stream, kStreamCount> streams_ = {};
-  cu::Library library_ = nullptr;
+  CUcontext context_ = nullptr;
+  std::array<CUstream, kStreamCount> streams_ = {};
+  CUlibrary library_ = nullptr;
   struct {
-    cu::Kernel cast = nullptr, reduce = nullptr, norm = nullptr, norm_finish = nullptr, adamw = nullptr, sgd = nullptr;
-    cu::Kernel rule = nullptr;
+    CUkernel cast = nullptr, reduce = nullptr, norm = nullptr, norm_finish = nullptr, adamw = nullptr, sgd = nullptr;
+    CUkernel rule = nullptr;
   } kernels_;
   CudaSlab scratch_;  // kScratchBytes per stream: the operations of one stream do not overlap
   std::unique_ptr<CudaNormSlots> norm_slots_;

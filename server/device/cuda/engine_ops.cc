@@ -14,7 +14,7 @@
 namespace shardd {
 namespace {
 
-cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::DevicePtr>(p); }
+CUdeviceptr Address(const void* p) { return reinterpret_cast<CUdeviceptr>(p); }
 // A kernel, and what a communicator may add: events and host functions.
 constexpr int kCallsOfSum = 8;
 // Of an update that is logged, beside its kernel: copies of old values, and words.
@@ -32,18 +32,18 @@ struct CudaEngine::Calls {
   StreamId id;
   CudaNormSlots::Slot slot;
 
-  cu::Stream stream() const { return engine.streams_[static_cast<int>(id)]; }
+  CUstream stream() const { return engine.streams_[static_cast<int>(id)]; }
 
   template <typename Args>
-  absl::Status Launch(cu::Kernel kernel, const char* name, Args args, cuda::Geometry at) const {
+  absl::Status Launch(CUkernel kernel, const char* name, Args args, cuda::Geometry at) const {
     static_assert(std::is_trivially_copyable_v<Args>);
     void* params[] = {&args};
-    return engine.CheckCall(
-        engine.driver_->LaunchKernel(kernel, at.grid, 1, 1, at.block, 1, 1, 0, stream(), params, nullptr),
-        "cuLaunchKernel", absl::StrCat(name, " on ", StreamName(id)));
+    return engine.CheckCall(engine.driver_->LaunchKernel(cu::FunctionOf(kernel), at.grid, 1, 1, at.block, 1, 1, 0,
+                                                         stream(), params, nullptr),
+                            "cuLaunchKernel", absl::StrCat(name, " on ", StreamName(id)));
   }
   template <typename Args>
-  absl::Status Launch(cu::Kernel kernel, const char* name, const Args& args) const {
+  absl::Status Launch(CUkernel kernel, const char* name, const Args& args) const {
     return Launch(kernel, name, args, cuda::GeometryOf(args, engine.multiprocessors_));
   }
   absl::Status Copy(const void* src, void* dst, int64_t size_bytes) const {
@@ -94,7 +94,7 @@ struct CudaEngine::Calls {
   }
   absl::Status Store(void* word, int64_t value) const {
     return engine.CheckCall(engine.driver_->StreamWriteValue64(stream(), Address(word), static_cast<uint64_t>(value),
-                                                               cu::kWriteValueDefault),
+                                                               CU_STREAM_WRITE_VALUE_DEFAULT),
                             "cuStreamWriteValue64", absl::StrCat("a word of the update's log on ", StreamName(id)));
   }
   // `launch` changes what `updated` says. Each call's effects are there before the next one's: the stream runs them in

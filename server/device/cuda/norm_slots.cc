@@ -27,10 +27,10 @@ absl::StatusOr<std::unique_ptr<CudaNormSlots>> CudaNormSlots::Create(const CudaD
   slots->memory_ = static_cast<char*>(memory);
   slots->size_bytes_ = size_bytes;
   SHARDD_RETURN_IF_ERROR(driver->Check(
-      (*driver)->MemHostRegister(memory, size_bytes, cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap),
+      (*driver)->MemHostRegister(memory, size_bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP),
       "cuMemHostRegister", "norms", device));
   slots->registered_ = true;
-  cu::DevicePtr address = 0;
+  CUdeviceptr address = 0;
   SHARDD_RETURN_IF_ERROR(driver->Check((*driver)->MemHostGetDevicePointer(&address, memory, 0),
                                        "cuMemHostGetDevicePointer", "norms", device));
   for (size_t i = 0; i < count; ++i) {

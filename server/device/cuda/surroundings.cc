@@ -14,17 +14,17 @@ namespace {
 // With fewer hardware queues than the daemon has streams on a GPU, a waiting stream delays others.
 constexpr int kMinConnections = 8;
 
-std::optional<int> Attribute(const CudaDriver& driver, cu::Attribute attribute, int ordinal) {
+std::optional<int> Attribute(const CudaDriver& driver, CUdevice_attribute attribute, int ordinal) {
   int value = 0;
-  if (driver->DeviceGetAttribute(&value, attribute, ordinal) != cu::kSuccess) return std::nullopt;
+  if (driver->DeviceGetAttribute(&value, attribute, ordinal) != CUDA_SUCCESS) return std::nullopt;
   return value;
 }
 
 std::string ComputeModeName(std::optional<int> mode) {
   if (!mode.has_value()) return "unknown: the driver does not say";
-  if (*mode == cu::kComputeModeDefault) return "default";
-  if (*mode == cu::kComputeModeExclusiveProcess) return "exclusive process";
-  if (*mode == cu::kComputeModeProhibited) return "prohibited";
+  if (*mode == CU_COMPUTEMODE_DEFAULT) return "default";
+  if (*mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS) return "exclusive process";
+  if (*mode == CU_COMPUTEMODE_PROHIBITED) return "prohibited";
   return absl::StrCat("unknown: ", *mode);
 }
 
@@ -50,7 +50,8 @@ void AddWarningsOfEnvironment(const CudaDriver& driver, std::vector<std::string>
                      "CUDA_DEVICE_MAX_CONNECTIONS=",
                      connections, ", want none, or ", kMinConnections, " to 32); unset it and start the daemon again"));
   }
-  if (int mode = 0; driver->ModuleGetLoadingMode(&mode) == cu::kSuccess && mode != cu::kEagerLoading) {
+  if (CUmoduleLoadingMode mode = CU_MODULE_EAGER_LOADING;
+      driver->ModuleGetLoadingMode(&mode) == CUDA_SUCCESS && mode != CU_MODULE_EAGER_LOADING) {
     warnings->push_back(absl::StrCat(
         "environment: kernels are loaded when they are first used, which may wait for "
         "all work of the GPU (got CUDA_MODULE_LOADING=",
@@ -68,11 +69,11 @@ CudaSurroundings ReadCudaSurroundings(const CudaDriver& driver, absl::Span<const
     GpuFacts gpu;
     gpu.ordinal = ordinal;
     gpu.device = absl::StrCat("cuda:", ordinal);
-    if (char id[32] = {}; driver->DeviceGetPCIBusId(id, sizeof(id) - 1, ordinal) == cu::kSuccess) gpu.pci_bus_id = id;
-    const std::optional<int> mps = Attribute(driver, cu::kMpsEnabled, ordinal);
+    if (char id[32] = {}; driver->DeviceGetPCIBusId(id, sizeof(id) - 1, ordinal) == CUDA_SUCCESS) gpu.pci_bus_id = id;
+    const std::optional<int> mps = Attribute(driver, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, ordinal);
     gpu.mps = !mps.has_value() ? "unknown: this driver does not say" : *mps != 0 ? "on" : "off";
     gpu.persistence_mode = PersistenceMode(nvml, gpu.pci_bus_id);
-    gpu.compute_mode = ComputeModeName(Attribute(driver, cu::kComputeMode, ordinal));
+    gpu.compute_mode = ComputeModeName(Attribute(driver, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, ordinal));
     if (gpu.mps == "on") with_mps.push_back(gpu.device);
     if (gpu.persistence_mode == "off") without_persistence.push_back(gpu.device);
     // Under MPS the one process is its server.

@@ -34,8 +34,8 @@ class StreamOrderTest : public ::testing::Test {
       EXPECT_TRUE(order_->Drain(/*release=*/true, kLimit));
       order_ = nullptr;
     }
-    for (cu::Stream stream : streams_) (void)driver_->StreamDestroy(stream);
-    cu::Context popped;
+    for (CUstream stream : streams_) (void)driver_->StreamDestroy(stream);
+    CUcontext popped;
     (void)driver_->CtxPopCurrent(&popped);
     (void)driver_->DevicePrimaryCtxRelease(0);
     munmap(pages_, 2 * kPage);
@@ -55,22 +55,22 @@ class StreamOrderTest : public ::testing::Test {
     order_ = *std::move(order);
     return *order_;
   }
-  cu::Stream NewStream() {
+  CUstream NewStream() {
     streams_.push_back(nullptr);
-    EXPECT_EQ(driver_->StreamCreateWithPriority(&streams_.back(), cu::kStreamNonBlocking, 0), cu::kSuccess);
+    EXPECT_EQ(driver_->StreamCreateWithPriority(&streams_.back(), CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
     return streams_.back();
   }
   // A kernel that runs until go_.
-  void Hang(cu::Stream stream) {
+  void Hang(CUstream stream) {
     const auto run = [](void* go) {
       while (!static_cast<std::atomic<bool>*>(go)->load()) usleep(100);
     };
-    EXPECT_EQ(driver_->LaunchHostFunc(stream, run, &go_), cu::kSuccess);
+    EXPECT_EQ(driver_->LaunchHostFunc(stream, run, &go_), CUDA_SUCCESS);
   }
-  bool Drains(cu::Stream stream) {
+  bool Drains(CUstream stream) {
     const absl::Time end = absl::Now() + kLimit;
-    while (driver_->StreamQuery(stream) == cu::kNotReady && absl::Now() < end) usleep(100);
-    return driver_->StreamQuery(stream) == cu::kSuccess;
+    while (driver_->StreamQuery(stream) == CUDA_ERROR_NOT_READY && absl::Now() < end) usleep(100);
+    return driver_->StreamQuery(stream) == CUDA_SUCCESS;
   }
   absl::StatusOr<uint64_t> Signal() {
     return order_->Signal("submit_gradients", [] { return absl::OkStatus(); });
@@ -82,17 +82,17 @@ class StreamOrderTest : public ::testing::Test {
   static constexpr int64_t kPage = 4096;
   fake_cuda::Machine machine_;
   const CudaDriver driver_;
-  cu::Context context_ = nullptr;
+  CUcontext context_ = nullptr;
   char* pages_ = nullptr;
   uint64_t epoch_ = 0;
   std::atomic<bool> go_ = false, over_ = false;
-  std::vector<cu::Stream> streams_;
+  std::vector<CUstream> streams_;
   std::unique_ptr<StreamOrder> order_;
 };
 
 TEST_F(StreamOrderTest, SignalsComeBehindEveryStreamThatWasNamed) {
   StreamOrder& order = Make();
-  const cu::Stream first = NewStream(), second = NewStream();
+  const CUstream first = NewStream(), second = NewStream();
   ASSERT_TRUE(order.Use(first).ok());
   Hang(first);
   EXPECT_EQ(*Signal(), 1u);
@@ -100,7 +100,7 @@ TEST_F(StreamOrderTest, SignalsComeBehindEveryStreamThatWasNamed) {
   EXPECT_EQ(*Signal(), 2u);
   usleep(20000);
   EXPECT_EQ(client().done.load(), 0u);
-  EXPECT_EQ(driver_->StreamQuery(second), cu::kNotReady);
+  EXPECT_EQ(driver_->StreamQuery(second), CUDA_ERROR_NOT_READY);
   go_ = true;
   EXPECT_TRUE(Drains(second));
   EXPECT_TRUE(order.Drain(/*release=*/false, kLimit));
@@ -109,7 +109,7 @@ TEST_F(StreamOrderTest, SignalsComeBehindEveryStreamThatWasNamed) {
 
 TEST_F(StreamOrderTest, NullMeansTheLegacyStreamAndPerThreadIsRefused) {
   StreamOrder& order = Make();
-  const absl::Status refused = order.Use(cu::kStreamPerThread);
+  const absl::Status refused = order.Use(CU_STREAM_PER_THREAD);
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(absl::StrContains(refused.message(), "another stream in every thread")) << refused;
   ASSERT_TRUE(order.Use(nullptr).ok());
@@ -117,14 +117,14 @@ TEST_F(StreamOrderTest, NullMeansTheLegacyStreamAndPerThreadIsRefused) {
   ASSERT_TRUE(order.Await(word(), Value(1), "wait_unshard").ok());
   EXPECT_EQ(*Signal(), 1u);
   usleep(5000);
-  EXPECT_EQ(driver_->StreamQuery(nullptr), cu::kNotReady);
+  EXPECT_EQ(driver_->StreamQuery(nullptr), CUDA_ERROR_NOT_READY);
   EXPECT_EQ(client().done.load(), 0u) << "it is behind the wait";
   word() = Value(1);
   EXPECT_TRUE(Drains(nullptr));
   EXPECT_TRUE(order.Drain(/*release=*/false, kLimit));
   EXPECT_EQ(client().done.load(), Value(1));
   // Another stream, and back to it.
-  const cu::Stream other = NewStream();
+  const CUstream other = NewStream();
   ASSERT_TRUE(order.Use(other).ok());
   EXPECT_EQ(*Signal(), 2u);
   ASSERT_TRUE(order.Use(nullptr).ok());
@@ -135,7 +135,7 @@ TEST_F(StreamOrderTest, NullMeansTheLegacyStreamAndPerThreadIsRefused) {
 
 TEST_F(StreamOrderTest, NoMoreWaitsThanTheLimitAreOutstanding) {
   StreamOrder& order = Make();
-  const cu::Stream stream = NewStream();
+  const CUstream stream = NewStream();
   ASSERT_TRUE(order.Use(stream).ok());
   for (size_t i = 0; i < StreamOrder::kMaxWaits; ++i) {
     ASSERT_TRUE(order.MayAwait()) << i;
@@ -144,14 +144,14 @@ TEST_F(StreamOrderTest, NoMoreWaitsThanTheLimitAreOutstanding) {
   EXPECT_FALSE(order.MayAwait());
   word() = Value(1);
   EXPECT_TRUE(order.MayAwait());
-  EXPECT_EQ(driver_->StreamQuery(stream), cu::kNotReady);
+  EXPECT_EQ(driver_->StreamQuery(stream), CUDA_ERROR_NOT_READY);
   word() = Value(StreamOrder::kMaxWaits);
   EXPECT_TRUE(Drains(stream));
 }
 
 TEST_F(StreamOrderTest, NoMoreSignalsThanTheLimitAreOutstanding) {
   StreamOrder& order = Make(absl::Milliseconds(200));
-  const cu::Stream stream = NewStream();
+  const CUstream stream = NewStream();
   ASSERT_TRUE(order.Use(stream).ok());
   Hang(stream);
   for (uint64_t i = 1; i <= StreamOrder::kMaxSignals; ++i) ASSERT_EQ(*Signal(), i);
@@ -168,11 +168,11 @@ TEST_F(StreamOrderTest, TheNextEpochEndsAWait) {
   for (const uint64_t epoch : {uint64_t{1}, (uint64_t{1} << 23) - 1, (uint64_t{1} << 24) - 1}) {
     StreamOrder& order = Make(kLimit, epoch);
     word() = Value(7);
-    const cu::Stream stream = NewStream();
+    const CUstream stream = NewStream();
     ASSERT_TRUE(order.Use(stream).ok());
     ASSERT_TRUE(order.Await(word(), Value(kTimelineSequenceMask), "wait_unshard").ok());
     usleep(5000);
-    EXPECT_EQ(driver_->StreamQuery(stream), cu::kNotReady) << epoch;
+    EXPECT_EQ(driver_->StreamQuery(stream), CUDA_ERROR_NOT_READY) << epoch;
     word() = TimelineValue(epoch + 1, 0);
     EXPECT_TRUE(Drains(stream)) << epoch;
     ASSERT_TRUE(order.Drain(/*release=*/true, kLimit));
@@ -183,7 +183,7 @@ TEST_F(StreamOrderTest, TheNextEpochEndsAWait) {
 // The daemon lives, and goes on to write what this epoch's words are.
 TEST_F(StreamOrderTest, AWaitThatTakesTooLongEndsWhateverIsWritten) {
   StreamOrder& order = Make(absl::Milliseconds(100));
-  const cu::Stream stream = NewStream();
+  const CUstream stream = NewStream();
   ASSERT_TRUE(order.Use(stream).ok());
   ASSERT_TRUE(order.Await(word(), Value(9), "wait_unshard group \"mid\": the unshard").ok());
   std::atomic<bool> ends = false;
@@ -206,7 +206,7 @@ TEST_F(StreamOrderTest, AWaitThatTakesTooLongEndsWhateverIsWritten) {
 
 TEST_F(StreamOrderTest, TheEndOfTheSessionEndsItsWaits) {
   StreamOrder& order = Make();
-  const cu::Stream stream = NewStream();
+  const CUstream stream = NewStream();
   ASSERT_TRUE(order.Use(stream).ok());
   ASSERT_TRUE(order.Await(word(), Value(9), "wait_unshard").ok());
   EXPECT_FALSE(order.Drain(/*release=*/false, absl::Milliseconds(20)));
@@ -220,7 +220,7 @@ TEST_F(StreamOrderTest, TheEndOfTheSessionEndsItsWaits) {
 // The daemon reads the signal first, then the word that says that no signal counts.
 TEST_F(StreamOrderTest, SignalsBehindAnAbandonedWaitAreVoidBeforeTheyShow) {
   StreamOrder& order = Make(absl::Milliseconds(100));
-  const cu::Stream stream = NewStream();
+  const CUstream stream = NewStream();
   ASSERT_TRUE(order.Use(stream).ok());
   ASSERT_TRUE(order.Await(word(), Value(9), "wait_unshard").ok());
   ASSERT_EQ(*Signal(), 1u);
@@ -233,7 +233,7 @@ TEST_F(StreamOrderTest, SignalsBehindAnAbandonedWaitAreVoidBeforeTheyShow) {
 
 TEST_F(StreamOrderTest, ASessionThatEndsWithoutAWaitVoidsNothing) {
   StreamOrder& order = Make();
-  const cu::Stream stream = NewStream();
+  const CUstream stream = NewStream();
   ASSERT_TRUE(order.Use(stream).ok());
   ASSERT_TRUE(order.Await(word(), Value(9), "wait_unshard").ok());
   ASSERT_EQ(*Signal(), 1u);
@@ -243,11 +243,11 @@ TEST_F(StreamOrderTest, ASessionThatEndsWithoutAWaitVoidsNothing) {
 }
 
 TEST_F(StreamOrderTest, IfTheDriverRefusesThePagesSignalsAwaitTheStream) {
-  machine_.FailCall("cuMemHostRegister", 2, cu::kOutOfMemory);
+  machine_.FailCall("cuMemHostRegister", 2, CUDA_ERROR_OUT_OF_MEMORY);
   StreamOrder& order = Make();
   EXPECT_FALSE(order.by_stream());
   EXPECT_TRUE(absl::StrContains(order.fallback().message(), "cuMemHostRegister")) << order.fallback();
-  const cu::Stream stream = NewStream();
+  const CUstream stream = NewStream();
   ASSERT_TRUE(order.Use(stream).ok());
   Hang(stream);
   std::thread later([this] {

@@ -119,13 +119,13 @@ class TrainerSumsTest : public ::testing::Test {
   explicit TrainerSumsTest(const fake_cuda::MachineOptions& options = {})
       : machine_(options), driver_(fake_cuda::Table()) {
     fake_cuda::AddReferenceKernels(machine_);
-    EXPECT_EQ(driver_->Init(0), cu::kSuccess);
-    cu::Context context = nullptr;
-    EXPECT_EQ(driver_->DevicePrimaryCtxRetain(&context, 0), cu::kSuccess);
+    EXPECT_EQ(driver_->Init(0), CUDA_SUCCESS);
+    CUcontext context = nullptr;
+    EXPECT_EQ(driver_->DevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
     const ScopedCudaContext current(driver_, context);
     EXPECT_EQ(driver_->LibraryLoadData(&library_, fake_cuda::kFatbinMagic, nullptr, nullptr, 0, nullptr, nullptr, 0),
-              cu::kSuccess);
-    EXPECT_EQ(driver_->LibraryGetKernel(&kernel_, library_, cuda::kReduceKernel), cu::kSuccess);
+              CUDA_SUCCESS);
+    EXPECT_EQ(driver_->LibraryGetKernel(&kernel_, library_, cuda::kReduceKernel), CUDA_SUCCESS);
     pages_ = mmap(nullptr, kPages, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     gradients_ = *CudaSlab::Create(&driver_, 0, kBytes, "gradients");
     for (int rank = 0; rank < 2; ++rank) slots_.push_back(*CudaSlab::Create(&driver_, 0, kBytes, "slots"));
@@ -189,8 +189,8 @@ class TrainerSumsTest : public ::testing::Test {
   static_assert(sizeof(SumRing) <= kPages - 4096);
   fake_cuda::Machine machine_;
   const CudaDriver driver_;
-  cu::Library library_ = nullptr;
-  cu::Kernel kernel_ = nullptr;
+  CUlibrary library_ = nullptr;
+  CUkernel kernel_ = nullptr;
   void* pages_ = nullptr;
   CudaSlab gradients_;
   std::vector<CudaSlab> slots_;
@@ -274,7 +274,7 @@ TEST_F(TrainerSumsTest, UnmappableSlotsEndTheSumsWithTheReason) {
   ring().sessions[1].store(0);
   slots_.resize(1);
   SumRecord record = GoodRecord();
-  machine_.FailCall("cuMemImportFromShareableHandle", 1, cu::kInvalidValue);
+  machine_.FailCall("cuMemImportFromShareableHandle", 1, CUDA_ERROR_INVALID_VALUE);
   record.ranks[0] = 2;
   slots_.push_back(*CudaSlab::Create(&driver_, 0, kBytes, "slots"));
   Tell(record);

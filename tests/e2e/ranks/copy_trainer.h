@@ -45,7 +45,7 @@ class CopyTrainer {
   const Args args_;
   const Moments moments_;
   std::unique_ptr<RankGpu> gpu_;  // once attached
-  std::vector<cu::Stream> streams_;
+  std::vector<CUstream> streams_;
   size_t current_ = 0;
   void* seen_ = nullptr;  // pinned; what forward reads
   std::unique_ptr<Job> job_;

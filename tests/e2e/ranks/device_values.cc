@@ -18,59 +18,59 @@ CudaDriver LoadDriver() {
   abort();
 }
 
-cu::DevicePtr Address(const void* p) { return static_cast<cu::DevicePtr>(reinterpret_cast<uintptr_t>(p)); }
+CUdeviceptr Address(const void* p) { return static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(p)); }
 
 }  // namespace
 
 RankGpu::RankGpu(int ordinal) : driver_(LoadDriver()) {
-  cu::Ordinal device = 0;
+  CUdevice device = 0;
   Must(driver_->DeviceGet(&device, ordinal), "cuDeviceGet");
   Must(driver_->DevicePrimaryCtxRetain(&context_, device), "cuDevicePrimaryCtxRetain");
   Must(driver_->CtxSetCurrent(context_), "cuCtxSetCurrent");
 }
 
-void RankGpu::Must(cu::Result result, const char* call) const {
-  if (result == cu::kSuccess) return;
+void RankGpu::Must(CUresult result, const char* call) const {
+  if (result == CUDA_SUCCESS) return;
   (void)fprintf(stderr, "%s\n", driver_.Check(result, call, "of a rank").ToString().c_str());
   abort();
 }
 
-cu::Stream RankGpu::MakeStream() const {
-  cu::Stream stream = nullptr;
-  Must(driver_->StreamCreateWithPriority(&stream, cu::kStreamNonBlocking, 0), "cuStreamCreateWithPriority");
+CUstream RankGpu::MakeStream() const {
+  CUstream stream = nullptr;
+  Must(driver_->StreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), "cuStreamCreateWithPriority");
   return stream;
 }
 
-void RankGpu::Copy(cu::Stream stream, void* to, const void* from, size_t size_bytes) const {
+void RankGpu::Copy(CUstream stream, void* to, const void* from, size_t size_bytes) const {
   Must(driver_->MemcpyAsync(Address(to), Address(from), size_bytes, stream), "cuMemcpyAsync");
 }
 
-void RankGpu::Launch(cu::Stream stream, cu::HostFunction function, void* user_data) const {
+void RankGpu::Launch(CUstream stream, CUhostFn function, void* user_data) const {
   Must(driver_->LaunchHostFunc(stream, function, user_data), "cuLaunchHostFunc");
 }
 
-void RankGpu::Synchronise(cu::Stream stream) const { Must(driver_->StreamSynchronize(stream), "cuStreamSynchronize"); }
+void RankGpu::Synchronise(CUstream stream) const { Must(driver_->StreamSynchronize(stream), "cuStreamSynchronize"); }
 
-void RankGpu::BeginCapture(cu::Stream stream) const {
-  Must(driver_->StreamBeginCapture(stream, cu::kCaptureModeThreadLocal), "cuStreamBeginCapture");
+void RankGpu::BeginCapture(CUstream stream) const {
+  Must(driver_->StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "cuStreamBeginCapture");
 }
 
-cu::GraphExec RankGpu::EndCapture(cu::Stream stream) const {
-  cu::Graph graph = nullptr;
-  cu::GraphExec exec = nullptr;
+CUgraphExec RankGpu::EndCapture(CUstream stream) const {
+  CUgraph graph = nullptr;
+  CUgraphExec exec = nullptr;
   Must(driver_->StreamEndCapture(stream, &graph), "cuStreamEndCapture");
   Must(driver_->GraphInstantiateWithFlags(&exec, graph, 0), "cuGraphInstantiateWithFlags");
   Must(driver_->GraphDestroy(graph), "cuGraphDestroy");
   return exec;
 }
 
-void RankGpu::DropGraph(cu::GraphExec exec) const { Must(driver_->GraphExecDestroy(exec), "cuGraphExecDestroy"); }
+void RankGpu::DropGraph(CUgraphExec exec) const { Must(driver_->GraphExecDestroy(exec), "cuGraphExecDestroy"); }
 
 void* RankGpu::Pinned(size_t size_bytes) const {
   const size_t whole_bytes = (size_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   void* const memory = aligned_alloc(kPageBytes, whole_bytes);
   std::memset(memory, 0, whole_bytes);
-  Must(driver_->MemHostRegister(memory, whole_bytes, cu::kHostRegisterPortable), "cuMemHostRegister");
+  Must(driver_->MemHostRegister(memory, whole_bytes, CU_MEMHOSTREGISTER_PORTABLE), "cuMemHostRegister");
   return memory;
 }
 

@@ -19,22 +19,22 @@ class RankGpu {
   // `ordinal`: shardd_job_info.cuda_device, as this process numbers its GPUs.
   explicit RankGpu(int ordinal);
   const CudaDriver& driver() const { return driver_; }
-  cu::Stream MakeStream() const;  // that waits for no other
+  CUstream MakeStream() const;  // that waits for no other
   // Host memory is pinned (Pinned), or the call waits for the stream.
-  void Copy(cu::Stream stream, void* to, const void* from, size_t size_bytes) const;
-  void Launch(cu::Stream stream, cu::HostFunction function, void* user_data) const;
-  void Synchronise(cu::Stream stream) const;
-  void BeginCapture(cu::Stream stream) const;
-  cu::GraphExec EndCapture(cu::Stream stream) const;
-  void DropGraph(cu::GraphExec exec) const;
+  void Copy(CUstream stream, void* to, const void* from, size_t size_bytes) const;
+  void Launch(CUstream stream, CUhostFn function, void* user_data) const;
+  void Synchronise(CUstream stream) const;
+  void BeginCapture(CUstream stream) const;
+  CUgraphExec EndCapture(CUstream stream) const;
+  void DropGraph(CUgraphExec exec) const;
   // Host memory that streams copy from and to behind the host's back. It stays for the life of the process.
   void* Pinned(size_t size_bytes) const;
 
  private:
-  void Must(cu::Result result, const char* call) const;
+  void Must(CUresult result, const char* call) const;
 
   CudaDriver driver_;
-  cu::Context context_ = nullptr;
+  CUcontext context_ = nullptr;
 };
 
 // What pointers of a job name, on whichever side it lies. Each call returns when the bytes are there.
@@ -50,7 +50,7 @@ class DeviceValues {
 
   int cuda_device_ = -1;
   std::unique_ptr<RankGpu> gpu_;
-  cu::Stream stream_ = nullptr;
+  CUstream stream_ = nullptr;
 };
 
 }  // namespace shardd::e2e

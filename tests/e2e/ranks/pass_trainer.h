@@ -73,7 +73,7 @@ class PassTrainer {
   const int states_;
   std::unique_ptr<Job> job_;
   std::unique_ptr<RankGpu> gpu_;  // null: on a CPU
-  cu::Stream stream_ = nullptr;
+  CUstream stream_ = nullptr;
   bool ordered_ = false;
   std::atomic<bool> goes_on_ = false;
   std::atomic<bool> was_let_go_ = false;

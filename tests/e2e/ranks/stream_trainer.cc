@@ -96,7 +96,7 @@ Status StreamTrainer::Attach() {
     out_[p] = gpu_->Pinned(sizeof(float) * kNumel[p]);
   }
   streams_.resize(static_cast<size_t>(args_.Int("streams", 1)));
-  for (cu::Stream& stream : streams_) {
+  for (CUstream& stream : streams_) {
     if (args_.Int("legacy") != 0) break;  // null
     stream = gpu_->MakeStream();
   }
@@ -341,7 +341,7 @@ void StreamTrainer::KernelOver(int param, const void* data, bool on_gpu, size_t 
 }
 
 void StreamTrainer::Synchronise() {
-  for (cu::Stream stream : streams_) gpu_->Synchronise(stream);
+  for (CUstream stream : streams_) gpu_->Synchronise(stream);
 }
 
 }  // namespace shardd::e2e

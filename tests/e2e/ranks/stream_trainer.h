@@ -75,7 +75,7 @@ class StreamTrainer {
   const std::string folder_;
   const int rank_;
   std::unique_ptr<RankGpu> gpu_;  // once attached
-  std::vector<cu::Stream> streams_;
+  std::vector<CUstream> streams_;
   size_t current_ = 0;
   std::unique_ptr<Job> job_;
   int32_t param_[kParamCount] = {};
@@ -85,7 +85,7 @@ class StreamTrainer {
   bool hung_ = false, failed_ = false;
   bool capturing_ = false;
   int32_t graph_ = -1;  // of this session
-  cu::GraphExec exec_ = nullptr;
+  CUgraphExec exec_ = nullptr;
   int captures_ = 0;
   std::string refused_;
   std::vector<std::unique_ptr<Backward>> captured_;             // by micro-batch

@@ -18,16 +18,17 @@ Driver::Call Driver::Enter(const char* name) {
   std::lock_guard lock(m.mutex_);
   ++m.calls_[name];
   if (ThisThread().in_host_function) {
-    call.result = cu::kNotPermitted;
+    call.result = CUDA_ERROR_NOT_PERMITTED;
     return call;
   }
   if (const auto it = m.failures_.find(name); it != m.failures_.end() && --it->second.first == 0) {
     call.result = it->second.second;
     m.failures_.erase(it);
-    if (call.result == cu::kEccUncorrectable || call.result == cu::kIllegalAddress) m.LoseLocked(0, call.result);
+    if (call.result == CUDA_ERROR_ECC_UNCORRECTABLE || call.result == CUDA_ERROR_ILLEGAL_ADDRESS)
+      m.LoseLocked(0, call.result);
     return call;
   }
-  call.result = m.initialised_ ? cu::kSuccess : cu::kNotInitialized;
+  call.result = m.initialised_ ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
   return call;
 }
 Driver::Call Driver::EnterContext(const char* name) {
@@ -35,20 +36,22 @@ Driver::Call Driver::EnterContext(const char* name) {
   if (!call) return call;
   if (ThisThread().machine != call.machine->number_ || ThisThread().contexts.empty() ||
       ThisThread().contexts.back() == nullptr) {
-    call.result = cu::kInvalidContext;
+    call.result = CUDA_ERROR_INVALID_CONTEXT;
     return call;
   }
   call.gpu = GpuOf(ThisThread().contexts.back());
   std::lock_guard lock(call.machine->mutex_);
   const Machine::Gpu& gpu = call.machine->gpus_[static_cast<size_t>(call.gpu)];
-  call.result = gpu.lost != cu::kSuccess ? gpu.lost : gpu.context_users == 0 ? cu::kContextIsDestroyed : cu::kSuccess;
+  call.result = gpu.lost != CUDA_SUCCESS ? gpu.lost
+                : gpu.context_users == 0 ? CUDA_ERROR_CONTEXT_IS_DESTROYED
+                                         : CUDA_SUCCESS;
   return call;
 }
-Driver::Call Driver::EnterStream(const char* name, cu::Stream stream) {
+Driver::Call Driver::EnterStream(const char* name, CUstream stream) {
   Call call = EnterContext(name);
   if (!call) return call;
   std::lock_guard lock(call.machine->mutex_);
-  if (stream == nullptr || stream == cu::kStreamLegacy) {
+  if (stream == nullptr || stream == CU_STREAM_LEGACY) {
     std::shared_ptr<Stream>& legacy = call.machine->legacy_streams_[call.gpu];
     if (legacy == nullptr) legacy = call.machine->NewStreamLocked(call.gpu, /*priority=*/0, /*seed=*/0);
     call.stream = legacy;
@@ -57,13 +60,13 @@ Driver::Call Driver::EnterStream(const char* name, cu::Stream stream) {
   const auto it = call.machine->streams_.find(stream);
   // Of another context too.
   if (it == call.machine->streams_.end() || it->second->gpu() != call.gpu) {
-    call.result = cu::kInvalidHandle;
+    call.result = CUDA_ERROR_INVALID_HANDLE;
     return call;
   }
   call.stream = it->second;
   return call;
 }
-cu::Result Driver::Enqueue(const Call& call, Stream::Item item) {
+CUresult Driver::Enqueue(const Call& call, Stream::Item item) {
   size_t length = 0;
   if (!call.stream->Enqueue(std::move(item), &length)) {
     std::lock_guard lock(call.machine->mutex_);
@@ -71,16 +74,16 @@ cu::Result Driver::Enqueue(const Call& call, Stream::Item item) {
   }
   std::lock_guard lock(call.machine->mutex_);
   call.machine->longest_queue_ = std::max(call.machine->longest_queue_, length);
-  return cu::kSuccess;
+  return CUDA_SUCCESS;
 }
-cu::Result Driver::Outcome(const Call& call) {
+CUresult Driver::Outcome(const Call& call) {
   std::lock_guard lock(call.machine->mutex_);
   return call.machine->gpus_[static_cast<size_t>(call.gpu)].lost;
 }
 
 cu::DriverTable Table() {
   cu::DriverTable table;
-#define SHARDD_FAKE_ENTRY(name, parameters) table.name = &Driver::name;
+#define SHARDD_FAKE_ENTRY(name, version) table.name = &Driver::name;
   SHARDD_CU_FUNCTIONS(SHARDD_FAKE_ENTRY)
 #undef SHARDD_FAKE_ENTRY
   return table;

@@ -6,67 +6,67 @@
 
 namespace shardd::fake_cuda {
 
-cu::Result Driver::StreamIsCapturing(cu::Stream stream, int* status) {
+CUresult Driver::StreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
   const Call call = EnterStream("cuStreamIsCapturing", stream);
   if (!call) return call.result;
-  *status = call.stream->Capturing() ? cu::kCaptureActive : cu::kCaptureNone;
-  return cu::kSuccess;
+  *status = call.stream->Capturing() ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
 }
-cu::Result Driver::StreamBeginCapture(cu::Stream stream, int mode) {
+CUresult Driver::StreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
   const Call call = EnterStream("cuStreamBeginCapture", stream);
   if (!call) return call.result;
-  if (stream == nullptr || stream == cu::kStreamLegacy) return cu::kStreamCaptureUnsupported;
-  if (mode < 0 || mode > 2) return cu::kInvalidValue;
-  return call.stream->BeginCapture() ? cu::kSuccess : cu::kStreamCaptureUnsupported;
+  if (stream == nullptr || stream == CU_STREAM_LEGACY) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
+  return call.stream->BeginCapture() ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
-cu::Result Driver::StreamEndCapture(cu::Stream stream, cu::Graph* graph) {
+CUresult Driver::StreamEndCapture(CUstream stream, CUgraph* graph) {
   const Call call = EnterStream("cuStreamEndCapture", stream);
   if (!call) return call.result;
   std::vector<Stream::Item> items;
-  if (!call.stream->EndCapture(&items)) return cu::kInvalidValue;
+  if (!call.stream->EndCapture(&items)) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(call.machine->mutex_);
-  *graph = reinterpret_cast<cu::Graph>(call.machine->next_object_++);
+  *graph = reinterpret_cast<CUgraph>(call.machine->next_object_++);
   call.machine->graphs_[*graph] = std::make_shared<std::vector<Stream::Item>>(std::move(items));
-  return cu::kSuccess;
+  return CUDA_SUCCESS;
 }
-cu::Result Driver::GraphInstantiateWithFlags(cu::GraphExec* exec, cu::Graph graph, unsigned long long flags) {
+CUresult Driver::GraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
   const Call call = EnterContext("cuGraphInstantiateWithFlags");
   if (!call) return call.result;
   std::lock_guard lock(call.machine->mutex_);
   const auto it = call.machine->graphs_.find(graph);
-  if (it == call.machine->graphs_.end() || flags != 0) return cu::kInvalidValue;
-  *exec = reinterpret_cast<cu::GraphExec>(call.machine->next_object_++);
+  if (it == call.machine->graphs_.end() || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  *exec = reinterpret_cast<CUgraphExec>(call.machine->next_object_++);
   call.machine->execs_[*exec] = it->second;
-  return cu::kSuccess;
+  return CUDA_SUCCESS;
 }
-cu::Result Driver::GraphLaunch(cu::GraphExec exec, cu::Stream stream) {
+CUresult Driver::GraphLaunch(CUgraphExec exec, CUstream stream) {
   const Call call = EnterStream("cuGraphLaunch", stream);
   if (!call) return call.result;
   std::shared_ptr<const std::vector<Stream::Item>> items;
   {
     std::lock_guard lock(call.machine->mutex_);
     const auto it = call.machine->execs_.find(exec);
-    if (it == call.machine->execs_.end()) return cu::kInvalidValue;
+    if (it == call.machine->execs_.end()) return CUDA_ERROR_INVALID_VALUE;
     items = it->second;
   }
-  if (call.stream->Capturing()) return cu::kStreamCaptureUnsupported;  // of a child graph: not done
+  if (call.stream->Capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;  // of a child graph: not done
   // One by one: a queue that is full keeps the call.
   for (const Stream::Item& item : *items) {
-    if (const cu::Result result = Enqueue(call, item); result != cu::kSuccess) return result;
+    if (const CUresult result = Enqueue(call, item); result != CUDA_SUCCESS) return result;
   }
-  return cu::kSuccess;
+  return CUDA_SUCCESS;
 }
-cu::Result Driver::GraphExecDestroy(cu::GraphExec exec) {
+CUresult Driver::GraphExecDestroy(CUgraphExec exec) {
   const Call call = Enter("cuGraphExecDestroy");
   if (!call) return call.result;
   std::lock_guard lock(call.machine->mutex_);
-  return call.machine->execs_.erase(exec) == 1 ? cu::kSuccess : cu::kInvalidValue;
+  return call.machine->execs_.erase(exec) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-cu::Result Driver::GraphDestroy(cu::Graph graph) {
+CUresult Driver::GraphDestroy(CUgraph graph) {
   const Call call = Enter("cuGraphDestroy");
   if (!call) return call.result;
   std::lock_guard lock(call.machine->mutex_);
-  return call.machine->graphs_.erase(graph) == 1 ? cu::kSuccess : cu::kInvalidValue;
+  return call.machine->graphs_.erase(graph) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 }  // namespace shardd::fake_cuda

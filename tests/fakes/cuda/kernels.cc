@@ -1,7 +1,10 @@
 #include "tests/fakes/cuda/kernels.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <thread>
 #include <vector>
 
 #include "common/tensor/kernels.h"
@@ -31,6 +34,12 @@ bool RunCast(const Launch& launch) {
   return true;
 }
 
+// FAKE_CUDA_ADD_US: how long an addition of several sources takes besides.
+std::chrono::microseconds AddTime() {
+  static const char* const told = std::getenv("FAKE_CUDA_ADD_US");
+  return std::chrono::microseconds(told == nullptr ? 0 : std::atoi(told));
+}
+
 bool RunReduce(const Launch& launch) {
   const auto& a = *static_cast<const cuda::ReduceArgs*>(launch.args);
   const absl::Span<const void* const> sources(a.sources, static_cast<size_t>(a.source_count));
@@ -38,6 +47,7 @@ bool RunReduce(const Launch& launch) {
     if (!MayRead(launch, source, a.numel, TypeOf(a.source_dtype))) return false;
   }
   if (!MayWrite(launch, a.dst, a.numel, kF32)) return false;
+  if (a.source_count > 1) std::this_thread::sleep_for(AddTime());
   ReduceSources(sources, TypeOf(a.source_dtype), TypeOf(a.reduce_dtype), TypeOf(a.keep), a.scale, a.accumulate != 0,
                 a.dst, a.numel);
   return true;

@@ -41,7 +41,7 @@ Machine::Machine(const MachineOptions& options)
 
 Machine::~Machine() {
   g_machine = nullptr;
-  std::map<cu::Stream, std::shared_ptr<Stream>> streams;
+  std::map<CUstream, std::shared_ptr<Stream>> streams;
   std::vector<std::shared_ptr<Stream>> destroyed;
   {
     std::lock_guard lock(mutex_);
@@ -66,19 +66,19 @@ void Machine::AddKernel(const std::string& name, size_t args_bytes, KernelFuncti
   kernels_[name] = std::make_unique<Kernel>(Kernel{name, args_bytes, std::move(function)});
 }
 
-void Machine::FailCall(const std::string& function, int nth, cu::Result error) {
+void Machine::FailCall(const std::string& function, int nth, CUresult error) {
   std::lock_guard lock(mutex_);
   failures_[function] = {nth, error};
 }
 
-void Machine::LoseGpu(int gpu, cu::Result error) {
+void Machine::LoseGpu(int gpu, CUresult error) {
   std::lock_guard lock(mutex_);
   LoseLocked(gpu, error);
 }
 
-void Machine::LoseLocked(int gpu, cu::Result error) {
+void Machine::LoseLocked(int gpu, CUresult error) {
   Gpu& lost = gpus_[static_cast<size_t>(gpu)];
-  if (lost.lost == cu::kSuccess) lost.lost = error;
+  if (lost.lost == CUDA_SUCCESS) lost.lost = error;
   for (const auto& stream : StreamsOfLocked(gpu)) stream->Stop();
 }
 
@@ -92,7 +92,7 @@ std::shared_ptr<Stream> Machine::NewStreamLocked(int gpu, int priority, uint64_t
     if (queue == nullptr) queue = std::make_shared<SharedQueue>();
     options.shared = queue;
   }
-  options.lose = [this, gpu](cu::Result error) { LoseGpu(gpu, error); };
+  options.lose = [this, gpu](CUresult error) { LoseGpu(gpu, error); };
   return std::make_shared<Stream>(options);
 }
 

@@ -34,7 +34,7 @@ cu::DriverTable Table();
 
 // From now on cuInit of a process that has no Machine calls `make`, which makes one for the life of the process, or
 // says why not. Not in a child of a process that has called cuInit: that child has no driver.
-void MakeMachineAtInit(cu::Result (*make)());
+void MakeMachineAtInit(CUresult (*make)());
 
 struct MachineOptions {
   int gpus = 1;
@@ -48,11 +48,12 @@ struct MachineOptions {
   bool posix_fd = true;
   bool rdma = true;
   bool memops = true;
+  bool peers = true;    // GPUs reach each other's memory; without, only cuDeviceCanAccessPeer says so
   std::string dies_in;  // a kernel, copy, memset or word of this name, the nth that streams run, kills the process
   int dies_at = 0;      // halfway; 0: none
   int driver_version = 13000;
   int mps = 0;  // as the attribute; -1: the driver does not know it
-  int compute_mode = cu::kComputeModeDefault;
+  int compute_mode = CU_COMPUTEMODE_DEFAULT;
   bool eager_loading = false;
 };
 
@@ -90,10 +91,10 @@ class Machine {
   void AddKernel(const std::string& name, size_t args_bytes, KernelFunction function);
 
   // The nth call from now (1: the next one) of "cuMemCreate" gives `error` and does nothing.
-  void FailCall(const std::string& function, int nth, cu::Result error);
+  void FailCall(const std::string& function, int nth, CUresult error);
   // From now on every call that concerns the GPU gives `error`, and nothing that is in its streams runs any more, host
   // functions included: what a sticky error, or a GPU that fell off the bus, looks like.
-  void LoseGpu(int gpu, cu::Result error = cu::kEccUncorrectable);
+  void LoseGpu(int gpu, CUresult error = CUDA_ERROR_ECC_UNCORRECTABLE);
 
   // All streams that the GPU has: nothing of them goes on, and nothing is said, until this is called with false.
   void HangGpu(int gpu, bool hang = true);
@@ -126,7 +127,7 @@ class Machine {
 
   struct Gpu {
     int context_users = 0;
-    cu::Result lost = cu::kSuccess;
+    CUresult lost = CUDA_SUCCESS;
     bool hangs_host_copy = false;
     std::shared_ptr<SharedQueue> queue;  // of all its streams, where they share one
   };
@@ -136,7 +137,7 @@ class Machine {
     KernelFunction function;
   };
 
-  void LoseLocked(int gpu, cu::Result error);
+  void LoseLocked(int gpu, CUresult error);
   std::shared_ptr<Stream> NewStreamLocked(int gpu, int priority, uint64_t seed);
   std::vector<std::shared_ptr<Stream>> StreamsOfLocked(int gpu) const;
 
@@ -148,19 +149,19 @@ class Machine {
   mutable std::mutex mutex_;
   bool initialised_ = false;
   std::map<std::string, int64_t> calls_;
-  std::map<std::string, std::pair<int, cu::Result>> failures_;  // calls to go, and the error
+  std::map<std::string, std::pair<int, CUresult>> failures_;  // calls to go, and the error
   int64_t pageable_copies_ = 0;
   int came_to_ = 0;  // of MachineOptions::dies_at
   size_t longest_queue_ = 0;
   std::vector<Gpu> gpus_;
   std::map<std::string, std::unique_ptr<Kernel>> kernels_;
-  std::map<cu::Stream, std::shared_ptr<Stream>> streams_;
+  std::map<CUstream, std::shared_ptr<Stream>> streams_;
   std::map<int, std::shared_ptr<Stream>> legacy_streams_;   // by GPU; the context's own, no object that somebody made
   std::vector<std::shared_ptr<Stream>> destroyed_streams_;  // may still drain
-  std::map<cu::Event, std::shared_ptr<Event>> events_;
-  std::map<cu::Library, int> libraries_;
-  std::map<cu::Graph, std::shared_ptr<const std::vector<Stream::Item>>> graphs_;
-  std::map<cu::GraphExec, std::shared_ptr<const std::vector<Stream::Item>>> execs_;
+  std::map<CUevent, std::shared_ptr<Event>> events_;
+  std::map<CUlibrary, int> libraries_;
+  std::map<CUgraph, std::shared_ptr<const std::vector<Stream::Item>>> graphs_;
+  std::map<CUgraphExec, std::shared_ptr<const std::vector<Stream::Item>>> execs_;
   uintptr_t next_object_ = 0x1000;
 };
 

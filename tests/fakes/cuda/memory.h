@@ -30,20 +30,20 @@ class Memory {
   explicit Memory(const Options& options) : options_(options), used_(static_cast<size_t>(options.gpus)) {}
   ~Memory();
 
-  cu::Result Granularity(const cu::MemAllocationProp* prop, int option, size_t* granularity) const;
+  CUresult Granularity(const CUmemAllocationProp* prop, int option, size_t* granularity) const;
   size_t FreeBytes(int gpu) const;
-  cu::Result Create(size_t size_bytes, const cu::MemAllocationProp* prop, cu::MemHandle* handle);
-  cu::Result Release(cu::MemHandle handle);
-  cu::Result Export(cu::MemHandle handle, int handle_type, int* fd);
-  cu::Result Import(int fd, int handle_type, cu::MemHandle* handle);
-  cu::Result Reserve(size_t size_bytes, size_t alignment, cu::DevicePtr* address);
-  cu::Result Free(cu::DevicePtr address, size_t size_bytes);
-  cu::Result Map(cu::DevicePtr address, size_t size_bytes, size_t offset, cu::MemHandle handle);
-  cu::Result Unmap(cu::DevicePtr address, size_t size_bytes);
-  cu::Result SetAccess(cu::DevicePtr address, size_t size_bytes, const cu::MemAccessDesc* descs, size_t count);
-  cu::Result HostRegister(void* p, size_t size_bytes, unsigned flags);
-  cu::Result HostUnregister(void* p);
-  cu::Result HostDevicePointer(void* p, cu::DevicePtr* address) const;
+  CUresult Create(size_t size_bytes, const CUmemAllocationProp* prop, CUmemGenericAllocationHandle* handle);
+  CUresult Release(CUmemGenericAllocationHandle handle);
+  CUresult Export(CUmemGenericAllocationHandle handle, int handle_type, int* fd);
+  CUresult Import(int fd, int handle_type, CUmemGenericAllocationHandle* handle);
+  CUresult Reserve(size_t size_bytes, size_t alignment, CUdeviceptr* address);
+  CUresult Free(CUdeviceptr address, size_t size_bytes);
+  CUresult Map(CUdeviceptr address, size_t size_bytes, size_t offset, CUmemGenericAllocationHandle handle);
+  CUresult Unmap(CUdeviceptr address, size_t size_bytes);
+  CUresult SetAccess(CUdeviceptr address, size_t size_bytes, const CUmemAccessDesc* descs, size_t count);
+  CUresult HostRegister(void* p, size_t size_bytes, unsigned flags);
+  CUresult HostUnregister(void* p);
+  CUresult HostDevicePointer(void* p, CUdeviceptr* address) const;
 
   // Whether all of [p, p + size_bytes) can be read, or written, by `gpu`.
   bool Reaches(int gpu, const void* p, size_t size_bytes, bool write) const;
@@ -87,16 +87,16 @@ class Memory {
     bool writable;
   };
 
-  bool PropIsValid(const cu::MemAllocationProp* prop) const;
+  bool PropIsValid(const CUmemAllocationProp* prop) const;
 
   const Options options_;
   mutable std::mutex mutex_;
   std::vector<size_t> used_;
   size_t pinned_bytes_ = 0;
-  cu::MemHandle next_handle_ = 1;
-  std::map<cu::MemHandle, std::shared_ptr<Physical>> handles_;
-  std::map<cu::DevicePtr, size_t> reservations_;
-  std::map<cu::DevicePtr, Mapping> mappings_;
+  CUmemGenericAllocationHandle next_handle_ = 1;
+  std::map<CUmemGenericAllocationHandle, std::shared_ptr<Physical>> handles_;
+  std::map<CUdeviceptr, size_t> reservations_;
+  std::map<CUdeviceptr, Mapping> mappings_;
   std::map<uintptr_t, Registered> registered_;
 };
 

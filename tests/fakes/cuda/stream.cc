@@ -109,9 +109,9 @@ void Stream::Run() {
       random_ = random_ * 6364136223846793005u + 1442695040888963407u;
       std::this_thread::sleep_for(std::chrono::microseconds((random_ >> 33) % 200));
     }
-    const cu::Result result = front.item(*this);
+    const CUresult result = front.item(*this);
     if (options_.shared != nullptr) options_.shared->Leave(front.place);
-    if (result != cu::kSuccess) options_.lose(result);
+    if (result != CUDA_SUCCESS) options_.lose(result);
     lock.lock();
     const Queued dropped = std::move(queue_.front());
     queue_.pop_front();

@@ -34,14 +34,14 @@ class SharedQueue {
 class Stream {
  public:
   // `item` returns kSuccess, or the error that its GPU is lost with. It may wait, and then has to end when Stopped().
-  using Item = std::function<cu::Result(Stream&)>;
+  using Item = std::function<CUresult(Stream&)>;
   struct Options {
     int gpu = 0;
     int priority = 0;
     uint64_t delay_seed = 0;
     size_t queue_limit = 0;
-    std::shared_ptr<SharedQueue> shared;   // null: of its own
-    std::function<void(cu::Result)> lose;  // called when an item fails, on the stream's thread
+    std::shared_ptr<SharedQueue> shared;  // null: of its own
+    std::function<void(CUresult)> lose;   // called when an item fails, on the stream's thread
   };
   explicit Stream(const Options& options);
   ~Stream();  // stops

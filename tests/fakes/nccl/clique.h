@@ -30,7 +30,7 @@ struct Clique {
   std::mutex mutex;
   std::condition_variable changed;
   int joined = 0;
-  std::map<cu::Context, int> members;  // the rank by the GPU
+  std::map<CUcontext, int> members;  // the rank by the GPU
   bool aborted = false;
   bool mismatched = false;
   std::map<uint64_t, std::shared_ptr<Launch>> launches;  // by number

@@ -99,25 +99,25 @@ bool SharedMember::AllHaveJoined() const {
   return true;
 }
 
-Result SharedMember::State(std::string* why) const {
-  if (!AllHaveJoined()) return kInProgress;
+ncclResult_t SharedMember::State(std::string* why) const {
+  if (!AllHaveJoined()) return ncclInProgress;
   for (int a = 0; a < ranks_; ++a) {
     for (int b = 0; b < a; ++b) {
       if (AreaOf(a).host != AreaOf(b).host || AreaOf(a).gpu != AreaOf(b).gpu) continue;
       *why = "Duplicate GPU detected : rank " + std::to_string(b) + " and rank " + std::to_string(a) +
              " both on one CUDA device";
-      return kInvalidUsage;
+      return ncclInvalidUsage;
     }
   }
   if (file_->mismatched != 0) {
     *why = "members' calls differ";
-    return kInvalidUsage;
+    return ncclInvalidUsage;
   }
   int gone = waits_for_;
-  if (IsConnecting(&gone) && gone < 0) return kInProgress;
-  if (gone < 0) return kSuccess;
+  if (IsConnecting(&gone) && gone < 0) return ncclInProgress;
+  if (gone < 0) return ncclSuccess;
   *why = "Connection closed by remote peer : rank " + std::to_string(gone);
-  return kRemoteError;
+  return ncclRemoteError;
 }
 
 void SharedMember::Connect(const std::vector<Call>& calls, bool sums_connect) {

@@ -25,11 +25,11 @@ class SharedMember {
   SharedMember& operator=(const SharedMember&) = delete;
   ~SharedMember();
 
-  // kInProgress until all have joined; then kInvalidUsage where two are on one GPU of one host, or their calls differ;
-  // kRemoteError: Run waits for one that has left.
-  Result State(std::string* why) const;
-  // The calls are made: State is kInProgress until those that they connect have made theirs, too. `sums_connect`: sums
-  // have no connections yet either.
+  // ncclInProgress until all have joined; then ncclInvalidUsage where two are on one GPU of one host, or their calls
+  // differ; ncclRemoteError: Run waits for one that has left.
+  ncclResult_t State(std::string* why) const;
+  // The calls are made: State is ncclInProgress until those that they connect have made theirs, too. `sums_connect`:
+  // sums have no connections yet either.
   void Connect(const std::vector<Call>& calls, bool sums_connect);
   // Waits for the same of every other member, or Leave. All add in one order.
   void Run(const std::vector<Call>& calls);

@@ -6,7 +6,7 @@
 
 namespace shardd::nccl {
 
-void Windows::Register(int rank, void* buffer, size_t size_bytes, int flags, Window* out) {
+void Windows::Register(int rank, void* buffer, size_t size_bytes, int flags, ncclWindow_t* out) {
   std::list<Entry>& mine = registrations_[static_cast<size_t>(rank)];
   Entry entry;
   entry.buffer = static_cast<char*>(buffer);
@@ -15,9 +15,9 @@ void Windows::Register(int rank, void* buffer, size_t size_bytes, int flags, Win
   entry.number = mine.size();
   mine.push_back(entry);
   const std::string what = "rank " + std::to_string(rank) + ", window " + std::to_string(entry.number);
-  if (reinterpret_cast<uintptr_t>(buffer) % kWinAlignmentBytes != 0) {
+  if (reinterpret_cast<uintptr_t>(buffer) % NCCL_WIN_REQUIRED_ALIGNMENT != 0) {
     why_ = "Window address must be suitably aligned : " + what;
-  } else if (flags != kWinCollSymmetric) {
+  } else if (flags != NCCL_WIN_COLL_SYMMETRIC) {
     why_ = "flags of another kind : " + what;
   } else {
     for (const Entry& other : mine) {
@@ -45,26 +45,26 @@ void Windows::Match() {
         return;
       }
       entry.is_window = true;
-      *entry.out = reinterpret_cast<Window>(&entry);
+      *entry.out = reinterpret_cast<ncclWindow_t>(&entry);
     }
     ++matched_;
   }
 }
 
-Result Windows::State(int rank) const {
-  if (!why_.empty()) return kInvalidArgument;
-  return registrations_[static_cast<size_t>(rank)].size() > matched_ ? kInProgress : kSuccess;
+ncclResult_t Windows::State(int rank) const {
+  if (!why_.empty()) return ncclInvalidArgument;
+  return registrations_[static_cast<size_t>(rank)].size() > matched_ ? ncclInProgress : ncclSuccess;
 }
 
-Result Windows::Deregister(int rank, Window window) {
+ncclResult_t Windows::Deregister(int rank, ncclWindow_t window) {
   for (Entry& entry : registrations_[static_cast<size_t>(rank)]) {
-    if (reinterpret_cast<Window>(&entry) != window || !entry.is_window) continue;
-    if (entry.uses > 0) return kInvalidUsage;
+    if (reinterpret_cast<ncclWindow_t>(&entry) != window || !entry.is_window) continue;
+    if (entry.uses > 0) return ncclInvalidUsage;
     entry.is_window = false;
     entry.is_gone = true;
-    return kSuccess;
+    return ncclSuccess;
   }
-  return kInvalidArgument;
+  return ncclInvalidArgument;
 }
 
 const Windows::Entry* Windows::Find(int rank, const void* p) const {

@@ -16,12 +16,13 @@ class Windows {
  public:
   explicit Windows(int ranks) : registrations_(static_cast<size_t>(ranks)) {}
   // `out` gets the member's handle once all members have registered, which must stay there until then.
-  void Register(int rank, void* buffer, size_t size_bytes, int flags, Window* out);
-  // kInProgress until all members have registered what this one has; kInvalidArgument: what they have does not fit.
-  Result State(int rank) const;
-  // kInvalidUsage: some sum that was enqueued reads or writes there; kInvalidArgument: it is no window of this
+  void Register(int rank, void* buffer, size_t size_bytes, int flags, ncclWindow_t* out);
+  // ncclInProgress until all members have registered what this one has; ncclInvalidArgument: what they have does not
+  // fit.
+  ncclResult_t State(int rank) const;
+  // ncclInvalidUsage: some sum that was enqueued reads or writes there; ncclInvalidArgument: it is no window of this
   // member's.
-  Result Deregister(int rank, Window window);
+  ncclResult_t Deregister(int rank, ncclWindow_t window);
   // For a sum over `buffers`, by rank, whose first `size_bytes` each are read: all outside of windows, or all at one
   // offset of one window.
   bool Fits(const std::vector<const void*>& buffers, size_t size_bytes) const;
@@ -33,7 +34,7 @@ class Windows {
   struct Entry {  // a member's
     char* buffer = nullptr;
     size_t size_bytes = 0;
-    Window* out = nullptr;
+    ncclWindow_t* out = nullptr;
     size_t number = 0;
     bool is_window = false;
     bool is_gone = false;

@@ -38,5 +38,6 @@ def test_it_has_every_source_and_is_configured_alone(tmp_path: Path) -> None:
     assert f"Version: {unpacked.name.removeprefix('shardd-')}" in metadata.read_text()
     command = ["cmake", "-S", str(unpacked), "-B", str(tmp_path / "build"), "-G", "Ninja"]
     command += [f"-DPython3_EXECUTABLE={sys.executable}", f"-DSHARDD_PIC_DIR={ROOT}/.cache/pic"]
+    command += [f"-DSHARDD_NVIDIA_DIR={ROOT}/.cache/nvidia"]
     configured = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HOME": str(tmp_path)})
     assert configured.returncode == 0, configured.stderr

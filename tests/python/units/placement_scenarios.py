@@ -137,9 +137,8 @@ def several(cases: list[Case]) -> list[dict[str, Any]]:
 
 
 def errors() -> dict[str, str]:
-    """What cannot be: torch's texts, another mesh, a write into a copy, ranks that place otherwise."""
+    """What cannot be: torch's texts, a write into a copy, ranks that place otherwise."""
     from torch.distributed.fsdp import fully_shard as of_torch
-    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 
     import shardd
     from shardd.torch import fully_shard
@@ -156,13 +155,6 @@ def errors() -> dict[str, str]:
                 function(module, shard_placement_fn=lambda p, result=result: result)
             except (NotImplementedError, AssertionError, ValueError) as error:
                 texts[f"{name} {impl}"] = f"{type(error).__name__}: {error}"
-    whole_world = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("one", "all"))
-    alone = FSDPMeshInfo(whole_world["one"], shard_mesh_dim=0)
-    try:
-        fully_shard(nn.Linear(4, 4), shard_placement_fn=lambda p: ShardPlacementResult(Shard(0), alone))
-    except NotImplementedError as error:
-        texts["mesh"] = str(error)
-
     model = net("shardd", (dist.get_world_size(),))
     optimizer = optimizer_of("shardd", "sgd", model.parameters())
     handle = model.project.register_forward_pre_hook(lambda m, _: m.weight.detach().mul_(2))

@@ -143,7 +143,6 @@ def test_what_cannot_be_is_said_as_torch_says_it() -> None:
     for texts in results:
         for name in ("uneven", "dimension", "negative", "kind"):
             assert texts[f"{name} shardd"] == texts[f"{name} torch"]
-        assert "one mesh for a model" in texts["mesh"]
         assert 'write parameter "project.weight": it was written while it was unsharded' in texts["write"]
         assert texts["loss 0"] == texts["loss 1"] == "same"
     assert any("weight" in texts.get("ranks", "") for texts in results), results

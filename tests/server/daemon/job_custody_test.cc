@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "server/collective/nccl/nccl_api.h"
 #include "server/custodian/custodian.h"
 #include "server/device/cuda/cuda_memory.h"
 #include "tests/fakes/cuda/machine.h"

@@ -71,7 +71,7 @@ TEST_F(CudaDeviceTest, NothingIsLeftOfADeviceEvenAFailedOne) {
        {"cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuCtxGetStreamPriorityRange",
         "cuStreamCreateWithPriority", "cuLibraryLoadData", "cuLibraryGetKernel", "cuMemCreate", "cuMemSetAccess",
         "cuMemHostRegister", "cuMemHostGetDevicePointer", "cuLaunchKernel", "cuStreamSynchronize"}) {
-    machine().FailCall(function, 1, cu::kInvalidValue);
+    machine().FailCall(function, 1, CUDA_ERROR_INVALID_VALUE);
     const auto device = CudaDevice::Create(world_.driver(), 0, absl::MakeConstSpan(fake_cuda::kFatbinMagic));
     ASSERT_FALSE(device.ok()) << function;
     EXPECT_THAT(std::string(device.status().message()), HasSubstr(function));
@@ -141,7 +141,7 @@ TEST_F(CudaDeviceTest, AFailedCallFailsOnlyItsWorkQuotingTheDriver) {
   const auto device = world_.Make();
   float *const a = Floats(1, 1), *const b = Floats(1), *const c = Floats(1);
   const std::vector<DeviceOp> ops = {CopyOp{a, b, 4}, CopyOp{b, c, 4}};
-  machine().FailCall("cuMemcpyAsync", 2, cu::kInvalidValue);
+  machine().FailCall("cuMemcpyAsync", 2, CUDA_ERROR_INVALID_VALUE);
   const absl::Status status = Run(*device, ops);
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   for (const char* part : {"reduce layers.3 step 12", "operation 1", "cuMemcpyAsync 4 bytes on unshard",
@@ -158,7 +158,7 @@ TEST_F(CudaDeviceTest, AFailedCallFailsOnlyItsWorkQuotingTheDriver) {
 TEST_F(CudaDeviceTest, WorkWhoseEndCannotBeMarkedFailsWithThatError) {
   const auto device = world_.Make();
   float *const a = Floats(1, 1), *const b = Floats(1);
-  machine().FailCall("cuLaunchHostFunc", 1, cu::kOutOfMemory);
+  machine().FailCall("cuLaunchHostFunc", 1, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(Run(*device, {CopyOp{a, b, 4}}).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(*b, 1.0f) << "it had run when that was said";
   EXPECT_TRUE(Run(*device, {CopyOp{a, b, 4}}).ok());
@@ -216,7 +216,7 @@ TEST_F(CudaLossTest, AGpuThatFallsOffTheBusEndsAllWork) {
     Submit(stream, {NormOp{x_, 1, &norm}, CopyOp{x_, x_ + 1, 4}});
     Submit(stream, {});
   }
-  machine().LoseGpu(0, cu::kEccUncorrectable);
+  machine().LoseGpu(0, CUDA_ERROR_ECC_UNCORRECTABLE);
   ExpectAllLost("CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error");
   EXPECT_EQ(norm.value(), 0) << "what has not run adds nothing";
   Submit(StreamId::kOptimizer, {CopyOp{x_, x_ + 1, 4}});
@@ -252,7 +252,7 @@ TEST_F(CudaLossTest, WritingThroughAReadOnlyMappingLosesTheGpu) {
 }
 
 TEST_F(CudaLossTest, ACallThatReportsTheLossEndsAllWork) {
-  machine().FailCall("cuLaunchKernel", 1, cu::kIllegalAddress);
+  machine().FailCall("cuLaunchKernel", 1, CUDA_ERROR_ILLEGAL_ADDRESS);
   for (int i = 0; i < kStreamCount; ++i) {
     Submit(static_cast<StreamId>(i), {CastOp{x_, v1::DTYPE_FLOAT32, x_ + 1, v1::DTYPE_BFLOAT16, 1}});
   }

@@ -75,7 +75,7 @@ TEST(CudaMemory, WhatCannotBePinnedSaysWhatToRaise) {
   FakeCudaWorld world;
   const std::unique_ptr<CudaDevice> device = world.Make();
   std::vector<char> host(10000);
-  world.machine().FailCall("cuMemHostRegister", 1, cu::kOutOfMemory);
+  world.machine().FailCall("cuMemHostRegister", 1, CUDA_ERROR_OUT_OF_MEMORY);
   const auto refused = device->memory()->RegisterHost("slab \"optimizer\"", host.data(), 10000, {device->memory()});
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted) << refused.status();
   for (const char* text : {"slab \"optimizer\", 10000 bytes", "RLIMIT_MEMLOCK", "OFFLOAD_NONE"}) {
@@ -102,12 +102,12 @@ TEST(CudaMemory, AGpuThatCannotReachMemoryIsNamedLeavingNothing) {
   DeviceMemory* const first = devices[0]->memory();
   ASSERT_TRUE(first->MakeSlab("warm", 4096, {first}).ok());  // stream and staging
   const auto live = world.machine().live();
-  world.machine().FailCall("cuMemSetAccess", 2, cu::kInvalidDevice);
+  world.machine().FailCall("cuMemSetAccess", 2, CUDA_ERROR_INVALID_DEVICE);
   const auto slab = first->MakeSlab("slab \"shards\"", 4096, {first, devices[1]->memory()});
   EXPECT_EQ(slab.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(slab.status().message()),
               ::testing::HasSubstr("map slab \"shards\": cuda:1 does not reach the memory of cuda:0"));
-  world.machine().FailCall("cuMemCreate", 1, cu::kOutOfMemory);
+  world.machine().FailCall("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(first->MakeSlab("slab", 4096, {first}).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(world.machine().live(), live);
 }
@@ -176,7 +176,7 @@ TEST(CudaMemory, StagingWithoutADriversAddressIsAskedForAgain) {
   FakeCudaWorld world;
   const std::unique_ptr<CudaDevice> device = world.Make();
   DeviceMemory* const memory = device->memory();
-  world.machine().FailCall("cuMemHostGetDevicePointer", 1, cu::kInvalidValue);
+  world.machine().FailCall("cuMemHostGetDevicePointer", 1, CUDA_ERROR_INVALID_VALUE);
   const absl::Status status = memory->MakeSlab("slab", 4096, {memory}).status();
   EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("cuMemHostGetDevicePointer"));
   const std::unique_ptr<DeviceSlab> slab = *memory->MakeSlab("slab", 4096, {memory});

@@ -25,7 +25,7 @@ class CudaSlabTest : public ::testing::Test {
  protected:
   void Start(const fake_cuda::MachineOptions& options = {}) {
     machine_.emplace(options);
-    ASSERT_EQ(driver_->Init(0), cu::kSuccess);
+    ASSERT_EQ(driver_->Init(0), CUDA_SUCCESS);
   }
   absl::StatusOr<CudaSlab> Create(int64_t size_bytes, int gpu = 0) {
     return CudaSlab::Create(&driver_, gpu, size_bytes, "slab shards of job a");
@@ -42,7 +42,7 @@ TEST_F(CudaSlabTest, NothingIsLeftWhateverCallFails) {
   const auto before = machine_->live();
   for (const char* function : {"cuDeviceGetAttribute", "cuMemGetAllocationGranularity", "cuMemCreate",
                                "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
-    machine_->FailCall(function, 1, cu::kOutOfMemory);
+    machine_->FailCall(function, 1, CUDA_ERROR_OUT_OF_MEMORY);
     const absl::Status status = Create(1).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << function;
     EXPECT_THAT(std::string(status.message()), HasSubstr(function));
@@ -51,7 +51,7 @@ TEST_F(CudaSlabTest, NothingIsLeftWhateverCallFails) {
     EXPECT_TRUE(machine_->live() == before) << function;
   }
   for (const char* function : {"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
-    machine_->FailCall(function, 1, cu::kUnknown);
+    machine_->FailCall(function, 1, CUDA_ERROR_UNKNOWN);
     EXPECT_FALSE(CudaSlab::Import(&driver_, 0, fd.get(), exporter.size_bytes(), Access::kReadOnly, "slab").ok());
     EXPECT_TRUE(machine_->live() == before) << function;
   }
@@ -92,7 +92,7 @@ TEST_F(SpreadSlabTest, AnotherProcessMapsPiecesOnTwoGpusAsOneRange) {
       two.gpus = 2;
       fake_cuda::Machine machine(two);
       const CudaDriver driver(fake_cuda::Table());
-      if (driver->Init(0) != cu::kSuccess) return 11;
+      if (driver->Init(0) != CUDA_SUCCESS) return 11;
       size_t next = 0;
       auto mapped = CudaSlab::ImportSpread(
           &driver, 1, {kPage, 2 * kPage, kPage}, [&]() -> absl::StatusOr<UniqueFd> { return std::move(fds[next++]); },
@@ -116,12 +116,12 @@ TEST_F(SpreadSlabTest, NothingIsLeftWhicheverCallFailsForWhicheverPiece) {
   const auto before = machine_->live();
   for (int nth = 1; nth <= 2; ++nth) {
     for (const char* function : {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemGetAllocationGranularity"}) {
-      machine_->FailCall(function, nth, cu::kUnknown);
+      machine_->FailCall(function, nth, CUDA_ERROR_UNKNOWN);
       EXPECT_FALSE(Spread({{0, kPage}, {1, kPage}}).ok()) << function << " " << nth;
       EXPECT_TRUE(machine_->live() == before) << function << " " << nth;
     }
     for (const char* function : {"cuMemImportFromShareableHandle", "cuMemMap"}) {
-      machine_->FailCall(function, nth, cu::kUnknown);
+      machine_->FailCall(function, nth, CUDA_ERROR_UNKNOWN);
       size_t next = 0;
       EXPECT_FALSE(
           CudaSlab::ImportSpread(
@@ -205,9 +205,9 @@ TEST_F(CudaSlabTest, TwoProcessesShareASlabByItsDescriptor) {
   const auto in_child = [&](Access access, bool write) {
     ::shardd::testing::Child child([&] {
       const CudaDriver driver(fake_cuda::Table());
-      if (driver->Init(0) != cu::kNotInitialized) return 10;  // what was before fork does not count
+      if (driver->Init(0) != CUDA_ERROR_NOT_INITIALIZED) return 10;  // what was before fork does not count
       fake_cuda::Machine machine;
-      if (driver->Init(0) != cu::kSuccess) return 11;
+      if (driver->Init(0) != CUDA_SUCCESS) return 11;
       auto mapped = CudaSlab::Import(&driver, 0, fd.get(), size_bytes, access, "slab");
       if (!mapped.ok()) return 12;
       char* const bytes = static_cast<char*>(mapped->data());

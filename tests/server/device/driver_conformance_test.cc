@@ -29,19 +29,19 @@ class DriverTest : public ::testing::TestWithParam<CudaKind> {
  protected:
   void SetUp() override {
     if (const std::string why_not = world_->why_not(); !why_not.empty()) GTEST_SKIP() << why_not;
-    ASSERT_EQ(driver_->DevicePrimaryCtxRetain(&context_, 0), cu::kSuccess);
-    ASSERT_EQ(driver_->CtxPushCurrent(context_), cu::kSuccess);
+    ASSERT_EQ(driver_->DevicePrimaryCtxRetain(&context_, 0), CUDA_SUCCESS);
+    ASSERT_EQ(driver_->CtxPushCurrent(context_), CUDA_SUCCESS);
   }
   void TearDown() override {
-    for (cu::Stream stream : streams_) EXPECT_EQ(driver_->StreamDestroy(stream), cu::kSuccess);
-    cu::Context popped;
+    for (CUstream stream : streams_) EXPECT_EQ(driver_->StreamDestroy(stream), CUDA_SUCCESS);
+    CUcontext popped;
     if (context_ == nullptr) return;
     (void)driver_->CtxPopCurrent(&popped);
     (void)driver_->DevicePrimaryCtxRelease(0);
   }
-  cu::Stream Stream() {
-    cu::Stream stream = nullptr;
-    EXPECT_EQ(driver_->StreamCreateWithPriority(&stream, cu::kStreamNonBlocking, 0), cu::kSuccess);
+  CUstream Stream() {
+    CUstream stream = nullptr;
+    EXPECT_EQ(driver_->StreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
     streams_.push_back(stream);
     return stream;
   }
@@ -51,11 +51,11 @@ class DriverTest : public ::testing::TestWithParam<CudaKind> {
     *word = value;
     return word;
   }
-  static cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::DevicePtr>(p); }
-  bool Drains(cu::Stream stream) {
+  static CUdeviceptr Address(const void* p) { return reinterpret_cast<CUdeviceptr>(p); }
+  bool Drains(CUstream stream) {
     const absl::Time deadline = absl::Now() + kLimit;
-    while (driver_->StreamQuery(stream) == cu::kNotReady && absl::Now() < deadline) std::this_thread::yield();
-    return driver_->StreamQuery(stream) == cu::kSuccess;
+    while (driver_->StreamQuery(stream) == CUDA_ERROR_NOT_READY && absl::Now() < deadline) std::this_thread::yield();
+    return driver_->StreamQuery(stream) == CUDA_SUCCESS;
   }
   static uint64_t Load(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
   absl::StatusOr<CudaSlab> Create(int64_t size_bytes) {
@@ -64,19 +64,19 @@ class DriverTest : public ::testing::TestWithParam<CudaKind> {
 
   const std::unique_ptr<CudaWorld> world_ = GetParam().make();
   const CudaDriver& driver_ = world_->driver();
-  cu::Context context_ = nullptr;
-  std::vector<cu::Stream> streams_;
+  CUcontext context_ = nullptr;
+  std::vector<CUstream> streams_;
 };
 
 TEST_P(DriverTest, AWaitHoldsOnlyItsStreamUntilTheHostWrites) {
   uint64_t *const word = Word(4), *const behind = Word(0), *const beside = Word(0);
-  const cu::Stream waiting = Stream(), other = Stream();
-  ASSERT_EQ(driver_->StreamWaitValue64(waiting, Address(word), 5, cu::kWaitValueGeq), cu::kSuccess);
-  ASSERT_EQ(driver_->StreamWriteValue64(waiting, Address(behind), 1, cu::kWriteValueDefault), cu::kSuccess);
-  ASSERT_EQ(driver_->StreamWriteValue64(other, Address(beside), 1, cu::kWriteValueDefault), cu::kSuccess);
+  const CUstream waiting = Stream(), other = Stream();
+  ASSERT_EQ(driver_->StreamWaitValue64(waiting, Address(word), 5, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+  ASSERT_EQ(driver_->StreamWriteValue64(waiting, Address(behind), 1, CU_STREAM_WRITE_VALUE_DEFAULT), CUDA_SUCCESS);
+  ASSERT_EQ(driver_->StreamWriteValue64(other, Address(beside), 1, CU_STREAM_WRITE_VALUE_DEFAULT), CUDA_SUCCESS);
   ASSERT_TRUE(Drains(other));
   EXPECT_EQ(Load(beside), 1u);
-  EXPECT_EQ(driver_->StreamQuery(waiting), cu::kNotReady);
+  EXPECT_EQ(driver_->StreamQuery(waiting), CUDA_ERROR_NOT_READY);
   EXPECT_EQ(Load(behind), 0u);
   __atomic_store_n(word, 5, __ATOMIC_RELEASE);
   ASSERT_TRUE(Drains(waiting));
@@ -85,27 +85,28 @@ TEST_P(DriverTest, AWaitHoldsOnlyItsStreamUntilTheHostWrites) {
 
 TEST_P(DriverTest, AStreamReleasesAnotherThoughTheWaitCameFirst) {
   uint64_t* const word = Word(0);
-  const cu::Stream waiting = Stream(), signalling = Stream();
-  ASSERT_EQ(driver_->StreamWaitValue64(waiting, Address(word), uint64_t{1} << 40, cu::kWaitValueGeq), cu::kSuccess);
-  ASSERT_EQ(driver_->StreamWriteValue64(signalling, Address(word), uint64_t{2} << 40, 0), cu::kSuccess);
+  const CUstream waiting = Stream(), signalling = Stream();
+  ASSERT_EQ(driver_->StreamWaitValue64(waiting, Address(word), uint64_t{1} << 40, CU_STREAM_WAIT_VALUE_GEQ),
+            CUDA_SUCCESS);
+  ASSERT_EQ(driver_->StreamWriteValue64(signalling, Address(word), uint64_t{2} << 40, 0), CUDA_SUCCESS);
   EXPECT_TRUE(Drains(waiting)) << "a new epoch satisfies every older wait";
 }
 
 // The difference is signed: half of all values are behind any other.
 TEST_P(DriverTest, TheComparisonOfAWaitIsCyclic) {
-  const cu::Stream stream = Stream();
+  const CUstream stream = Stream();
   const uint64_t half = uint64_t{1} << 63;
   for (const auto& [word, value] :
        std::vector<std::pair<uint64_t, uint64_t>>{{5, 5}, {6, 5}, {0, ~uint64_t{0}}, {half - 1, 0}, {3, half + 4}}) {
-    ASSERT_EQ(driver_->StreamWaitValue64(stream, Address(Word(word)), value, cu::kWaitValueGeq), cu::kSuccess);
+    ASSERT_EQ(driver_->StreamWaitValue64(stream, Address(Word(word)), value, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
     EXPECT_TRUE(Drains(stream)) << word << " is not behind " << value;
   }
   uint64_t* const behind = Word(half);  // 2^63 ahead of 0 counts as behind it
-  ASSERT_EQ(driver_->StreamWaitValue64(stream, Address(behind), 0, cu::kWaitValueGeq), cu::kSuccess);
+  ASSERT_EQ(driver_->StreamWaitValue64(stream, Address(behind), 0, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
   uint64_t* const reached = Word(0);
-  ASSERT_EQ(driver_->StreamWriteValue64(stream, Address(reached), 1, 0), cu::kSuccess);
-  const cu::Stream other = Stream();
-  ASSERT_EQ(driver_->StreamWriteValue64(other, Address(Word(0)), 1, 0), cu::kSuccess);
+  ASSERT_EQ(driver_->StreamWriteValue64(stream, Address(reached), 1, 0), CUDA_SUCCESS);
+  const CUstream other = Stream();
+  ASSERT_EQ(driver_->StreamWriteValue64(other, Address(Word(0)), 1, 0), CUDA_SUCCESS);
   ASSERT_TRUE(Drains(other));
   EXPECT_EQ(Load(reached), 0u);
   __atomic_store_n(behind, half - 1, __ATOMIC_RELEASE);
@@ -116,16 +117,17 @@ TEST_P(DriverTest, AnotherProcessReleasesAWait) {
   // A page that both have, as a session's is: shared, and registered here.
   auto* const word =
       static_cast<uint64_t*>(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  ASSERT_EQ(driver_->MemHostRegister(word, 4096, cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap), cu::kSuccess);
+  ASSERT_EQ(driver_->MemHostRegister(word, 4096, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP),
+            CUDA_SUCCESS);
   // Forked before this process has threads; it writes when the parent waits.
   ::shardd::testing::Child child([&] {
     while (__atomic_load_n(word + 8, __ATOMIC_ACQUIRE) == 0) usleep(100);
     __atomic_store_n(word, 9, __ATOMIC_RELEASE);
     return 0;
   });
-  const cu::Stream stream = Stream();
-  ASSERT_EQ(driver_->StreamWaitValue64(stream, Address(word), 9, cu::kWaitValueGeq), cu::kSuccess);
-  EXPECT_EQ(driver_->StreamQuery(stream), cu::kNotReady);
+  const CUstream stream = Stream();
+  ASSERT_EQ(driver_->StreamWaitValue64(stream, Address(word), 9, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+  EXPECT_EQ(driver_->StreamQuery(stream), CUDA_ERROR_NOT_READY);
   __atomic_store_n(word + 8, 1, __ATOMIC_RELEASE);
   EXPECT_TRUE(Drains(stream));
   EXPECT_EQ(child.Wait(), 0);
@@ -133,29 +135,29 @@ TEST_P(DriverTest, AnotherProcessReleasesAWait) {
 
 TEST_P(DriverTest, EventsOrderStreams) {
   uint64_t *const gate = Word(0), *const word = Word(0);
-  const cu::Stream first = Stream(), second = Stream();
-  cu::Event event = nullptr;
-  ASSERT_EQ(driver_->EventCreate(&event, cu::kEventDisableTiming), cu::kSuccess);
-  EXPECT_EQ(driver_->EventQuery(event), cu::kSuccess) << "nothing was recorded";
-  ASSERT_EQ(driver_->StreamWaitValue64(first, Address(gate), 1, 0), cu::kSuccess);
-  ASSERT_EQ(driver_->EventRecord(event, first), cu::kSuccess);
-  ASSERT_EQ(driver_->StreamWaitEvent(second, event, 0), cu::kSuccess);
-  ASSERT_EQ(driver_->StreamWriteValue64(second, Address(word), 1, 0), cu::kSuccess);
-  EXPECT_EQ(driver_->EventQuery(event), cu::kNotReady);
+  const CUstream first = Stream(), second = Stream();
+  CUevent event = nullptr;
+  ASSERT_EQ(driver_->EventCreate(&event, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+  EXPECT_EQ(driver_->EventQuery(event), CUDA_SUCCESS) << "nothing was recorded";
+  ASSERT_EQ(driver_->StreamWaitValue64(first, Address(gate), 1, 0), CUDA_SUCCESS);
+  ASSERT_EQ(driver_->EventRecord(event, first), CUDA_SUCCESS);
+  ASSERT_EQ(driver_->StreamWaitEvent(second, event, 0), CUDA_SUCCESS);
+  ASSERT_EQ(driver_->StreamWriteValue64(second, Address(word), 1, 0), CUDA_SUCCESS);
+  EXPECT_EQ(driver_->EventQuery(event), CUDA_ERROR_NOT_READY);
   EXPECT_EQ(Load(word), 0u);
   __atomic_store_n(gate, 1, __ATOMIC_RELEASE);
-  EXPECT_EQ(driver_->EventSynchronize(event), cu::kSuccess);
+  EXPECT_EQ(driver_->EventSynchronize(event), CUDA_SUCCESS);
   EXPECT_TRUE(Drains(second));
   EXPECT_EQ(Load(word), 1u);
-  EXPECT_EQ(driver_->EventDestroy(event), cu::kSuccess);
+  EXPECT_EQ(driver_->EventDestroy(event), CUDA_SUCCESS);
 }
 
 TEST_P(DriverTest, AHostFunctionMayNotCallTheDriver) {
   struct Call {
     const CudaDriver& driver;
-    std::atomic<cu::Result> result{-1};
+    std::atomic<CUresult> result{CUDA_ERROR_UNKNOWN};
   } call{driver_};
-  const cu::Stream stream = Stream();
+  const CUstream stream = Stream();
   ASSERT_EQ(driver_->LaunchHostFunc(
                 stream,
                 [](void* argument) {
@@ -164,38 +166,39 @@ TEST_P(DriverTest, AHostFunctionMayNotCallTheDriver) {
                   c->result = c->driver->DeviceGetCount(&count);
                 },
                 &call),
-            cu::kSuccess);
+            CUDA_SUCCESS);
   ASSERT_TRUE(Drains(stream));
-  EXPECT_EQ(call.result, cu::kNotPermitted);
+  EXPECT_EQ(call.result, CUDA_ERROR_NOT_PERMITTED);
 }
 
 TEST_P(DriverTest, WhatIsRefused) {
   uint64_t* const word = Word(0);
-  const cu::Stream stream = Stream();
+  const CUstream stream = Stream();
   uint64_t unregistered = 0;
-  EXPECT_EQ(driver_->StreamWriteValue64(stream, Address(word) + 4, 1, 0), cu::kInvalidValue) << "unaligned";
-  EXPECT_EQ(driver_->StreamWaitValue64(stream, Address(word) + 4, 0, 0), cu::kInvalidValue) << "unaligned";
-  EXPECT_EQ(driver_->StreamWaitValue64(stream, Address(&unregistered), 0, 0), cu::kInvalidValue);
-  EXPECT_EQ(driver_->MemHostRegister(word, 8, cu::kHostRegisterPortable), cu::kHostMemoryAlreadyRegistered);
-  EXPECT_EQ(driver_->MemHostUnregister(&unregistered), cu::kHostMemoryNotRegistered);
-  cu::MemAllocationProp prop = {};
-  prop.type = cu::kAllocationPinned;
-  prop.location = {cu::kLocationDevice, 0};
-  cu::MemHandle handle = 0;
-  EXPECT_EQ(driver_->MemCreate(&handle, 1000, &prop, 0), cu::kInvalidValue) << "not a multiple of the granularity";
-  ASSERT_EQ(driver_->MemCreate(&handle, 2 << 20, &prop, 0), cu::kSuccess);
-  cu::DevicePtr address = 0;
-  ASSERT_EQ(driver_->MemAddressReserve(&address, 4 << 20, 0, 0, 0), cu::kSuccess);
-  EXPECT_EQ(driver_->MemMap(address + 4096, 2 << 20, 0, handle, 0), cu::kInvalidValue) << "unaligned";
-  EXPECT_EQ(driver_->MemMap(address, 4 << 20, 0, handle, 0), cu::kNotSupported) << "more than it is";
-  ASSERT_EQ(driver_->MemMap(address, 2 << 20, 0, handle, 0), cu::kSuccess);
-  EXPECT_EQ(driver_->MemMap(address, 2 << 20, 0, handle, 0), cu::kInvalidValue) << "there is something already";
-  EXPECT_EQ(driver_->StreamWriteValue64(stream, address, 1, 0), cu::kInvalidValue) << "mapped, without access";
-  EXPECT_EQ(driver_->MemAddressFree(address, 4 << 20), cu::kInvalidValue) << "still mapped";
-  EXPECT_EQ(driver_->MemUnmap(address, 1 << 20), cu::kInvalidValue) << "half of a mapping";
-  EXPECT_EQ(driver_->MemUnmap(address, 2 << 20), cu::kSuccess);
-  EXPECT_EQ(driver_->MemAddressFree(address, 4 << 20), cu::kSuccess);
-  EXPECT_EQ(driver_->MemRelease(handle), cu::kSuccess);
+  EXPECT_EQ(driver_->StreamWriteValue64(stream, Address(word) + 4, 1, 0), CUDA_ERROR_INVALID_VALUE) << "unaligned";
+  EXPECT_EQ(driver_->StreamWaitValue64(stream, Address(word) + 4, 0, 0), CUDA_ERROR_INVALID_VALUE) << "unaligned";
+  EXPECT_EQ(driver_->StreamWaitValue64(stream, Address(&unregistered), 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver_->MemHostRegister(word, 8, CU_MEMHOSTREGISTER_PORTABLE), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+  EXPECT_EQ(driver_->MemHostUnregister(&unregistered), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+  CUmemAllocationProp prop = {};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  CUmemGenericAllocationHandle handle = 0;
+  EXPECT_EQ(driver_->MemCreate(&handle, 1000, &prop, 0), CUDA_ERROR_INVALID_VALUE)
+      << "not a multiple of the granularity";
+  ASSERT_EQ(driver_->MemCreate(&handle, 2 << 20, &prop, 0), CUDA_SUCCESS);
+  CUdeviceptr address = 0;
+  ASSERT_EQ(driver_->MemAddressReserve(&address, 4 << 20, 0, 0, 0), CUDA_SUCCESS);
+  EXPECT_EQ(driver_->MemMap(address + 4096, 2 << 20, 0, handle, 0), CUDA_ERROR_INVALID_VALUE) << "unaligned";
+  EXPECT_EQ(driver_->MemMap(address, 4 << 20, 0, handle, 0), CUDA_ERROR_NOT_SUPPORTED) << "more than it is";
+  ASSERT_EQ(driver_->MemMap(address, 2 << 20, 0, handle, 0), CUDA_SUCCESS);
+  EXPECT_EQ(driver_->MemMap(address, 2 << 20, 0, handle, 0), CUDA_ERROR_INVALID_VALUE) << "there is something already";
+  EXPECT_EQ(driver_->StreamWriteValue64(stream, address, 1, 0), CUDA_ERROR_INVALID_VALUE) << "mapped, without access";
+  EXPECT_EQ(driver_->MemAddressFree(address, 4 << 20), CUDA_ERROR_INVALID_VALUE) << "still mapped";
+  EXPECT_EQ(driver_->MemUnmap(address, 1 << 20), CUDA_ERROR_INVALID_VALUE) << "half of a mapping";
+  EXPECT_EQ(driver_->MemUnmap(address, 2 << 20), CUDA_SUCCESS);
+  EXPECT_EQ(driver_->MemAddressFree(address, 4 << 20), CUDA_SUCCESS);
+  EXPECT_EQ(driver_->MemRelease(handle), CUDA_SUCCESS);
 }
 
 TEST_P(DriverTest, ASlabsSizeIsRoundedUpToTheRecommendedGranularity) {
@@ -253,12 +256,12 @@ TEST_P(DriverTest, CopiesAndZerosIntoReadOnlyMappingsAreHarmlesslyRefused) {
   const UniqueFd fd = *slab.ExportFd();
   const CudaSlab view =
       *CudaSlab::Import(&driver_, 0, fd.get(), slab.size_bytes(), CudaSlab::Access::kReadOnly, "view of slab");
-  const cu::Stream stream = Stream();
+  const CUstream stream = Stream();
   uint64_t* const word = Word(7);
-  ASSERT_EQ(driver_->MemsetD8Async(Address(slab.data()), 1, 8, stream), cu::kSuccess);
-  EXPECT_EQ(driver_->MemcpyAsync(Address(view.data()), Address(word), 8, stream), cu::kInvalidValue);
-  EXPECT_EQ(driver_->MemsetD8Async(Address(view.data()), 0, 8, stream), cu::kInvalidValue);
-  ASSERT_EQ(driver_->MemcpyAsync(Address(word), Address(view.data()), 8, stream), cu::kSuccess);
+  ASSERT_EQ(driver_->MemsetD8Async(Address(slab.data()), 1, 8, stream), CUDA_SUCCESS);
+  EXPECT_EQ(driver_->MemcpyAsync(Address(view.data()), Address(word), 8, stream), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver_->MemsetD8Async(Address(view.data()), 0, 8, stream), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(driver_->MemcpyAsync(Address(word), Address(view.data()), 8, stream), CUDA_SUCCESS);
   ASSERT_TRUE(Drains(stream));
   EXPECT_EQ(*word, 0x0101010101010101u);
 }
@@ -316,15 +319,15 @@ TEST_P(DriverTest, ASlabWithAHoleIsUsableOnBothSides) {
       "slab shards of job a");
   ASSERT_TRUE(imported.ok()) << imported.status();
   auto* const word = Word(17);
-  const cu::Stream stream = Stream();
+  const CUstream stream = Stream();
   const auto at = [page](const CudaSlab& of, int64_t pages) {
     return Address(static_cast<const char*>(of.data()) + pages * page);
   };
-  ASSERT_EQ(driver_->MemcpyAsync(at(*slab, 5), Address(word), 8, stream), cu::kSuccess);
-  ASSERT_EQ(driver_->MemcpyAsync(at(*imported, 0), at(*imported, 5), 8, stream), cu::kSuccess);
+  ASSERT_EQ(driver_->MemcpyAsync(at(*slab, 5), Address(word), 8, stream), CUDA_SUCCESS);
+  ASSERT_EQ(driver_->MemcpyAsync(at(*imported, 0), at(*imported, 5), 8, stream), CUDA_SUCCESS);
   ASSERT_TRUE(Drains(stream));
   *word = 0;
-  ASSERT_EQ(driver_->MemcpyAsync(Address(word), at(*slab, 0), 8, stream), cu::kSuccess);
+  ASSERT_EQ(driver_->MemcpyAsync(Address(word), at(*slab, 0), 8, stream), CUDA_SUCCESS);
   ASSERT_TRUE(Drains(stream));
   EXPECT_EQ(Load(word), 17u);
 }
@@ -357,18 +360,18 @@ TEST_P(DriverTest, WordsOfAMappedRegisteredFileCanBeAwaited) {
   auto* const ours = static_cast<uint64_t*>(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0));
   auto* const theirs = static_cast<uint64_t*>(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0));
   for (uint64_t* page : {ours, theirs}) {
-    ASSERT_EQ(driver_->MemHostRegister(page, 4096, cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap),
-              cu::kSuccess);
+    ASSERT_EQ(driver_->MemHostRegister(page, 4096, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP),
+              CUDA_SUCCESS);
   }
-  const cu::Stream stream = Stream();
-  ASSERT_EQ(driver_->StreamWaitValue64(stream, Address(theirs), 3, cu::kWaitValueGeq), cu::kSuccess);
-  ASSERT_EQ(driver_->StreamWriteValue64(stream, Address(ours + 8), 4, cu::kWriteValueDefault), cu::kSuccess);
-  EXPECT_EQ(driver_->StreamQuery(stream), cu::kNotReady);
+  const CUstream stream = Stream();
+  ASSERT_EQ(driver_->StreamWaitValue64(stream, Address(theirs), 3, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+  ASSERT_EQ(driver_->StreamWriteValue64(stream, Address(ours + 8), 4, CU_STREAM_WRITE_VALUE_DEFAULT), CUDA_SUCCESS);
+  EXPECT_EQ(driver_->StreamQuery(stream), CUDA_ERROR_NOT_READY);
   __atomic_store_n(ours, 3, __ATOMIC_RELEASE);
   EXPECT_TRUE(Drains(stream));
   EXPECT_EQ(Load(theirs + 8), 4u);
   for (uint64_t* page : {ours, theirs}) {
-    EXPECT_EQ(driver_->MemHostUnregister(page), cu::kSuccess);
+    EXPECT_EQ(driver_->MemHostUnregister(page), CUDA_SUCCESS);
     munmap(page, 4096);
   }
 }

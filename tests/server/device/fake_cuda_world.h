@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "server/collective/nccl/nccl_api.h"
 #include "server/device/cuda/make_cuda_devices.h"
 #include "server/device/devices.h"
 #include "tests/fakes/cuda/kernels.h"
@@ -33,7 +32,7 @@ class RegisteredMemory {
     p_ = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     (void)driver_->DevicePrimaryCtxRetain(&context_, 0);
     const ScopedCudaContext current(driver_, context_);
-    result_ = driver_->MemHostRegister(p_, size_bytes, cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap);
+    result_ = driver_->MemHostRegister(p_, size_bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
     resource_.emplace(p_, size_bytes, std::pmr::null_memory_resource());
   }
   RegisteredMemory(const RegisteredMemory&) = delete;
@@ -46,15 +45,15 @@ class RegisteredMemory {
     (void)driver_->DevicePrimaryCtxRelease(0);
     munmap(p_, size_bytes_);
   }
-  cu::Result result() const { return result_; }
+  CUresult result() const { return result_; }
   std::pmr::memory_resource* resource() { return &*resource_; }
 
  private:
   const CudaDriver driver_;
   const size_t size_bytes_;
   void* p_ = nullptr;
-  cu::Context context_ = nullptr;
-  cu::Result result_ = cu::kUnknown;
+  CUcontext context_ = nullptr;
+  CUresult result_ = CUDA_ERROR_UNKNOWN;
   std::optional<std::pmr::monotonic_buffer_resource> resource_;
 };
 

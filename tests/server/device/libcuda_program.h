@@ -35,7 +35,7 @@ inline void Require(bool condition, const char* what) {
 }
 #define SHARDD_REQUIRE(condition) ::shardd::Require(condition, #condition)
 
-inline cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::DevicePtr>(p); }
+inline CUdeviceptr Address(const void* p) { return reinterpret_cast<CUdeviceptr>(p); }
 
 // Of one process: the driver, a context and a stream of one GPU, the words.
 class Program {
@@ -44,43 +44,44 @@ class Program {
     stream_ = StreamOf(gpu);
     void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, words_fd, 0);
     SHARDD_REQUIRE(page != MAP_FAILED);
-    SHARDD_REQUIRE(driver_->MemHostRegister(page, 4096, cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap) ==
-                   cu::kSuccess);
+    SHARDD_REQUIRE(driver_->MemHostRegister(page, 4096, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP) ==
+                   CUDA_SUCCESS);
     words_ = static_cast<uint64_t*>(page);
   }
   const CudaDriver& driver() const { return driver_; }
-  cu::Stream stream() const { return stream_; }
+  CUstream stream() const { return stream_; }
   // A new stream; the GPU's context is current from then on.
-  cu::Stream StreamOf(int gpu) {
-    cu::Context context = nullptr;
-    cu::Stream stream = nullptr;
-    SHARDD_REQUIRE(driver_->DevicePrimaryCtxRetain(&context, gpu) == cu::kSuccess);
-    SHARDD_REQUIRE(driver_->CtxSetCurrent(context) == cu::kSuccess);
-    SHARDD_REQUIRE(driver_->StreamCreateWithPriority(&stream, cu::kStreamNonBlocking, 0) == cu::kSuccess);
+  CUstream StreamOf(int gpu) {
+    CUcontext context = nullptr;
+    CUstream stream = nullptr;
+    SHARDD_REQUIRE(driver_->DevicePrimaryCtxRetain(&context, gpu) == CUDA_SUCCESS);
+    SHARDD_REQUIRE(driver_->CtxSetCurrent(context) == CUDA_SUCCESS);
+    SHARDD_REQUIRE(driver_->StreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) == CUDA_SUCCESS);
     return stream;
   }
   // The same memory in every process of the test, registered in each.
   uint64_t* word(int i) const { return words_ + i; }
   uint64_t Load(int i) const { return __atomic_load_n(words_ + i, __ATOMIC_ACQUIRE); }
 
-  void Write(cu::DevicePtr address, uint64_t value) {
-    SHARDD_REQUIRE(driver_->StreamWriteValue64(stream_, address, value, cu::kWriteValueDefault) == cu::kSuccess);
+  void Write(CUdeviceptr address, uint64_t value) {
+    SHARDD_REQUIRE(driver_->StreamWriteValue64(stream_, address, value, CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS);
   }
   void Wait(int i, uint64_t value) {
-    SHARDD_REQUIRE(driver_->StreamWaitValue64(stream_, Address(word(i)), value, cu::kWaitValueGeq) == cu::kSuccess);
+    SHARDD_REQUIRE(driver_->StreamWaitValue64(stream_, Address(word(i)), value, CU_STREAM_WAIT_VALUE_GEQ) ==
+                   CUDA_SUCCESS);
   }
-  bool Idle() const { return driver_->StreamQuery(stream_) == cu::kSuccess; }
-  cu::Result Synchronise() { return driver_->StreamSynchronize(stream_); }
+  bool Idle() const { return driver_->StreamQuery(stream_) == CUDA_SUCCESS; }
+  CUresult Synchronise() { return driver_->StreamSynchronize(stream_); }
   // Eight bytes of a GPU's memory, by way of the stream and word `i`.
-  uint64_t Read(cu::DevicePtr address, int i) {
-    SHARDD_REQUIRE(driver_->MemcpyAsync(Address(word(i)), address, 8, stream_) == cu::kSuccess);
-    SHARDD_REQUIRE(Synchronise() == cu::kSuccess);
+  uint64_t Read(CUdeviceptr address, int i) {
+    SHARDD_REQUIRE(driver_->MemcpyAsync(Address(word(i)), address, 8, stream_) == CUDA_SUCCESS);
+    SHARDD_REQUIRE(Synchronise() == CUDA_SUCCESS);
     return Load(i);
   }
 
  private:
   const CudaDriver driver_;
-  cu::Stream stream_ = nullptr;
+  CUstream stream_ = nullptr;
   uint64_t* words_ = nullptr;
 };
 

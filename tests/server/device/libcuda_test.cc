@@ -24,9 +24,9 @@ constexpr uint64_t Value(uint64_t epoch, uint64_t sequence) { return epoch << 40
 TEST_F(LibcudaTest, ProcessesShareAnAllocationByItsDescriptorAlone) {
   Child owner = Start(1, {{"FAKE_CUDA_DEVICES", "2"}}, [&](Program& program) {
     const CudaSlab slab = *CudaSlab::Create(&program.driver(), 1, kBytes, "slab");
-    const cu::DevicePtr last = Address(slab.data()) + kBytes - 8;
+    const CUdeviceptr last = Address(slab.data()) + kBytes - 8;
     program.Write(last, 7);
-    SHARDD_REQUIRE(program.Synchronise() == cu::kSuccess);
+    SHARDD_REQUIRE(program.Synchronise() == CUDA_SUCCESS);
     {
       const UniqueFd fd = *slab.ExportFd();
       SHARDD_REQUIRE(ftruncate(fd.get(), 4096) != 0 && errno == EPERM);  // no size changes under who has it mapped
@@ -40,13 +40,13 @@ TEST_F(LibcudaTest, ProcessesShareAnAllocationByItsDescriptorAlone) {
     // For GPU 0, of what is GPU 1's.
     const CudaSlab slab = *CudaSlab::Import(&program.driver(), 0, fd.get(), kBytes, Access::kReadWrite, "slab");
     fd.reset();
-    const cu::DevicePtr last = Address(slab.data()) + kBytes - 8;
+    const CUdeviceptr last = Address(slab.data()) + kBytes - 8;
     SHARDD_REQUIRE(program.Read(last, 1) == 7);
     program.Write(last, 8);
-    SHARDD_REQUIRE(program.Synchronise() == cu::kSuccess);
+    SHARDD_REQUIRE(program.Synchronise() == CUDA_SUCCESS);
     // Access is each GPU's own, whoever the memory belongs to.
-    const cu::Stream other = program.StreamOf(1);
-    SHARDD_REQUIRE(program.driver()->StreamWriteValue64(other, last, 9, 0) == cu::kInvalidValue);
+    const CUstream other = program.StreamOf(1);
+    SHARDD_REQUIRE(program.driver()->StreamWriteValue64(other, last, 9, 0) == CUDA_ERROR_INVALID_VALUE);
     Reached(1);
   });
   EXPECT_EQ(importer.Wait(), 0);
@@ -57,7 +57,7 @@ TEST_F(LibcudaTest, WritingThroughAReadOnlyMapEndsTheWriterAlone) {
   Child owner = Start(0, {}, [&](Program& program) {
     const CudaSlab slab = *CudaSlab::Create(&program.driver(), 0, kBytes, "slab");
     program.Write(Address(slab.data()), 7);
-    SHARDD_REQUIRE(program.Synchronise() == cu::kSuccess);
+    SHARDD_REQUIRE(program.Synchronise() == CUDA_SUCCESS);
     for (int i = 0; i < 2; ++i) Send(slab.ExportFd()->get());
     SHARDD_REQUIRE(Reaches(1));
     SHARDD_REQUIRE(program.Read(Address(slab.data()), 0) == 7);  // its own context is fine
@@ -76,20 +76,21 @@ TEST_F(LibcudaTest, WritingThroughAReadOnlyMapEndsTheWriterAlone) {
   Child by_stream = Start(0, {}, [&](Program& program) {
     const CudaSlab slab = import_read_only(program);
     const CudaDriver& driver = program.driver();
-    SHARDD_REQUIRE(driver->MemsetD8Async(Address(slab.data()), 1, 8, program.stream()) == cu::kInvalidValue);
-    SHARDD_REQUIRE(program.Synchronise() == cu::kSuccess);
+    SHARDD_REQUIRE(driver->MemsetD8Async(Address(slab.data()), 1, 8, program.stream()) == CUDA_ERROR_INVALID_VALUE);
+    SHARDD_REQUIRE(program.Synchronise() == CUDA_SUCCESS);
     // What the call does not see, a kernel's write.
-    cu::Library library = nullptr;
-    cu::Kernel cast = nullptr;
+    CUlibrary library = nullptr;
+    CUkernel cast = nullptr;
     SHARDD_REQUIRE(driver->LibraryLoadData(&library, driver.kernels().data(), nullptr, nullptr, 0, nullptr, nullptr,
-                                           0) == cu::kSuccess);
-    SHARDD_REQUIRE(driver->LibraryGetKernel(&cast, library, cuda::kCastKernel) == cu::kSuccess);
+                                           0) == CUDA_SUCCESS);
+    SHARDD_REQUIRE(driver->LibraryGetKernel(&cast, library, cuda::kCastKernel) == CUDA_SUCCESS);
     cuda::CastArgs args = {slab.data(), slab.data(), 1, cuda::kFloat32, cuda::kBFloat16, 1};
     void* params[] = {&args};
-    SHARDD_REQUIRE(driver->LaunchKernel(cast, 1, 1, 1, 32, 1, 1, 0, program.stream(), params, nullptr) == cu::kSuccess);
-    SHARDD_REQUIRE(program.Synchronise() == cu::kIllegalAddress);
+    SHARDD_REQUIRE(driver->LaunchKernel(cu::FunctionOf(cast), 1, 1, 1, 32, 1, 1, 0, program.stream(), params,
+                                        nullptr) == CUDA_SUCCESS);
+    SHARDD_REQUIRE(program.Synchronise() == CUDA_ERROR_ILLEGAL_ADDRESS);
     // Sticky: the context is gone, in this process.
-    SHARDD_REQUIRE(program.driver()->StreamQuery(program.stream()) == cu::kIllegalAddress);
+    SHARDD_REQUIRE(program.driver()->StreamQuery(program.stream()) == CUDA_ERROR_ILLEGAL_ADDRESS);
   });
   EXPECT_EQ(by_stream.Wait(), 0);
   Reached(1);
@@ -104,7 +105,7 @@ TEST_F(LibcudaTest, StreamsWaitForWhatStreamsOfOtherProcessesWrite) {
     SHARDD_REQUIRE(Reaches(2));
     SHARDD_REQUIRE(!program.Idle() && program.Load(1) == 0);  // (1, 4) has been written, which is not enough
     Reached(3);
-    SHARDD_REQUIRE(program.Synchronise() == cu::kSuccess && program.Load(0) == Value(2, 0));
+    SHARDD_REQUIRE(program.Synchronise() == CUDA_SUCCESS && program.Load(0) == Value(2, 0));
     // Across the end of the 64 bits: what is far ahead counts as behind, and what was before the end as reached.
     program.Wait(2, Value(0, 3));
     program.Wait(3, Value(1, 0));
@@ -112,12 +113,12 @@ TEST_F(LibcudaTest, StreamsWaitForWhatStreamsOfOtherProcessesWrite) {
     SHARDD_REQUIRE(Reaches(5));
     SHARDD_REQUIRE(!program.Idle());
     Reached(6);
-    SHARDD_REQUIRE(program.Synchronise() == cu::kSuccess);
+    SHARDD_REQUIRE(program.Synchronise() == CUDA_SUCCESS);
   });
   Child signalling = Start(0, {}, [&](Program& program) {
     const auto write = [&](int i, uint64_t value) {
       program.Write(Address(program.word(i)), value);
-      SHARDD_REQUIRE(program.Synchronise() == cu::kSuccess);
+      SHARDD_REQUIRE(program.Synchronise() == CUDA_SUCCESS);
     };
     SHARDD_REQUIRE(Reaches(1));
     write(0, Value(1, 4));
@@ -140,7 +141,7 @@ TEST_F(LibcudaTest, AnAllocationOutlivesItsOwnerAndThoseWhoMapIt) {
   Child owner = Start(0, {}, [&](Program& program) {
     const CudaSlab slab = *CudaSlab::Create(&program.driver(), 0, kBytes, "slab");
     program.Write(Address(slab.data()), 7);
-    SHARDD_REQUIRE(program.Synchronise() == cu::kSuccess);
+    SHARDD_REQUIRE(program.Synchronise() == CUDA_SUCCESS);
     for (int i = 0; i < 2; ++i) Send(slab.ExportFd()->get());
     SHARDD_REQUIRE(Reaches(2));
     SHARDD_REQUIRE(program.Read(Address(slab.data()), 0) == 8);
@@ -151,7 +152,7 @@ TEST_F(LibcudaTest, AnAllocationOutlivesItsOwnerAndThoseWhoMapIt) {
     const UniqueFd fd = Receive();
     const CudaSlab slab = *CudaSlab::Import(&program.driver(), 0, fd.get(), kBytes, Access::kReadWrite, "slab");
     program.Write(Address(slab.data()), 8);
-    SHARDD_REQUIRE(program.Synchronise() == cu::kSuccess);
+    SHARDD_REQUIRE(program.Synchronise() == CUDA_SUCCESS);
     program.Wait(1, 1);  // for ever
     program.Write(Address(slab.data()), 9);
     Reached(1);
@@ -176,7 +177,7 @@ TEST_F(LibcudaTest, AKilledProcessStillWritesItsStreamsCurrentWord) {
   const ::shardd::testing::TempDir folder;
   Child killed = Start(0, {{"FAKE_CUDA_HOLD_WRITES_FILE", folder.File("hold")}}, [&](Program& program) {
     program.Write(Address(program.word(0)), 6);
-    SHARDD_REQUIRE(program.Synchronise() == cu::kSuccess && program.Load(0) == 6);
+    SHARDD_REQUIRE(program.Synchronise() == CUDA_SUCCESS && program.Load(0) == 6);
     folder.Write("hold", "");
     program.Write(Address(program.word(0)), 7);
     program.Write(Address(program.word(1)), 8);  // behind it, so it dies with the process
@@ -202,9 +203,9 @@ TEST_F(LibcudaTest, LateWritesComeInTheOrderOfTheirStream) {
     for (uint64_t i = 1; i <= 20; ++i) {
       program.Write(Address(program.word(0)), i);
       SHARDD_REQUIRE(program.driver()->MemcpyAsync(Address(program.word(static_cast<int>(i))), Address(program.word(0)),
-                                                   8, program.stream()) == cu::kSuccess);
+                                                   8, program.stream()) == CUDA_SUCCESS);
     }
-    SHARDD_REQUIRE(program.Synchronise() == cu::kSuccess);
+    SHARDD_REQUIRE(program.Synchronise() == CUDA_SUCCESS);
     for (int i = 1; i <= 20; ++i) SHARDD_REQUIRE(program.Load(i) == static_cast<uint64_t>(i));
   });
   EXPECT_EQ(child.Wait(), 0);
@@ -213,14 +214,15 @@ TEST_F(LibcudaTest, LateWritesComeInTheOrderOfTheirStream) {
 TEST_F(LibcudaTest, LosingAGpuEndsTheWaitsOfAllItsProcesses) {
   const ::shardd::testing::TempDir folder;
   const Environment environment = {{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_LOSE_FILE", folder.File("lost")}};
-  const auto run = [&](int gpu, cu::Result want) {
+  const auto run = [&](int gpu, CUresult want) {
     return Start(gpu, environment, [&, gpu, want](Program& program) {
       program.Wait(gpu, 1);
       stage_->fetch_add(1);
       SHARDD_REQUIRE(program.Synchronise() == want);
     });
   };
-  Child first = run(0, cu::kEccUncorrectable), second = run(0, cu::kEccUncorrectable), other = run(1, cu::kSuccess);
+  Child first = run(0, CUDA_ERROR_ECC_UNCORRECTABLE), second = run(0, CUDA_ERROR_ECC_UNCORRECTABLE),
+        other = run(1, CUDA_SUCCESS);
   ASSERT_TRUE(Reaches(3));
   folder.Write("lost", "0 214\n");
   EXPECT_EQ(first.Wait(), 0);
@@ -228,7 +230,7 @@ TEST_F(LibcudaTest, LosingAGpuEndsTheWaitsOfAllItsProcesses) {
   EXPECT_FALSE(other.Ended());
   Child release = Start(1, environment, [&](Program& program) {
     program.Write(Address(program.word(1)), 1);
-    SHARDD_REQUIRE(program.Synchronise() == cu::kSuccess);
+    SHARDD_REQUIRE(program.Synchronise() == CUDA_SUCCESS);
   });
   EXPECT_EQ(release.Wait(), 0);
   EXPECT_EQ(other.Wait(), 0);
@@ -238,8 +240,8 @@ TEST_F(LibcudaTest, AForkedChildDoesNotHaveTheDriver) {
   Child parent = Start(0, {}, [&](Program& program) {
     Child child([&] {
       int count = 0;
-      SHARDD_REQUIRE(program.driver()->DeviceGetCount(&count) == cu::kNotInitialized);
-      SHARDD_REQUIRE(program.driver()->Init(0) == cu::kNotInitialized);
+      SHARDD_REQUIRE(program.driver()->DeviceGetCount(&count) == CUDA_ERROR_NOT_INITIALIZED);
+      SHARDD_REQUIRE(program.driver()->Init(0) == CUDA_ERROR_NOT_INITIALIZED);
       return 0;
     });
     SHARDD_REQUIRE(child.Wait() == 0);
@@ -252,7 +254,7 @@ TEST_F(LibcudaTest, TheEnvironmentDescribesTheMachine) {
       0, {{"FAKE_CUDA_DEVICES", "3"}, {"FAKE_CUDA_MEMORY_BYTES", "8388608"}, {"FAKE_CUDA_FAIL", "cuMemMap:2:999"}},
       [&](Program& program) {
         int count = 0;
-        SHARDD_REQUIRE(program.driver()->DeviceGetCount(&count) == cu::kSuccess && count == 3);
+        SHARDD_REQUIRE(program.driver()->DeviceGetCount(&count) == CUDA_SUCCESS && count == 3);
         SHARDD_REQUIRE(CudaSlab::Create(&program.driver(), 0, 8 << 20, "slab").ok());
         const absl::Status failed = CudaSlab::Create(&program.driver(), 0, 8 << 20, "slab").status();
         SHARDD_REQUIRE(failed.code() == absl::StatusCode::kDataLoss);  // the second cuMemMap

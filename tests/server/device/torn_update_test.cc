@@ -15,7 +15,6 @@
 #include "absl/synchronization/notification.h"
 #include "common/shm/unique_fd.h"
 #include "common/tensor/update_log.h"
-#include "server/collective/nccl/nccl_api.h"
 #include "server/device/cpu/cpu_ops.h"
 #include "server/device/cuda/kernels.h"
 #include "server/device/cuda/make_cuda_devices.h"

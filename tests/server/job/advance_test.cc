@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/collective/nccl/nccl_api.h"
 #include "server/job/job_core.h"
 #include "tests/testing/build_paths.h"
 

@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "server/collective/nccl/nccl_api.h"
 #include "server/device/cuda/cuda_memory.h"
 #include "tests/fakes/cuda/machine.h"
 

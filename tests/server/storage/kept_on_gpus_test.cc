@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "common/tensor/update_log.h"
-#include "server/collective/nccl/nccl_api.h"
 #include "server/device/cuda/cuda_memory.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/job_slab.h"

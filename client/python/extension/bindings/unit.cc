@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -58,8 +59,17 @@ ManagedParam::Options ParamOptions(const py::dict& options) {
     values.shard_dim = options["shard_dim"].cast<int64_t>();
     values.shard_parts = options["shard_parts"].cast<int64_t>();
   }
+  if (options.contains("rows_in_job")) {
+    const auto [rows, row_numel, first, step] =
+        options["rows_in_job"].cast<std::tuple<int64_t, int64_t, int64_t, int64_t>>();
+    values.rows = {rows, row_numel, first, step};
+  }
+  if (options.contains("mesh_scale")) {
+    values.mesh_scale = options["mesh_scale"].cast<double>();
+  }
   values.own_first = options["own_first"].cast<int64_t>();
   values.shows_unsharded = options["shows_unsharded"].cast<bool>();
+  values.gathers_itself = options.contains("gathers_itself") && options["gathers_itself"].cast<bool>();
   return values;
 }
 
@@ -102,6 +112,7 @@ void BindUnit(py::module_& m) {
       .def_readwrite("_reshard_after_forward", &Unit::reshard_after_forward)
       .def_readwrite("_shows_shards", &Unit::shows_shards)
       .def_readwrite("_gradient_scale", &Unit::gradient_scale)
+      .def_readwrite("_scales_by_mesh", &Unit::scales_by_mesh)
       .def_readwrite("contributes", &Unit::contributes)
       .def("_set_casts",
            [](Unit& unit, py::object param_dtype, py::object output_dtype) {
@@ -125,6 +136,8 @@ void BindUnit(py::module_& m) {
       .def("_bind", &Unit::Bind)
       .def("_add_param", &AddParam)
       .def("_borrow_param", &BorrowParam)
+      .def("_set_extension", &Unit::SetExtension)
+      .def("_set_unsharded", &Unit::SetUnsharded)
       .def("_unbind", &Unit::Unbind)
       .def("_copy_shards_out", Keeping(+[](Unit& unit) {
              unit.ToSharded();

@@ -159,9 +159,9 @@ void NcclExchange::OnMessage(int node, const v1::PeerMessage::Exchange& message)
   report.generation = message.generation();
   report.number = message.attempt();
   for (const std::string& bytes : message.nccl_ids()) {
-    if (bytes.size() != sizeof(nccl::UniqueId)) {
-      report.malformed = absl::InvalidArgumentError(absl::StrCat("an id of NCCL's is malformed (got ", bytes.size(),
-                                                                 " bytes, want ", sizeof(nccl::UniqueId), ")"));
+    if (bytes.size() != sizeof(ncclUniqueId)) {
+      report.malformed = absl::InvalidArgumentError(
+          absl::StrCat("an id of NCCL's is malformed (got ", bytes.size(), " bytes, want ", sizeof(ncclUniqueId), ")"));
       break;
     }
     std::memcpy(report.ids.emplace_back().internal, bytes.data(), bytes.size());
@@ -276,7 +276,7 @@ void NcclExchange::Decide() {
   mutex_.Unlock();
   absl::Status status;
   for (size_t rank = 0; !all_have_them && status.ok() && rank < CommunicatorCount(); ++rank) {
-    nccl::UniqueId& id = decided.ids.emplace_back();
+    ncclUniqueId& id = decided.ids.emplace_back();
     status = library_.Check(library_->GetUniqueId(&id), "ncclGetUniqueId", absl::StrCat("of rank ", rank));
     message.mutable_exchange()->add_nccl_ids(id.internal, sizeof(id.internal));
   }

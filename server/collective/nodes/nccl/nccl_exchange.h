@@ -101,7 +101,7 @@ class NcclExchange final : public NodeExchange {
   struct Report {
     uint64_t generation = 0;
     uint64_t number = 0;
-    std::vector<nccl::UniqueId> ids;
+    std::vector<ncclUniqueId> ids;
     absl::Status malformed;
   };
   // State of the current generation.

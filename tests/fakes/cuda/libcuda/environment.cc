@@ -47,7 +47,7 @@ int LoseAsTheFileSays(Machine& machine, const std::string& path, int gpus, int s
       machine.HangNextHostCopy(gpu);
       std::ofstream(path + ".seen").flush();
     } else if (const int error = std::atoi(what.c_str()); error > 0) {
-      machine.LoseGpu(gpu, error);
+      machine.LoseGpu(gpu, static_cast<CUresult>(error));
     }
   }
   return std::max(lines, seen);
@@ -81,8 +81,9 @@ MachineOptions OptionsFromEnvironment() {
   Read("FAKE_CUDA_POSIX_FD", 1, &options.posix_fd);
   Read("FAKE_CUDA_RDMA", 1, &options.rdma);
   Read("FAKE_CUDA_MEMOPS", 1, &options.memops);
+  Read("FAKE_CUDA_PEERS", 1, &options.peers);
   Read("FAKE_CUDA_DRIVER_VERSION", 1 << 20, &options.driver_version);
-  Read("FAKE_CUDA_COMPUTE_MODE", cu::kComputeModeExclusiveProcess, &options.compute_mode);
+  Read("FAKE_CUDA_COMPUTE_MODE", CU_COMPUTEMODE_EXCLUSIVE_PROCESS, &options.compute_mode);
   if (const char* const mps = std::getenv("FAKE_CUDA_MPS"); mps != nullptr && std::string(mps) == "unknown") {
     options.mps = -1;
   } else {
@@ -104,7 +105,7 @@ void FailFromEnvironment(Machine& machine) {
                          std::getline(parts, error) && function.rfind("cu", 0) == 0;
       if (!three) Refuse(kFail, entry, "FUNCTION:NTH:ERROR, like cuMemCreate:1:2");
       machine.FailCall(function, static_cast<int>(Number(kFail, nth, INT_MAX)),
-                       static_cast<cu::Result>(Number(kFail, error, 999)));
+                       static_cast<CUresult>(Number(kFail, error, 999)));
     }
   }
   if (const char* const path = std::getenv("FAKE_CUDA_LOSE_FILE"); path != nullptr) {

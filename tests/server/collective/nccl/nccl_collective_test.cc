@@ -145,13 +145,13 @@ TEST_F(NcclCollectiveTest, EqualPartsShareAReduceScatterAndOthersHaveRoots) {
   nccl::Table table = fake_nccl::Table();
   static std::atomic<int> reduces, scatters;
   reduces = scatters = 0;
-  table.Reduce = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op, int root,
-                    nccl::Comm comm, nccl::Stream stream) {
+  table.Reduce = [](const void* send, void* receive, size_t count, ncclDataType_t dtype, ncclRedOp_t op, int root,
+                    ncclComm_t comm, cudaStream_t stream) {
     ++reduces;
     return fake_nccl::Table().Reduce(send, receive, count, dtype, op, root, comm, stream);
   };
-  table.ReduceScatter = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op,
-                           nccl::Comm comm, nccl::Stream stream) {
+  table.ReduceScatter = [](const void* send, void* receive, size_t count, ncclDataType_t dtype, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
     ++scatters;
     return fake_nccl::Table().ReduceScatter(send, receive, count, dtype, op, comm, stream);
   };
@@ -292,7 +292,7 @@ TEST_F(NcclCollectiveTest, RemakingIsTriedOnceAndStatusSaysWhyItFailed) {
 
 TEST_F(NcclCollectiveTest, ALostGpuEndsTheSumOnEveryMember) {
   Start(Plan(/*even=*/true));
-  gpus_.machine().LoseGpu(1, cu::kEccUncorrectable);
+  gpus_.machine().LoseGpu(1, CUDA_ERROR_ECC_UNCORRECTABLE);
   const absl::Status status = Reduce();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_FALSE(communicator_->broken().ok());
@@ -300,8 +300,8 @@ TEST_F(NcclCollectiveTest, ALostGpuEndsTheSumOnEveryMember) {
 
 TEST_F(NcclCollectiveTest, ACallTheLibraryRefusesFailsWithItsWords) {
   nccl::Table table = fake_nccl::Table();
-  table.ReduceScatter = [](const void*, void*, size_t, nccl::DataType, nccl::RedOp, nccl::Comm, nccl::Stream) {
-    return nccl::kUnhandledCudaError;
+  table.ReduceScatter = [](const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t) {
+    return ncclUnhandledCudaError;
   };
   const NcclLibrary refuses(table, 22809);
   Start(Plan(/*even=*/true));
@@ -316,9 +316,9 @@ TEST_F(NcclCollectiveTest, ACallTheLibraryRefusesFailsWithItsWords) {
 
 // None where copy engines do, else few; a library of before 2.31 refuses both at once.
 TEST_F(NcclCollectiveTest, CommunicatorsTakeFewMultiprocessorsByTheLibrarysPolicies) {
-  static std::vector<nccl::Config> configs;
+  static std::vector<ncclConfig_t> configs;
   nccl::Table table = fake_nccl::Table();
-  table.CommInitRankConfig = [](nccl::Comm* comm, int ranks, nccl::UniqueId id, int rank, nccl::Config* config) {
+  table.CommInitRankConfig = [](ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
     configs.push_back(*config);
     return fake_nccl::Table().CommInitRankConfig(comm, ranks, id, rank, config);
   };
@@ -334,9 +334,9 @@ TEST_F(NcclCollectiveTest, CommunicatorsTakeFewMultiprocessorsByTheLibrarysPolic
     EXPECT_THAT((*made)->details(), HasSubstr(text));
     EXPECT_THAT((*made)->details(), HasSubstr("at most 5 CTAs"));
     ASSERT_EQ(configs.size(), 2u);
-    for (const nccl::Config& config : configs) {
-      EXPECT_EQ(config.cta_policy, policy);
-      EXPECT_EQ(config.max_ctas, 5);
+    for (const ncclConfig_t& config : configs) {
+      EXPECT_EQ(config.CTAPolicy, policy);
+      EXPECT_EQ(config.maxCTAs, 5);
       EXPECT_EQ(config.blocking, 0);
     }
   }
@@ -369,7 +369,7 @@ TEST_F(NcclCollectiveTest, EachRankCountGetsOneCommunicatorOrAReason) {
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_NE(*second, *first);
   nccl::Table table = fake_nccl::Table();
-  table.CommInitRankConfig = [](nccl::Comm*, int, nccl::UniqueId, int, nccl::Config*) { return nccl::kSystemError; };
+  table.CommInitRankConfig = [](ncclComm_t*, int, ncclUniqueId, int, ncclConfig_t*) { return ncclSystemError; };
   NcclCommunicators never(NcclLibrary(table, 22809), gpus_.driver(), {0, 1, 2});
   EXPECT_THAT(std::string(never.For(2).status().message()), HasSubstr("ncclCommInitRankConfig cuda:0"));
 }

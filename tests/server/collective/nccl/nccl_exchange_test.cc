@@ -20,11 +20,11 @@ std::atomic<bool> g_fail;
 nccl::Table Counting() {
   g_made = g_ids = 0;
   nccl::Table table = fake_nccl::Table();
-  table.CommInitRankConfig = [](nccl::Comm* comm, int ranks, nccl::UniqueId id, int rank, nccl::Config* config) {
+  table.CommInitRankConfig = [](ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
     ++g_made;
     return fake_nccl::Table().CommInitRankConfig(comm, ranks, id, rank, config);
   };
-  table.GetUniqueId = [](nccl::UniqueId* id) {
+  table.GetUniqueId = [](ncclUniqueId* id) {
     ++g_ids;
     return fake_nccl::Table().GetUniqueId(id);
   };
@@ -177,9 +177,9 @@ TEST_F(NcclExchangeMovesTest, ANodeThatLeavesWhileOthersAreGreetedEndsThat) {
   static std::atomic<bool> g_leaves;
   g_leaves = true;
   nccl::Table table = fake_nccl::Table();
-  table.Send = [](const void* send, size_t count, nccl::DataType dtype, int peer, nccl::Comm comm,
-                  nccl::Stream stream) {
-    return g_leaves ? nccl::kSystemError : fake_nccl::Table().Send(send, count, dtype, peer, comm, stream);
+  table.Send = [](const void* send, size_t count, ncclDataType_t dtype, int peer, ncclComm_t comm,
+                  cudaStream_t stream) {
+    return g_leaves ? ncclSystemError : fake_nccl::Table().Send(send, count, dtype, peer, comm, stream);
   };
   Start(/*nodes=*/2, /*ranks=*/1);
   End(1);
@@ -214,18 +214,18 @@ TEST_F(NcclExchangeTest, PartsOfNodesAreAddedWhereTheyBelong) {
   static std::atomic<int> all_reduces, scatters, reduces;
   Start(2, 2);
   nccl::Table table = fake_nccl::Table();
-  table.AllReduce = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op,
-                       nccl::Comm comm, nccl::Stream stream) {
+  table.AllReduce = [](const void* send, void* receive, size_t count, ncclDataType_t dtype, ncclRedOp_t op,
+                       ncclComm_t comm, cudaStream_t stream) {
     ++all_reduces;
     return fake_nccl::Table().AllReduce(send, receive, count, dtype, op, comm, stream);
   };
-  table.ReduceScatter = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op,
-                           nccl::Comm comm, nccl::Stream stream) {
+  table.ReduceScatter = [](const void* send, void* receive, size_t count, ncclDataType_t dtype, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
     ++scatters;
     return fake_nccl::Table().ReduceScatter(send, receive, count, dtype, op, comm, stream);
   };
-  table.Reduce = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op, int root,
-                    nccl::Comm comm, nccl::Stream stream) {
+  table.Reduce = [](const void* send, void* receive, size_t count, ncclDataType_t dtype, ncclRedOp_t op, int root,
+                    ncclComm_t comm, cudaStream_t stream) {
     ++reduces;
     return fake_nccl::Table().Reduce(send, receive, count, dtype, op, root, comm, stream);
   };
@@ -287,9 +287,9 @@ class NcclExchangeFailureTest : public NcclExchangeTest {
 
 TEST_F(NcclExchangeFailureTest, ARefusedSumEndsTheGenerationsOtherSumsToo) {
   nccl::Table table = fake_nccl::Table();
-  table.AllReduce = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op,
-                       nccl::Comm comm, nccl::Stream stream) {
-    return g_fail ? nccl::kUnhandledCudaError
+  table.AllReduce = [](const void* send, void* receive, size_t count, ncclDataType_t dtype, ncclRedOp_t op,
+                       ncclComm_t comm, cudaStream_t stream) {
+    return g_fail ? ncclUnhandledCudaError
                   : fake_nccl::Table().AllReduce(send, receive, count, dtype, op, comm, stream);
   };
   StartWith(1, table);
@@ -308,8 +308,8 @@ TEST_F(NcclExchangeFailureTest, ARefusedSumEndsTheGenerationsOtherSumsToo) {
 
 TEST_F(NcclExchangeFailureTest, AFailedCommunicatorIsMadeInTheNextGeneration) {
   nccl::Table table = fake_nccl::Table();
-  table.CommInitRankConfig = [](nccl::Comm* comm, int ranks, nccl::UniqueId id, int rank, nccl::Config* config) {
-    return g_fail ? nccl::kSystemError : fake_nccl::Table().CommInitRankConfig(comm, ranks, id, rank, config);
+  table.CommInitRankConfig = [](ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
+    return g_fail ? ncclSystemError : fake_nccl::Table().CommInitRankConfig(comm, ranks, id, rank, config);
   };
   StartWith(1, table);
   const auto all = SumOnAll(1, 0);
@@ -323,9 +323,7 @@ TEST_F(NcclExchangeFailureTest, AFailedCommunicatorIsMadeInTheNextGeneration) {
 
 TEST_F(NcclExchangeFailureTest, AFailedIdIsNode0sErrorAndAbortsTheOthers) {
   nccl::Table table = fake_nccl::Table();
-  table.GetUniqueId = [](nccl::UniqueId* id) {
-    return g_fail ? nccl::kSystemError : fake_nccl::Table().GetUniqueId(id);
-  };
+  table.GetUniqueId = [](ncclUniqueId* id) { return g_fail ? ncclSystemError : fake_nccl::Table().GetUniqueId(id); };
   StartWith(0, table);
   const auto all = SumOnAll(1, 0);
   EXPECT_EQ(Await(all[0]).code(), absl::StatusCode::kInternal);

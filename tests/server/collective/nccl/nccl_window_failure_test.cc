@@ -38,7 +38,7 @@ TEST_F(NcclWindowTest, SumsAreMadeByCopiesWhileARegistrationHangs) {
 
 TEST_F(NcclWindowTest, ADeregistrationThatDoesNotReturnIsLeftToo) {
   limit_ = absl::Milliseconds(500);
-  table_.CommWindowDeregister = [](nccl::Comm comm, nccl::Window window) {
+  table_.CommWindowDeregister = [](ncclComm_t comm, ncclWindow_t window) {
     while (Library().hold) absl::SleepFor(absl::Milliseconds(1));
     return fake_nccl::Table().CommWindowDeregister(comm, window);
   };
@@ -57,8 +57,8 @@ TEST_F(NcclWindowTest, ADeregistrationThatDoesNotReturnIsLeftToo) {
 
 // The registration fails for another that is made anew, before anybody has used it: who sums is the one in its place.
 TEST_F(NcclWindowTest, ACommunicatorThatReplacesTheOneMadeAnewStays) {
-  table_.CommWindowRegister = [](nccl::Comm comm, void* p, size_t size_bytes, nccl::Window* window, int flags) {
-    if (++Library().registrations > kRanks) return nccl::kUnhandledCudaError;
+  table_.CommWindowRegister = [](ncclComm_t comm, void* p, size_t size_bytes, ncclWindow_t* window, int flags) {
+    if (++Library().registrations > kRanks) return ncclUnhandledCudaError;
     return fake_nccl::Table().CommWindowRegister(comm, p, size_bytes, window, flags);
   };
   Start(/*rows=*/6, v1::LAYOUT_FLAT, /*remakes=*/true);

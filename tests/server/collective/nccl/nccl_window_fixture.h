@@ -33,12 +33,12 @@ class NcclWindowTest : public ::testing::Test {
   void SetUp() override {
     Library().registrations = Library().deregistrations = 0;
     Library().hold = Library().hold_sums = false;
-    table_.CommWindowRegister = [](nccl::Comm comm, void* p, size_t size_bytes, nccl::Window* window, int flags) {
+    table_.CommWindowRegister = [](ncclComm_t comm, void* p, size_t size_bytes, ncclWindow_t* window, int flags) {
       ++Library().registrations;
       while (Library().hold) absl::SleepFor(absl::Milliseconds(1));
       return fake_nccl::Table().CommWindowRegister(comm, p, size_bytes, window, flags);
     };
-    table_.CommWindowDeregister = [](nccl::Comm comm, nccl::Window window) {
+    table_.CommWindowDeregister = [](ncclComm_t comm, ncclWindow_t window) {
       ++Library().deregistrations;
       return fake_nccl::Table().CommWindowDeregister(comm, window);
     };

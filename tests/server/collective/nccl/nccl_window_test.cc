@@ -57,8 +57,8 @@ TEST_F(NcclWindowTest, ReplacedSlotsAreRegisteredAnewAndTheOldOnesGo) {
 // A window in use is never deregistered: the fake refuses it, which would break the communicator. Two members' sums
 // are not enqueued yet, the third's waits for them.
 TEST_F(NcclWindowTest, AWindowStaysUntilTheLastSumHasLeft) {
-  table_.ReduceScatter = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op,
-                            nccl::Comm comm, nccl::Stream stream) {
+  table_.ReduceScatter = [](const void* send, void* receive, size_t count, ncclDataType_t dtype, ncclRedOp_t op,
+                            ncclComm_t comm, cudaStream_t stream) {
     if (++Library().sums > 1) {
       while (Library().hold_sums) absl::SleepFor(absl::Milliseconds(1));
     }
@@ -141,7 +141,7 @@ TEST_F(NcclWindowTest, RequestsAwaitRegistrationInOrderOrEndWithTheCollective) {
 
 // Of no use is then the communicator, too: another is made, without a window.
 TEST_F(NcclWindowTest, AfterAFailedRegistrationRingsReduceAndStatusSaysWhy) {
-  table_.CommWindowRegister = [](nccl::Comm, void*, size_t, nccl::Window*, int) { return nccl::kUnhandledCudaError; };
+  table_.CommWindowRegister = [](ncclComm_t, void*, size_t, ncclWindow_t*, int) { return ncclUnhandledCudaError; };
   Start(/*rows=*/6, v1::LAYOUT_FLAT, /*remakes=*/true);
   ASSERT_TRUE(Reduce().ok());
   ExpectSums();
@@ -159,8 +159,8 @@ TEST_F(NcclWindowTest, AfterAFailedRegistrationRingsReduceAndStatusSaysWhy) {
 
 // As where NCCL loses the message of a member.
 TEST_F(NcclWindowTest, ARegistrationThatNeverEndsIsGivenUpInTime) {
-  table_.CommWindowRegister = [](nccl::Comm comm, void* p, size_t size_bytes, nccl::Window* window, int flags) {
-    if (++Library().registrations == kRanks) return nccl::kSuccess;
+  table_.CommWindowRegister = [](ncclComm_t comm, void* p, size_t size_bytes, ncclWindow_t* window, int flags) {
+    if (++Library().registrations == kRanks) return ncclSuccess;
     return fake_nccl::Table().CommWindowRegister(comm, p, size_bytes, window, flags);
   };
   limit_ = absl::Milliseconds(500);

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from shardd.torch._daemon_optimizers.sharded_params import name_of
-from shardd.torch._units.placement import shard_dim, tensor_parallel
+from shardd.torch._units.placement import rows_of, shard_dim, tensor_parallel
 from shardd.torch._units.state import units
 
 __all__ = ["why_no_matrices"]
@@ -31,6 +31,8 @@ def why_no_matrices(params: Iterable[Any]) -> str:
                 why = f"is on {unit.device}, and the daemon's Muon works on CPUs"
             elif tensor_parallel(fsdp_param):
                 why = "is a tensor parallel rank's part of a matrix, and Muon updates whole ones"
+            elif rows_of(fsdp_param) is not None:
+                why = "is on a smaller mesh than the model, and the daemon's Muon updates what all its ranks have of one matrix"
             elif shard_dim(fsdp_param) != 0:
                 why = (
                     f"is cut along dimension {shard_dim(fsdp_param)}, and the daemon's Muon updates what is cut by rows"

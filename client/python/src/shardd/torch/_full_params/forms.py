@@ -61,6 +61,8 @@ class ShardedFullParam:
     def __init__(self, job: TorchJob, fsdp_param: FSDPParam) -> None:
         place = job.places[id(fsdp_param.sharded_param)]
         job.refuse_tensor_parallel("summon_full_params", "use state dicts and full_tensor(), which gather them")
+        job.refuse_subclasses("summon_full_params", "use state dicts and full_tensor(), which gather them")
+        job.refuse_several_meshes("summon_full_params", "use state dicts and full_tensor(), which gather them")
         self.index = place.index
         self.fqn = place.fqn
         self.trainable = place.trainable

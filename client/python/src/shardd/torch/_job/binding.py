@@ -12,11 +12,14 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
 from shardd.torch._job.description import Description
 from shardd.torch._process.extension import _C
 from shardd.torch._process.torch_versions import unsharded_spec
+from shardd.torch._units.extension import Extension
 from shardd.torch._units.flat_parameter import FlatHolder
 from shardd.torch._units.flat_shard_param import FlatShardParam, cut_flat
 from shardd.torch._units.names import unwrapped
 from shardd.torch._units.place import Place
-from shardd.torch._units.placement import first_element, shard_dim, tensor_parallel
+from shardd.torch._units.placement import first_element, rows_of, shard_dim, tensor_parallel
+from shardd.torch._units.shard_group import calls_weakly
+from shardd.torch._units.subclasses import inner_of, lay_in_row, row_bytes, stored_of
 
 __all__ = ["bind", "own_uses"]
 
@@ -28,13 +31,17 @@ def _leave_to_state_dicts(params: list[Any]) -> None:
         piece = holder.sharded_param
         piece.data = piece.detach().clone(memory_format=torch.contiguous_format)
     for param in params:
-        if not isinstance(param, FlatShardParam):
-            _set_local(param, param.sharded_param._local_tensor)
+        if not isinstance(param, FlatShardParam) and row_bytes(param) is None:  # rows are laid anew anyway
+            _set_local(param, stored_of(param))
 
 
 def _set_local(fsdp_param: Any, values: torch.Tensor) -> torch.Tensor:
     """Returns the sharded parameter's local tensor, which is a copy of ``values`` from now on."""
     local = values.detach().clone(memory_format=torch.contiguous_format)
+    if inner := inner_of(fsdp_param):
+        # The subclass's object stays, with what the program has put on it.
+        setattr(fsdp_param.sharded_param._local_tensor, inner.names[0], local)
+        return local
     fsdp_param.sharded_param._local_tensor = local
     fsdp_param._sharded_param_data = local.view(-1)
     return local
@@ -42,7 +49,9 @@ def _set_local(fsdp_param: Any, values: torch.Tensor) -> torch.Tensor:
 
 def _own_storage(fsdp_param: Any) -> torch.Tensor:
     """Returns the sharded parameter's local tensor, alone in its storage, so that the job's memory can take that storage's place."""
-    local = fsdp_param.sharded_param._local_tensor
+    if row_bytes(fsdp_param) is not None:
+        return lay_in_row(fsdp_param)
+    local = stored_of(fsdp_param)
     padded = fsdp_param.padded_sharded_param_size.numel() * local.element_size()
     if local.storage_offset() != 0 or not local.is_contiguous() or local.untyped_storage().nbytes() > padded:
         local = _set_local(fsdp_param, local)
@@ -189,6 +198,14 @@ class _Binder:
             state.given_out = False
             for fsdp_param in unit.fsdp_params:
                 self._add_param(unit, fsdp_param, sorted(groups))
+            self._extend(unit)
+
+    def _extend(self, unit: Any) -> None:
+        """Lets parameters be gathered that say themselves how."""
+        own = [(*self.facts[id(p)], p) for p in unit.fsdp_params if inner_of(p) is not None]
+        unit.extension = Extension(unit, [(index, info["fqn"], p) for index, info, p in own]) if own else None
+        if own:
+            unit._set_extension(calls_weakly(unit.extension.call))
 
     def _shard(self, unit: Any, fsdp_param: Any) -> _C.HeldShard:
         holder = getattr(fsdp_param, "holder", None)
@@ -205,6 +222,7 @@ class _Binder:
 
     def _add_param(self, unit: Any, fsdp_param: Any, groups: list[int]) -> None:
         index, info = self.facts[id(fsdp_param)]
+        inner = inner_of(fsdp_param) is not None
         unsharded = _leaf(fsdp_param, fsdp_param.param_dtype or fsdp_param.orig_dtype, unit.device)
         if getattr(fsdp_param, "holder", None) is not None:
             fsdp_param.show(unsharded)
@@ -217,9 +235,15 @@ class _Binder:
             "trainable": info["requires_grad"],
             "own_first": info["offset"] if getattr(fsdp_param, "holder", None) is not None else 0,
             # Else PyTorch adds up in another tensor; what the job adds up of a DTensor is its local tensor.
-            "shows_unsharded": fsdp_param.reduce_dtype is None and not tensor_parallel(fsdp_param),
+            "shows_unsharded": fsdp_param.reduce_dtype is None and not tensor_parallel(fsdp_param) and not inner,
+            "gathers_itself": inner,
         }
-        if shard_dim(fsdp_param):
+        rows = rows_of(fsdp_param)
+        if rows is not None:
+            options.update(rows_in_job=(rows.rows, rows.numel, rows.first, rows.step))
+        if (own := fsdp_param.mesh_info.mesh.size()) != (of_unit := unit.mesh_info.mesh.size()):
+            options["mesh_scale"] = of_unit / own
+        if shard_dim(fsdp_param) or rows is not None:
             options.update(shard_dim=shard_dim(fsdp_param), shard_parts=fsdp_param.mesh_info.shard_mesh_size)
         shard = self._shard(unit, fsdp_param)
         # Torch's own says which part of a gradient over the other ranks is to be reduced over these.

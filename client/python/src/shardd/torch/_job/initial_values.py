@@ -15,6 +15,7 @@ from shardd.torch._ranks.gather import assemble
 from shardd.torch._ranks.nodes import JobRanks
 from shardd.torch._units.flat_shard_param import FlatShardParam
 from shardd.torch._units.placement import first_element
+from shardd.torch._units.subclasses import stored_of
 
 __all__ = ["drop_initial_values", "initial_values", "write_values"]
 
@@ -36,7 +37,7 @@ def initial_values(params: Iterable[tuple[str, Any]], ranks: JobRanks) -> list[V
             continue
         # Replicas hold the same; the first of each daemon's gives it.
         if ranks.row == 0:
-            found.append((fqn, first_element(fsdp_param), fsdp_param.sharded_param._local_tensor.detach()))
+            found.append((fqn, first_element(fsdp_param), stored_of(fsdp_param).detach()))
     if ranks.cut:
         found += _moved(flat)
     else:

@@ -27,8 +27,9 @@ from shardd.torch._ranks.nodes import JobRanks
 from shardd.torch._ranks.this_rank import rank_thread
 from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
 from shardd.torch._units.place import Place
-from shardd.torch._units.placement import tensor_parallel
+from shardd.torch._units.placement import rows_of, tensor_parallel
 from shardd.torch._units.state import ShardState
+from shardd.torch._units.subclasses import inner_of
 
 __all__ = ["TorchJob", "add", "attached", "before_end", "end_retired", "job_of", "jobs", "lose_all", "registered"]
 
@@ -76,8 +77,12 @@ class TorchJob:
         assert unit is not None
         self.device: torch.device = unit.device  # what the model computes on
         specs = [unsharded_spec(p.fsdp_param) for p in description.params if tensor_parallel(p.fsdp_param)]
+        beside = [spec.mesh for spec in specs if not {*spec.mesh.mesh.flatten().tolist()} <= {*ranks.members}]
         # Tensor parallel: that of the ranks whose jobs have the other local tensors of the parameters.
-        self.mesh_beside: Any = specs[0].mesh if specs else None
+        self.mesh_beside: Any = beside[0] if beside else None
+        self.several_meshes = any(rows_of(p.fsdp_param) is not None for p in description.params)
+        # The name of one that gathers itself.
+        self._inner = next((p.fqn for p in description.params if inner_of(p.fsdp_param)), None)
 
     def root(self) -> ShardState | None:
         return self._root()
@@ -133,6 +138,22 @@ class TorchJob:
             raise NotImplementedError(
                 f'{what}: job "{self.name}" has the local tensors of one tensor parallel rank, and other jobs have those of '
                 f"the others; {instead}"
+            )
+
+    def refuse_subclasses(self, what: str, instead: str) -> None:
+        """Raises NotImplementedError where some parameter is a tensor subclass that says itself how it is gathered."""
+        if self._inner is not None:
+            raise NotImplementedError(
+                f'{what}: parameter "{self._inner}" is a tensor subclass with fsdp_pre_all_gather, with which it is not '
+                f"served; {instead}"
+            )
+
+    def refuse_several_meshes(self, what: str, instead: str) -> None:
+        """Raises NotImplementedError where some parameters are other ones on other ranks."""
+        if self.several_meshes:
+            raise NotImplementedError(
+                f'{what}: some parameters of job "{self.name}" are on a smaller mesh than the model, and other ranks have other '
+                f"ones under their names; {instead}"
             )
 
     def refuse_where_cut(self, what: str, instead: str) -> None:

@@ -23,6 +23,7 @@ from shardd.torch._job.initial_values import drop_initial_values, initial_values
 from shardd.torch._job.job import TorchJob, job_of
 from shardd.torch._job.job_optimizer import JobOptimizer, job_optimizers_of
 from shardd.torch._job.leaving import after_dropped_left
+from shardd.torch._job.meshes import agree_on_rows
 from shardd.torch._job.process_end import watch_end
 from shardd.torch._process import environment
 from shardd.torch._process.extension import _C
@@ -104,6 +105,7 @@ def _register_as(
     identity = before or identify(index, ranks)
     compares = identity.resumes if compares is None else compares
     optimizers = _optimizers_of(root)
+    agree_on_rows(root, index, ranks)
     description = spec.describe(root, identity.name, ranks.local_world, optimizers, ranks.addresses)
     publish_attributes(identity.name, ranks.rank, root.attributes)
     with Progress(f'job "{identity.name}"', shown=ranks.rank == 0) as progress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from shardd.torch._job import opening
+from shardd.torch._job.meshes import settle_rows
 from shardd.torch._process.torch_versions import find_states
 from shardd.torch._units import precision_hooks
 from shardd.torch._units.flat_group import settle_ties
@@ -53,6 +54,7 @@ def begin_model(root: ShardState) -> None:
         return
     settle_ties(module, states)
     find_states(root)
+    settle_rows(root)
     precision_hooks.begin(root)
 
 

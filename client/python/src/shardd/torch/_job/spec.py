@@ -18,9 +18,10 @@ from shardd.torch._process.memory import gives_back
 from shardd.torch._ranks.nodes import cuts_over_nodes
 from shardd.torch._torch_optimizers.state_counts import planned_states
 from shardd.torch._units.names import WRAPPED_MODULE, unwrapped
-from shardd.torch._units.placement import shape_in_job
+from shardd.torch._units.placement import rows_of, shape_in_job
 from shardd.torch._units.shard_group import ShardGroup, offloads
 from shardd.torch._units.state import ShardState
+from shardd.torch._units.subclasses import inner_of, row_bytes
 
 _DTYPES = {
     torch.float32: "DTYPE_FLOAT32",
@@ -113,13 +114,25 @@ def _tree(
             unit, fsdp_param = here[param_name]
             fqn = f"{name}.{param_name}" if name else param_name
             sharded = fsdp_param.sharded_param
+            in_row = row_bytes(fsdp_param) is not None
+            if in_row and sharded.requires_grad:
+                raise NotImplementedError(
+                    f'register parameter "{fqn}": it is a {type(sharded._local_tensor).__name__} of several tensors '
+                    f"({', '.join(sharded._local_tensor.__tensor_flatten__()[0])}), whose bytes shardd keeps, and cannot be trained "
+                    "(got requires_grad=True, want False); freeze it and train others (LoRA), or ignore it"
+                )
             item: dict[str, Any] = {
                 "name": param_name,
                 "shape": shape_in_job(fsdp_param, shard_size),
-                "dtype": dtype_name(sharded.dtype, f'register parameter "{fqn}"'),
+                "dtype": dtype_name(torch.uint8 if in_row else sharded.dtype, f'register parameter "{fqn}"'),
                 # An optimizer has it: it may be unfrozen at any time.
                 "requiresGrad": sharded.requires_grad
-                or (id(sharded) in held and sharded.is_floating_point() and not hasattr(sharded, "_is_flat_param")),
+                or (
+                    id(sharded) in held
+                    and sharded.is_floating_point()
+                    and not hasattr(sharded, "_is_flat_param")
+                    and not in_row
+                ),
             }
             if uses[id(fsdp_param)] > 1:
                 item["storageId"] = tied.setdefault(id(fsdp_param), len(tied) + 1)
@@ -135,7 +148,8 @@ def _tree(
             if _precision(unit) != precision:
                 entry["mixedPrecision"] = _precision(unit)
             entry["reshardAfterForward"] = "OVERRIDE_YES" if unit._reshard_after_forward else "OVERRIDE_NO"
-            if 1 < unit.post_forward_shard_size() < unit.mesh_info.shard_mesh_size:
+            some = any(rows_of(p) is not None for p in unit.fsdp_params)  # of other ranks than the group's neighbours
+            if 1 < unit.post_forward_shard_size() < unit.mesh_info.shard_mesh_size and not some:
                 entry["postForwardShardSize"] = unit.post_forward_shard_size()
         modules.append(entry)
     return {"modules": modules}, list(found.values()), names
@@ -161,9 +175,15 @@ def describe(
     tree, params, names = _tree(root._modules[0], states, held, precision, shard_size)
     if not params:
         raise ValueError("register model: no parameter is left for fully_shard; all are ignored or there are none")
+    if nodes and (itself := next((p for p in params if inner_of(p.fsdp_param)), None)):
+        kind = type(itself.fsdp_param.sharded_param._local_tensor).__name__
+        raise NotImplementedError(
+            f'register parameter "{itself.fqn}": it is a {kind}, with fsdp_pre_all_gather, in a model over {len(nodes)} nodes, '
+            "where that is not served (got several nodes, want one); train it on one node, or ignore it"
+        )
     groups = {place.group._module_fqn or "(root)": place.group for place in params}
     for where, group in groups.items():
-        if group.mesh_info.mesh != params[0].group.mesh_info.mesh:
+        if group.layout == "flat" and group.mesh_info.mesh != params[0].group.mesh_info.mesh:
             raise NotImplementedError(f'register module "{where}": its mesh differs from the other modules\'')
         if group.device != root._unit.device:
             raise NotImplementedError(
@@ -183,6 +203,7 @@ def describe(
             "register model: some of its modules are in layout flat (FullyShardedDataParallel) and some in dim0 "
             "(fully_shard); use one for the whole model"
         )
+    of_model = params[0].group if layouts == {"flat"} else root._unit
     factors = {group.divide_factor() for group in groups.values()}
     divide_factor = factors.pop() if len(factors) == 1 else float(ranks)
     on_gpu = gpu_of(root) >= 0
@@ -195,8 +216,13 @@ def describe(
                 f"register model: torch.optim.{type(stock[0]).__name__} steps in the trainers, and each of {len(nodes)} nodes has "
                 f"{rows} rows of its mesh, want 1; give the mesh a row for each node, or use shardd.torch.optim"
             )
+        if rows > 1 and (smaller := next((p for p in params if rows_of(p.fsdp_param) is not None), None)):
+            raise NotImplementedError(
+                f'register parameter "{smaller.fqn}": it is on a smaller mesh than the model, and each of {len(nodes)} nodes has '
+                f"{rows} rows of that, want 1; give the mesh a row for each node"
+            )
     config: dict[str, Any] = {
-        **(_strategy(params[0].group) if not nodes else _strategy_on_nodes(params[0].group, nodes, world_size)),
+        **(_strategy(of_model) if not nodes else _strategy_on_nodes(of_model, nodes, world_size)),
         "layout": "LAYOUT_FLAT" if layouts == {"flat"} else "LAYOUT_DIM0",
         "mixedPrecision": precision,
         "optimizer": {"kind": "OPTIMIZER_KIND_NONE"}

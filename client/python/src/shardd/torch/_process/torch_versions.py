@@ -3,12 +3,13 @@
 | name | torch |
 |---|---|
 | ``DataParallelMeshDims`` | not in 2.10 |
-| ``ShardPlacementResult`` | not in 2.10, where ``shard_placement_fn`` returns a placement or None |
+| ``ShardPlacementResult`` | not in 2.10, where ``shard_placement_fn`` returns a placement or None (``PLACES_ON_MESHES``) |
 | ``fsdp_init``: steps of ``fully_shard`` in ``_fsdp_init`` | 2.10 has half of them in ``fully_shard`` itself |
 | ``FSDPState._fsdp_param_groups`` | one, ``_fsdp_param_group``, in 2.10 |
 | ``FSDPParam._unsharded_dtensor_spec`` | ``_tp_spec`` in 2.10 |
 | ``checkpoint.state_dict._get_fsdp_process_group`` | not in 2.10, which asks for no group there |
 | ``FSDPModule``: ``reset_iter_state``, ``set_reduce_scatter_unused_params`` and three others | not in 2.10, and so not here with it |
+| ``dist.all_gather_single`` | ``all_gather_into_tensor`` where there is none; later versions warn of that name |
 | ``FSDPState._lazy_init`` lists a state once | 2.10 lists that of a list of modules for each of them |
 
 In C++ it is ``client/torch/torch_versions.h``.
@@ -25,14 +26,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.fsdp._fully_shard import _fsdp_init as _torchs_init
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.utils import _get_root_modules
 
 __all__ = [
+    "PLACES_ON_MESHES",
     "DataParallelMeshDims",
     "ShardPlacementResult",
+    "all_gather_single",
     "find_states",
     "fsdp_init",
     "set_param_groups",
@@ -76,6 +80,9 @@ else:
 
             placement: Any
             mesh_info: Any
+
+
+PLACES_ON_MESHES = hasattr(_fsdp_common, "ShardPlacementResult")
 
 
 def _names(dims: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -139,6 +146,9 @@ fsdp_init: Any = (
         **{n: getattr(_Init, n) for n in dir(_Init) if not n.startswith("__")}, **vars(_torchs_init)
     )
 )
+
+
+all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def find_states(root: FSDPState) -> None:

@@ -88,6 +88,12 @@ class JobRanks:
         of_nodes = list(_wait_for_fact(firsts, f"restarts {index}", "said how often it was restarted"))
         return of_nodes[0][f"name {index}"], max(int(facts[f"restarts {index}"]) for facts in of_nodes)
 
+    def tell(self, fact: str, value: str, what: str) -> list[str]:
+        """Returns what each rank says under ``fact``, this one ``value``; ``what`` it is, for the error that names a late one."""
+        self.published[fact] = value
+        _publish(self.members[self.rank], self.published)
+        return [facts[fact] for facts in _wait_for_fact(self.members, fact, what)]
+
     def publish_address(self) -> None:
         """Publishes this node's address again, for a process that takes another's place where the program has made its groups anew."""
         if self.several and have_store():

@@ -24,13 +24,14 @@ from shardd.torch._process.torch_versions import fsdp_init as _fsdp_init
 from shardd.torch._sharding.auto_wrap import warn_unmatched
 from shardd.torch._sharding.flat_options import FlatOptions, OlderKeywords, newer_options, older_options
 from shardd.torch._sharding.ignored import find_ignored
+from shardd.torch._sharding.subclass_refusals import asked_once, refuse_subclasses
 from shardd.torch._state_dicts import checkpoint_face
 from shardd.torch._state_dicts.full_state_dict import shares_memory
 from shardd.torch._units.place import local_of
 from shardd.torch._units.placement import checked
 from shardd.torch._units.shard_group import ShardGroup, rows_params
 from shardd.torch._units.state import ShardState, state_of
-from shardd.torch._units.subclasses import refuse_subclass
+from shardd.torch._units.subclasses import inner_of, stored_of
 
 __all__ = ["FSDPModule", "fully_shard"]
 
@@ -39,8 +40,12 @@ _cls_to_sharded_cls: dict[type, type] = {}
 
 def _addresses(state: ShardState) -> list[Any]:
     assert state._unit is not None
-    shards = [p.sharded_param for p in state._unit.fsdp_params]
-    return [(p.dtype, local_of(p).untyped_storage().data_ptr()) for p in shards]
+    return [(p.sharded_param.dtype, _address(p)) for p in state._unit.fsdp_params]
+
+
+def _address(fsdp_param: Any) -> int:
+    stored = stored_of(fsdp_param) if inner_of(fsdp_param) else local_of(fsdp_param.sharded_param)
+    return stored.untyped_storage().data_ptr()
 
 
 def apply_and_watch(state: ShardState, apply: Callable[[], Any]) -> Any:
@@ -129,12 +134,6 @@ def _check_arguments(mesh: DeviceMesh, dp_mesh_dims: Any) -> None:
     _fsdp_init._validate_mesh(mesh, dp_mesh_dims)  # 1-D, or 2-D with names
 
 
-def _check_params(params: list[nn.Parameter]) -> None:
-    for param in params:
-        local = param._local_tensor if isinstance(param, DTensor) else param  # tensor parallel: that is what is sharded
-        refuse_subclass(local, f"fully_shard: a parameter of shape {tuple(param.shape)}")
-
-
 def _apply(
     module: Any,
     *,
@@ -170,7 +169,6 @@ def _apply(
         True if reshard_after_forward is None else reshard_after_forward, mesh_info
     )
     argument, modules, managed_modules, params, _ = _fsdp_init._get_modules_and_states(module, device, ignored_params)
-    _check_params(params)
     state = _apply_fully_shard.state(modules[0])
     state.init(modules, device, mp_policy, automatic)
     common = (mesh_info, post_forward_mesh_info, device, mp_policy, offload_policy)
@@ -330,6 +328,9 @@ def fully_shard(
     modules = (module,) if isinstance(module, nn.Module) else tuple(module)
     older = older_options(keywords, modules, policy is not None) if keywords.passed() else None
     arguments.update(layout=layout, older=older)
+    if layout == "dim0":
+        arguments["shard_placement_fn"] = placement = asked_once(shard_placement_fn)
+        refuse_subclasses(modules, mesh, placement, ignored_params, dp_mesh_dims)
     if policy is not None:
         if not isinstance(module, nn.Module):
             raise TypeError("fully_shard: policy needs a single module (got a list)")

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from shardd.torch._job.job import TorchJob, jobs
 from shardd.torch._units.placement import from_job_order
+from shardd.torch._units.subclasses import inner_of
 
 __all__ = ["gather", "shares_memory", "shown"]
 
@@ -47,7 +48,7 @@ def _stored() -> dict[int, tuple[TorchJob, int, Any]]:
             continue
         for place in job.places.values():
             param = place.fsdp_param()
-            if isinstance(param.sharded_param, DTensor):
+            if isinstance(param.sharded_param, DTensor) and inner_of(param) is None:  # torch gathers those as they say
                 found[param.sharded_param._local_tensor.untyped_storage()._cdata] = job, place.index, param
     return found
 

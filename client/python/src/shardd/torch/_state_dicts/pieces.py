@@ -19,8 +19,9 @@ from shardd.torch._ranks.mesh import members_of
 from shardd.torch._state_dicts.flat_places import flat_params_of
 from shardd.torch._units.flat_shard_param import FlatShardParam, flat_param_of
 from shardd.torch._units.names import Entry, entries_of
-from shardd.torch._units.placement import tensor_parallel
+from shardd.torch._units.placement import rows_of, tensor_parallel
 from shardd.torch._units.state import ShardState, state_of
+from shardd.torch._units.subclasses import inner_of
 
 __all__ = ["Piece", "jobs_of", "meeting_of", "pieces_of", "reshard"]
 
@@ -99,6 +100,16 @@ def meeting_of(model: nn.Module, what: str) -> Meeting:
             raise NotImplementedError(
                 f"{what}: the model is tensor parallel; use torch.distributed.checkpoint, or get_model_state_dict with "
                 "full_state_dict=True"
+            )
+        if any(inner_of(p) for s in root._state_ctx.all_states if s._unit for p in s._unit.fsdp_params):
+            raise NotImplementedError(
+                f"{what}: a parameter of the model is a tensor subclass with fsdp_pre_all_gather; use torch.distributed.checkpoint, "
+                "or get_model_state_dict with full_state_dict=True"
+            )
+        if any(rows_of(p) is not None for s in root._state_ctx.all_states if s._unit for p in s._unit.fsdp_params):
+            raise NotImplementedError(
+                f"{what}: some parameters are on a smaller mesh than the model, and other ranks have other ones under their names; "
+                "use torch.distributed.checkpoint with names of their own"
             )
         members = members_of(unit.mesh_info)
         job = job_of(root)

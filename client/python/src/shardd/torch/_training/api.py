@@ -71,6 +71,9 @@ def reattach(module: nn.Module | None = None) -> tuple[int, Any]:
     job = registered_job(module)
     assert job.engine is not None
     job.refuse_tensor_parallel("reattach", "restart all ranks, as torchrun does, and call resume")
+    # Their gathers go through the process group, which has lost the rank too.
+    job.refuse_subclasses("reattach", "restart all ranks, as torchrun does, and call resume")
+    job.refuse_several_meshes("reattach", "restart all ranks, as torchrun does, and call resume")
     with Progress(f'job "{job.name}"', shown=job.ranks.rank == 0) as progress:
         progress.doing("attaching again, with every rank")
         job.reattach()

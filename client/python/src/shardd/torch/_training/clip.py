@@ -13,8 +13,9 @@ from torch import nn
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardd.torch._job.job import TorchJob, job_of
+from shardd.torch._job.job import TorchJob, job_of, jobs
 from shardd.torch._ranks.gather import sendable
+from shardd.torch._units.placement import rows_of
 from shardd.torch._units.state import ShardState
 
 __all__ = ["clip_grad_norm_", "clip_model"]
@@ -74,16 +75,33 @@ def _gradients(job: TorchJob) -> list[torch.Tensor]:
     return [g._local_tensor if isinstance(g, DTensor) else g for g in shown if g is not None]
 
 
-def _parts(gradients: list[DTensor]) -> list[_Part]:
-    """Sorts ``gradients`` by the dimensions of meshes that cut them. Replicas hold the same, and add nothing to a norm."""
+def _groups_of_models() -> dict[int, dist.ProcessGroup]:
+    """Returns, by id of the parameters that are on a smaller mesh than their model, over which ranks it is cut: each of them has
+    another part of one such parameter or of another one."""
+    found: dict[int, dist.ProcessGroup] = {}
+    for job in jobs():
+        root = job.root()
+        for place in job.places.values() if job.several_meshes and root is not None else ():
+            if rows_of(place.fsdp_param()) is not None:
+                assert root is not None and root._unit is not None
+                found[id(place.fsdp_param().sharded_param)] = root._unit.mesh_info.shard_process_group
+    return found
+
+
+def _parts(params: list[torch.Tensor]) -> list[_Part]:
+    """Sorts gradients by the dimensions of meshes that cut them. Replicas hold the same, and add nothing to a norm."""
     parts: dict[tuple[dist.ProcessGroup, ...], _Part] = {}
-    for gradient in gradients:
+    of_models = _groups_of_models()
+    for param in params:
+        gradient: Any = param.grad
         if any(placement.is_partial() for placement in gradient.placements):
             whole = [Replicate() if placement.is_partial() else placement for placement in gradient.placements]
             gradient = gradient.redistribute(placements=whole)
         mesh, placements = gradient.device_mesh, gradient.placements
         cut = [dim for dim, placement in enumerate(placements) if not placement.is_replicate() and mesh.size(dim) > 1]
         groups = tuple(mesh.get_group(dim) for dim in cut)
+        if id(param) in of_models:
+            groups = (of_models[id(param)],)
         parts.setdefault(groups, _Part(groups, [])).tensors.append(gradient._local_tensor)
     return list(parts.values())
 
@@ -145,7 +163,7 @@ def clip_grad_norm_(
     dtensors = [g for g in grads if isinstance(g, DTensor)]
     whole = [g for g in grads if not isinstance(g, DTensor)]
     norm_type = float(norm_type)
-    norm = _total_norm(_parts(dtensors), whole, norm_type)
+    norm = _total_norm(_parts([p for p in params if isinstance(p.grad, DTensor)]), whole, norm_type)
     if error_if_nonfinite and not torch.isfinite(norm):
         raise RuntimeError(f"clip_grad_norm_: the norm of order {norm_type} is not finite (got {norm.item()})")
     _scale([g._local_tensor for g in dtensors] + whole, max_norm, norm)

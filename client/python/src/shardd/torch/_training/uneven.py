@@ -59,6 +59,13 @@ class UnevenInputs(Generic[_Batch]):
             dict.fromkeys(state._unit for state in states if state is not None and state._unit is not None)
         )
         ranks = {tuple(members_of(unit.mesh_info).ranks) for unit in self._units}
+        if any(tuple(members_of(p.mesh_info).ranks) not in ranks for unit in self._units for p in unit.fsdp_params) or (
+            len(ranks) != 1 and len(roots) == 1
+        ):
+            raise NotImplementedError(
+                "join_uneven: the model has parameters on several meshes, and experts of a rank that has run out have gradients of "
+                "other ranks' tokens, which would be dropped; run what is left on all ranks with a loss multiplied by zero"
+            )
         if len(ranks) != 1:
             raise ValueError(f"join_uneven: the models have different ranks (got {sorted(ranks)}, want the same)")
         self._states = [state for state in states if isinstance(state, ShardState)]

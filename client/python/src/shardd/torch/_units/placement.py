@@ -4,11 +4,16 @@ The daemon cuts rows and knows of no dimensions. It is told of a parameter whose
 ``(ranks of the shard group, *shape of a shard)``, so that each rank's row is its shard, contiguous, and is held as every
 other shard. torch wants such shards to be of equal size. Only where the whole parameter is looked at (unsharded, shown as a full parameter,
 its gradient on the way into the job) does the order matter: there it is copied, and the others are not.
+
+Parameters on a smaller mesh than the model's (experts, of which each expert parallel rank has its own) are one parameter for the daemon,
+too: ``(ranks of the model's shard group, elements of a shard)``. Each rank's row is its shard of what its own mesh has under that name, and
+its gradient is zero in the rows of ranks that are not on its mesh. So sums, norms, steps and commits are right as they are, in one job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,28 +21,56 @@ from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.tensor import Shard
 
-from shardd.torch._process.torch_versions import ShardPlacementResult
+from shardd.torch._process.torch_versions import PLACES_ON_MESHES, ShardPlacementResult
+from shardd.torch._units.subclasses import row_bytes
 
-__all__ = ["checked", "first_element", "from_job_order", "in_job_order", "shape_in_job", "shard_dim", "tensor_parallel"]
+__all__ = [
+    "Rows",
+    "checked",
+    "first_element",
+    "from_job_order",
+    "in_job_order",
+    "rows_of",
+    "shape_in_job",
+    "shard_dim",
+    "tensor_parallel",
+]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of the daemon's parameter are the shards of one that is on a smaller mesh than the model."""
+
+    rows: int  # of the daemon's parameter: ranks of the model's shard group
+    numel: int  # of each: the largest shard of any rank, whose own may be smaller
+    first: int  # row of the mesh's first rank
+    step: int  # to the row of the next one
+
+
+def rows_of(fsdp_param: Any) -> Rows | None:
+    """Returns them; None where the parameter is on the model's mesh."""
+    return getattr(fsdp_param, "_shardd_rows", None)
 
 
 def checked(shard_placement_fn: Callable[..., Any] | None, mesh_info: FSDPMeshInfo) -> Callable[..., Any] | None:
-    """Returns what torch's ``FSDPParam`` asks for a placement, and checks. It raises where the placement is on another mesh."""
+    """Returns what torch's ``FSDPParam`` asks for a placement, and checks it."""
     if shard_placement_fn is None:
         return None
 
-    def placement(param: nn.Parameter) -> Shard | None:
-        result = shard_placement_fn(param)
-        if isinstance(result, ShardPlacementResult):
-            if result.mesh_info.mesh != mesh_info.mesh:
+    def placement(param: nn.Parameter) -> Any:
+        result = given = shard_placement_fn(param)
+        if isinstance(given, ShardPlacementResult):
+            result = given.placement
+            if given.mesh_info.mesh == mesh_info.mesh:
+                given = result
+            elif not PLACES_ON_MESHES:
                 raise NotImplementedError(
-                    f"fully_shard: shard_placement_fn gave another mesh for a parameter of shape {tuple(param.shape)} than "
-                    "the module has; shardd has one mesh for a model"
+                    f"fully_shard: shard_placement_fn gave another mesh for a parameter of shape {tuple(param.shape)} than the "
+                    f"module has, which needs a later torch (got {torch.__version__}); shard a module of its own on that mesh"
                 )
-            result = result.placement
         if isinstance(result, Shard) and not -param.ndim <= result.dim < max(param.ndim, 1):
             raise AssertionError(f"Shard dim {result.dim} is invalid for {param.ndim}D tensor: {param.shape}")
-        return result
+        return given
 
     return placement
 
@@ -56,7 +89,12 @@ def shard_dim(fsdp_param: Any) -> int:
 
 def shape_in_job(fsdp_param: Any, shard_size: int) -> list[int]:
     """Returns the shape that the daemon knows, with a shard group of ``shard_size`` ranks."""
+    if (row := row_bytes(fsdp_param)) is not None:
+        return [shard_size, row]
     shape, dim = list(fsdp_param._orig_size), shard_dim(fsdp_param)
+    rows = rows_of(fsdp_param)
+    if rows is not None:
+        return [rows.rows, rows.numel]
     if dim == 0:
         return shape
     if shape[dim] % shard_size:
@@ -68,8 +106,12 @@ def shape_in_job(fsdp_param: Any, shard_size: int) -> list[int]:
 
 def first_element(fsdp_param: Any) -> int:
     """Returns where this rank's shard begins in the daemon's parameter."""
-    mesh_info, size = fsdp_param.mesh_info, fsdp_param._orig_size
+    mesh_info, size, rows = fsdp_param.mesh_info, fsdp_param._orig_size, rows_of(fsdp_param)
+    if rows is not None:
+        return int(rows.first + mesh_info.shard_mesh_rank * rows.step) * rows.numel
     rank, ranks = mesh_info.shard_mesh_rank, mesh_info.shard_mesh_size
+    if (row := row_bytes(fsdp_param)) is not None:
+        return int(rank * row)
     if shard_dim(fsdp_param):
         return int(rank * (size.numel() // ranks))
     chunk = -(-size[0] // ranks)  # as torch.chunk cuts
@@ -79,6 +121,7 @@ def first_element(fsdp_param: Any) -> int:
 def in_job_order(fsdp_param: Any, whole: torch.Tensor) -> torch.Tensor:
     """Returns the elements of a tensor of the parameter's shape in the job's order; 1-D."""
     dim = shard_dim(fsdp_param)
+    assert rows_of(fsdp_param) is None, "it has no elements for the other rows"
     if dim == 0:
         return whole.reshape(-1)
     ranks = fsdp_param.mesh_info.shard_mesh_size
@@ -88,6 +131,7 @@ def in_job_order(fsdp_param: Any, whole: torch.Tensor) -> torch.Tensor:
 def from_job_order(fsdp_param: Any, whole: torch.Tensor) -> torch.Tensor:
     """Makes the parameter of the job's elements: contiguous, without a copy where their order is the parameter's."""
     dim = shard_dim(fsdp_param)
+    assert rows_of(fsdp_param) is None, "others have elements there"
     if dim == 0:
         return whole.view(fsdp_param._orig_size)
     shape = shape_in_job(fsdp_param, fsdp_param.mesh_info.shard_mesh_size)

@@ -90,6 +90,7 @@ class ShardGroup(_C.Unit):
 
     layout = "dim0"
     precision: UnitPrecision | None = None  # in layout flat: torch's MixedPrecision
+    extension: Any = None  # of parameters that say themselves how they are gathered
 
     def __init__(
         self,
@@ -173,6 +174,7 @@ class ShardGroup(_C.Unit):
         if job_divide_factor is not None:
             self._job_divide_factor = job_divide_factor
         if self._job_divide_factor is not None:
+            self._scales_by_mesh = self._gradient_divide_factor is None  # else one factor divides all, as in PyTorch
             self._gradient_scale = self._job_divide_factor / (self.divide_factor() * self.contributing)
 
     @property
@@ -199,6 +201,11 @@ class ShardGroup(_C.Unit):
 
     @_all_reduce_hook.setter
     def _all_reduce_hook(self, hook: Callable[[torch.Tensor], None] | None) -> None:
+        if hook is not None and any(p.mesh_info.mesh != self.mesh_info.mesh for p in self.fsdp_params):
+            raise _refuse(
+                f"set_all_reduce_hook of {self._module_fqn or type(self.modules[0]).__name__}, whose parameters are on several meshes",
+                "apply fully_shard to a module for each mesh",
+            )
         self._reduced_hook = hook
         # What C++ holds the collector does not look through, and the program's hook may have the model.
         call = None if hook is None else calls_weakly(self._call_reduced_hook)
@@ -232,7 +239,8 @@ class ShardGroup(_C.Unit):
         if self._bound:
             return
         for fsdp_param in self.fsdp_params:
-            fsdp_param.reset_sharded_param()
+            with torch.inference_mode(False):  # of views, which a subclass makes, and the model may be trained later
+                fsdp_param.reset_sharded_param()
             info = fsdp_param._module_info
             for module, name in zip(info.shared_modules, info.shared_param_names):
                 setattr(module, name, fsdp_param.sharded_param)  # load_state_dict(assign=True) unties what was tied

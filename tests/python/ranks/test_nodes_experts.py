@@ -1,0 +1,29 @@
+"""Experts on a mesh of their own, over two nodes: two daemons on the loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from node_daemons import Nodes, nodes, run_on_nodes
+from units.expert_scenarios import trained_on_both
+from units.test_experts import compare
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Nodes]:
+    with nodes() as made:
+        yield made
+
+
+@pytest.mark.parametrize("kind", ["daemon clip", "torch"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"as_dtensors": True, "factor": 4.0, "counts": (3, 3)}, {"shape": (2, 1, 2), "by_placement": True}],
+    ids=["cut", "cut-dtensors", "replicas"],
+)
+def test_experts_over_two_nodes_train_as_torchs(two: Nodes, options: dict[str, Any], kind: str) -> None:
+    for results in run_on_nodes(two, trained_on_both, options, kind, 6, False):
+        compare(results)
