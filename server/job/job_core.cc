@@ -255,7 +255,7 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
     case Opcode::kWriteParameters:
       return values_.Write(session, command);
     case Opcode::kCommitParameters:
-      return values_.AskForCommit(rank, (command.flags & kEdits) != 0);
+      return values_.AskForCommit(rank);
     case Opcode::kEnterFullParams:
       return summons_.Enter(session, command);
     case Opcode::kLeaveFullParams:

@@ -354,7 +354,7 @@ std::string NodeCoordinator::Waiting() const {
   }
   const auto asked = [this](const Node& n) { return n.asks_to_write.times() > may_write_times_; };
   if (any(asked)) {
-    const bool enters = any([](const Node& n) { return n.asks_to_write.of_pass(); });
+    const bool enters = any([&](const Node& n) { return asked(n) && n.asks_to_write.of_pass(); });
     return text(Missing(asked), enters ? " has not entered the pass that others enter"
                                        : " has not asked to write values, which all nodes do together");
   }

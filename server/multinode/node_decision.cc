@@ -116,6 +116,7 @@ absl::Status NodeCoordinator::OnAsksToWrite(int node, const v1::PeerMessage::Ask
   }
   from.asks_to_write = asks;
   SHARDD_RETURN_IF_ERROR(CheckSameCommit(node));
+  SHARDD_RETURN_IF_ERROR(CheckNoneComputes());
   const auto fewest = std::min_element(nodes_.begin(), nodes_.end(), [](const Node& one, const Node& other) {
     return one.asks_to_write.times() < other.asks_to_write.times();
   });
@@ -139,7 +140,7 @@ absl::Status NodeCoordinator::CompareAsks() const {
                             ? absl::StrCat("group \"", plan_->groups[static_cast<size_t>(asks.group())].name, "\"")
                             : absl::StrCat("group ", asks.group()),
                         ", recurse ", asks.recurse() ? "true" : "false", ", rank0_only ",
-                        asks.rank0_only() ? "true" : "false");
+                        asks.rank0_only() ? "true" : "false", asks.of_edits() ? ", of edits in place" : "");
   };
   const std::string want = text(nodes_[0].asks_to_write);
   for (size_t node = 1; node < nodes_.size(); ++node) {
@@ -216,19 +217,23 @@ absl::Status NodeCoordinator::CheckSameCommit(int node) const {
   return absl::OkStatus();
 }
 
-// Replicas: a node writes, and another is in a backward that the first has not begun, so that each would wait for the
-// other. Nobody writes before its own parts of sums have gone.
+// A node writes, or asks to, or enters a pass that all enter together, and another is in a backward that the first has
+// not begun, so that each would wait for the other. Nobody comes to either before its own parts of sums have gone.
 absl::Status NodeCoordinator::CheckNoneComputes() const {
   for (size_t writer = 0; writer < nodes_.size() && initialized_; ++writer) {
-    if (!nodes_[writer].values.has_value() || nodes_[writer].values->of_pass()) continue;
+    const Node& of = nodes_[writer];
+    const bool asks = !of.values.has_value() && of.asks_to_write.times() > may_write_times_;
+    if (!asks && (!of.values.has_value() || of.values->of_pass())) continue;
+    const bool enters = asks && of.asks_to_write.of_pass();
     for (const auto& [key, gives] : pending_) {
       const auto other = std::find_if(gives.begin(), gives.end(), [](const auto& given) { return given.has_value(); });
-      if (std::get<0>(key) < nodes_[writer].closed || gives[writer].has_value() || other == gives.end()) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat("CommitParameters: nodes differ in what their ranks do (got values, which they write, on ",
-                       NodeText(static_cast<int>(writer)), ", and backward ", std::get<0>(key), " of step ",
-                       decided_.step() + 1, ", on ", NodeText(static_cast<int>(other - gives.begin())),
-                       "); ranks of all nodes load, and edit parameters ", "in place, between the same passes"));
+      if (std::get<0>(key) < of.closed || gives[writer].has_value() || other == gives.end()) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          enters ? "EnterPass" : "CommitParameters", ": nodes differ in what their ranks do (got ",
+          enters ? "a pass, which they enter" : "values, which they write", ", on ", NodeText(static_cast<int>(writer)),
+          ", and backward ", std::get<0>(key), " of step ", decided_.step() + 1, ", on ",
+          NodeText(static_cast<int>(other - gives.begin())),
+          "); ranks of all nodes run the same passes, and load, and edit parameters in place, between the same"));
     }
   }
   return absl::OkStatus();

@@ -133,7 +133,6 @@ absl::StatusOr<RankCommand> CommandDecoder::Decode(const v1::Command& in) const 
       break;
     case v1::Command::kCommitParameters:
       command.opcode = Opcode::kCommitParameters;
-      command.flags = in.commit_parameters().of_edits() ? kEdits : 0;
       break;
     case v1::Command::kEnterFullParams:
       command.opcode = Opcode::kEnterFullParams;
@@ -141,7 +140,8 @@ absl::StatusOr<RankCommand> CommandDecoder::Decode(const v1::Command& in) const 
       command.flags = (in.enter_full_params().writeback() ? kWriteback : 0) |
                       (in.enter_full_params().rank0_only() ? kRank0Only : 0) |
                       (in.enter_full_params().with_grads() ? kWithGrads : 0) |
-                      (in.enter_full_params().not_recurse() ? kNotRecurse : 0);
+                      (in.enter_full_params().not_recurse() ? kNotRecurse : 0) |
+                      (in.enter_full_params().of_edits() ? kEdits : 0);
       break;
     case v1::Command::kLeaveFullParams:
       command.opcode = Opcode::kLeaveFullParams;

@@ -18,7 +18,7 @@ absl::Status EditWriteback::Run() {
     next_ = Next::kCommit;
   }
   if (next_ == Next::kCommit) {
-    SHARDD_RETURN_IF_ERROR(values_.CommitWithin(/*of_edits=*/true));
+    SHARDD_RETURN_IF_ERROR(values_.CommitWithin());
     next_ = Next::kLeave;
   }
   SHARDD_RETURN_IF_ERROR(full_params_.LeaveWithin());

@@ -68,7 +68,8 @@ absl::Status FullParams::SendEnter(const FullParamsOptions& options, const WaitF
   SHARDD_RETURN_IF_ERROR(handles_.ApplyToAll(HandleEvent::kEnterFullParams));
   record.group = options.group;
   record.flags = (options.writeback ? kWriteback : 0) | (options.rank0_only ? kRank0Only : 0) |
-                 (options.with_grads ? kWithGrads : 0) | (options.recurse ? 0 : kNotRecurse);
+                 (options.with_grads ? kWithGrads : 0) | (options.recurse ? 0 : kNotRecurse) |
+                 (options.of_edits ? kEdits : 0);
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
   state_ = State::kEntering;
   options_ = options;

@@ -20,7 +20,7 @@ struct FullParamsOptions {
   bool writeback = false;
   bool rank0_only = false;
   bool with_grads = false;
-  bool of_edits = false;  // what this rank has stored is what it writes back; not said to the daemon
+  bool of_edits = false;  // with writeback: what this rank has stored is what it writes
   bool operator==(const FullParamsOptions&) const = default;
 };
 

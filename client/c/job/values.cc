@@ -120,10 +120,10 @@ absl::Status Values::WriteUpdateCount(int index, int64_t count) {
 
 absl::Status Values::Commit() {
   CallSpan span(attachment_, v1::TRACE_CALL_COMMIT_PARAMETERS);
-  return span.Of(CommitWithin(/*of_edits=*/false));
+  return span.Of(CommitWithin());
 }
 
-absl::Status Values::CommitWithin(bool of_edits) {
+absl::Status Values::CommitWithin() {
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   StepLedger& ledger = attachment_.ledger();
   const WaitFor reason{"commit_parameters", nullptr, "the new version (every rank has to commit)"};
@@ -137,7 +137,6 @@ absl::Status Values::CommitWithin(bool of_edits) {
     SHARDD_RETURN_IF_ERROR(initial() ? absl::OkStatus() : full_params_.CheckNotStored());
     CommandRecord record = {};
     record.opcode = Opcode::kCommitParameters;
-    record.flags = of_edits ? kEdits : 0;
     SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
     commit_sent_ = true;
   }

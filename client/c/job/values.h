@@ -28,9 +28,8 @@ class Values {
   absl::Status WriteOptimizerState(int param, int state, const float* data, int64_t first, int64_t numel);
   absl::Status WriteUpdateCount(int param, int64_t count);
   absl::Status Commit();
-  // The same as Commit and WriteParameter, within another call. `of_edits`: what ranks have written is what each had
-  // stored.
-  absl::Status CommitWithin(bool of_edits);
+  // The same as Commit and WriteParameter, within another call.
+  absl::Status CommitWithin();
   absl::Status WriteWithin(int param, const void* data, int64_t first, int64_t numel);
 
  private:

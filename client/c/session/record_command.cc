@@ -28,6 +28,7 @@ v1::EnterFullParams EnterOfRecord(const CommandRecord& record) {
   enter.set_rank0_only((record.flags & kRank0Only) != 0);
   enter.set_with_grads((record.flags & kWithGrads) != 0);
   enter.set_not_recurse((record.flags & kNotRecurse) != 0);
+  enter.set_of_edits((record.flags & kEdits) != 0);
   enter.set_scope(record.group + 1);
   return enter;
 }
@@ -69,7 +70,7 @@ v1::Command CommandOfRecord(const CommandRecord& record, const ShardPlan& plan, 
       *command.mutable_write_parameters() = WriteOfRecord(record, plan, view);
       break;
     case Opcode::kCommitParameters:
-      command.mutable_commit_parameters()->set_of_edits((record.flags & kEdits) != 0);
+      command.mutable_commit_parameters();
       break;
     case Opcode::kEnterFullParams:
       *command.mutable_enter_full_params() = EnterOfRecord(record);

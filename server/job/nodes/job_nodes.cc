@@ -292,6 +292,7 @@ void JobNodes::AskToWrite() {
   asks.set_group(agreed.group);
   asks.set_recurse(agreed.recurse);
   asks.set_rank0_only(agreed.rank0_only);
+  asks.set_of_edits(agreed.of_edits);
   asks.set_times(++asked_to_write_);
   member_->AsksToWrite(std::move(asks));
 }
@@ -340,7 +341,14 @@ bool JobNodes::fetching() const { return over_nodes() && member_->fetching(); }
 
 bool JobNodes::MayBeSentState() const { return over_nodes() && member_->MayBeSentState(); }
 
-std::string JobNodes::WaitText() const { return over_nodes() ? member_->WaitText() : ""; }
+std::string JobNodes::WaitText() const {
+  const std::string text = over_nodes() ? member_->WaitText() : "";
+  const bool asked = says_entering_ || asks_to_write_;
+  if (!text.empty() || !asked || node() == 0 || member_->may_write_times() >= asked_to_write_) return text;
+  // It alone knows who has not.
+  return absl::StrCat("node 0 (", see_.plan->config.nodes().addresses(0), "), which says when all nodes have ",
+                      says_entering_ ? "entered the pass" : "asked to write values");
+}
 
 uint64_t JobNodes::generation() const { return member_->generation(); }
 

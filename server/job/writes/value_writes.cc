@@ -263,7 +263,7 @@ void ValueWrites::Undo() {
       });
 }
 
-absl::Status ValueWrites::AskForCommit(int rank, bool of_edits) {
+absl::Status ValueWrites::AskForCommit(int rank) {
   const bool writeback = WritesBack(rank);
   if (see_.decision->committing() || (use_.counts->version() != 0 && !writeback) || commit_.asked(rank)) {
     return Error(absl::StatusCode::kFailedPrecondition, rank, "CommitParameters",
@@ -272,8 +272,10 @@ absl::Status ValueWrites::AskForCommit(int rank, bool of_edits) {
                      : "legal before version 1 and between EnterFullParams(writeback) and LeaveFullParams");
   }
   SHARDD_RETURN_IF_ERROR(see_.extensions->CheckAllTakePart(rank, "CommitParameters"));
-  // Values of all parameters, whichever they are.
-  for (uint32_t& parts : written_parts_) parts |= of_edits ? 1 : 0;
+  if (writeback && see_.summons->full_params().request(rank).of_edits) {
+    // Each node has edits of its own, or none: it counts as having written the values of all parameters.
+    for (uint32_t& parts : written_parts_) parts |= 1;
+  }
   commit_.Ask(rank);
   return absl::OkStatus();
 }

@@ -85,8 +85,7 @@ class ValueWrites final : public JobPart {
 
   // Commands. A method that returns an error leaves it to the caller to end the epoch.
   absl::Status Write(Session* session, const RankCommand& command);
-  // `of_edits`: what ranks have written are edits, of which this node may have none where another has some.
-  absl::Status AskForCommit(int rank, bool of_edits);
+  absl::Status AskForCommit(int rank);
 
   // Takes back what was written since the last commit. undo().undoing() until the copier has done it, and sessions are
   // held.

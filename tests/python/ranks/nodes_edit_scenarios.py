@@ -135,6 +135,24 @@ def not_before_a_step(cut: bool) -> dict[str, Any]:
     return {"text": text, "loss": loss}
 
 
+def unlike_calls(cut: bool, other: int, steps: bool) -> dict[str, Any]:
+    """All ranks hand in edits but one, which steps, or enters the next pass."""
+    from shardd.torch import hand_in_edits
+
+    model, optimizer = _trainer(cut)
+    rank = dist.get_rank()
+    loss_of(model, 0, 0, rank).backward()
+    begin = time.monotonic()
+
+    def alone() -> None:
+        if steps:
+            optimizer.step()
+        loss_of(model, 1, 0, rank).backward()
+
+    text = _text_of(alone if rank == other else lambda: hand_in_edits(model))
+    return {"text": text, "seconds": time.monotonic() - begin}
+
+
 def finishes(cut: bool) -> str:
     """What is stored behind the last step is nobody's, and no rank waits for another."""
     from shardd.torch import finish

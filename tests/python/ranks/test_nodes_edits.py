@@ -47,7 +47,7 @@ def test_edits_train_as_torchs(two: Nodes, cut: bool) -> None:
 @pytest.mark.parametrize("store", [True, False], ids=["another-value", "nothing"])
 def test_replicas_that_edit_differently_are_named(two: Nodes, node: int, store: bool) -> None:
     for result in run_on_nodes(two, scenarios.unlike, False, node, store):
-        want = '"layers.1.up.weight"' if store else "edit parameters in place, between the same passes"
+        want = '"layers.1.up.weight"' if store else "edit parameters in place, between the same"
         assert want in result["text"] and "node 1" in result["text"], result
 
 
@@ -60,6 +60,15 @@ def test_a_cut_node_may_have_nothing_to_edit(two: Nodes) -> None:
 def test_edits_before_a_step_want_a_call(two: Nodes, cut: bool) -> None:
     for result in run_on_nodes(two, scenarios.not_before_a_step, cut):
         assert "hand_in_edits" in result["text"] and "was written since the last pass" in result["text"], result
+
+
+@_forms
+@pytest.mark.parametrize("steps", [False, True], ids=["pass", "step"])
+def test_ranks_of_a_node_in_different_calls_are_told_at_once(two: Nodes, cut: bool, steps: bool) -> None:
+    for result in run_on_nodes(two, scenarios.unlike_calls, cut, 3, steps):
+        assert "ranks wait for each other in different calls" in result["text"], result
+        assert f"{'Step' if steps else 'EnterPass'} on rank 1" in result["text"], result
+        assert result["seconds"] < 20, result
 
 
 @_forms

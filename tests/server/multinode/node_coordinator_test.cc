@@ -412,7 +412,8 @@ TEST_F(NodeCoordinatorOfCut, ValuesAreWrittenWhenNobodyReadsTheVersionBefore) {
 TEST_F(NodeCoordinatorOfCut, NodesWriteTheSameTogether) {
   for (const auto change : {+[](v1::PeerMessage::AsksToWrite* asks) { asks->set_group(1); },
                             +[](v1::PeerMessage::AsksToWrite* asks) { asks->set_recurse(true); },
-                            +[](v1::PeerMessage::AsksToWrite* asks) { asks->set_rank0_only(true); }}) {
+                            +[](v1::PeerMessage::AsksToWrite* asks) { asks->set_rank0_only(true); },
+                            +[](v1::PeerMessage::AsksToWrite* asks) { asks->set_of_edits(true); }}) {
     Anew();
     Initialize();
     v1::PeerMessage other = AsksToWrite(2);
@@ -461,7 +462,7 @@ TEST_F(NodeCoordinatorOfTwo, ReplicasThatComputeWhileOthersWriteAreNamed) {
     Say(1, Ready(kB, 1));
     if (!first) Say(0, Values(10, 2));
     EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("which they write, on node 0"), HasSubstr("backward 1"),
-                                      HasSubstr("on node 1"), HasSubstr("between the same passes")));
+                                      HasSubstr("on node 1"), HasSubstr("between the same")));
   }
 }
 
@@ -477,6 +478,25 @@ TEST_F(NodeCoordinatorOfTwo, ReplicasWriteBehindABackwardThatOthersAreIn) {
   EXPECT_EQ(Kinds(1), "values_agreed ");
 }
 
+TEST_F(NodeCoordinatorOfCut, NodesThatComputeWhileOthersAskToWriteAreNamed) {
+  for (const bool first : {true, false}) {
+    Anew();
+    Initialize();
+    for (int node = 0; node < 2; ++node) Say(node, Ready(kA));
+    for (int node = 0; node < 2; ++node) Say(node, Closed(1));
+    sent_.clear();
+    if (first) Say(0, AsksToWrite(2));
+    Say(1, Ready(kB, 1));
+    if (!first) Say(0, AsksToWrite(2));
+    EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("which they write, on node 0"), HasSubstr("backward 1")));
+    if (first) Say(0, Enters(2, 1, /*edited=*/false));
+    Say(1, Ready(kB));
+    if (!first) Say(0, Enters(2, 1, /*edited=*/false));
+    EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("EnterPass: nodes differ"), HasSubstr("which they enter, on node 0"),
+                                      HasSubstr("backward 0")));
+  }
+}
+
 TEST_F(NodeCoordinatorOfCut, NodesEnterPassesTogetherAndHearWhetherAnyHasEdited) {
   Initialize();
   Say(0, Enters(2, 1, /*edited=*/false));
@@ -486,7 +506,9 @@ TEST_F(NodeCoordinatorOfCut, NodesEnterPassesTogetherAndHearWhetherAnyHasEdited)
   EXPECT_EQ(Kinds(0) + Kinds(1), "may write 1 may write 1 ");
   EXPECT_TRUE(sent_.back().second.may_write().edited());
   sent_.clear();
-  for (int node = 0; node < 2; ++node) Say(node, AsksToWrite(2, 2));
+  Say(0, AsksToWrite(2, 2));
+  EXPECT_THAT(coordinator_->Waiting(), AllOf(HasSubstr("node 1"), HasSubstr("has not asked to write values")));
+  Say(1, AsksToWrite(2, 2));
   for (int node = 0; node < 2; ++node) Say(node, Values(10, 2));
   EXPECT_EQ(Kinds(1), "may write 2 values_agreed ");
   sent_.clear();

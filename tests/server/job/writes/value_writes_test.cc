@@ -79,17 +79,17 @@ TEST_F(ValueWritesTest, InitialValuesAreWrittenUntilTheRankAsksToCommit) {
   ASSERT_TRUE(Write(0, 3).ok());
   EXPECT_EQ(First(), 3);
   EXPECT_TRUE(values_->any_initial());
-  ASSERT_TRUE(values_->AskForCommit(0, /*of_edits=*/false).ok());
+  ASSERT_TRUE(values_->AskForCommit(0).ok());
   EXPECT_TRUE(values_->commit().asked(0));
   ExpectRefused(Write(0, 4), "the rank has already sent CommitParameters");
-  ExpectRefused(values_->AskForCommit(0, /*of_edits=*/false), "CommitParameters: the rank has already sent it");
+  ExpectRefused(values_->AskForCommit(0), "CommitParameters: the rank has already sent it");
   EXPECT_EQ(First(), 3);
 }
 
 TEST_F(ValueWritesTest, AfterTheFirstVersionOnlyAWritebackWrites) {
   fresh_.CommitVersion();
   ExpectRefused(Write(0, 3), "parameters may be written before version 1 and between EnterFullParams(writeback)");
-  ExpectRefused(values_->AskForCommit(0, /*of_edits=*/false), "legal before version 1");
+  ExpectRefused(values_->AskForCommit(0), "legal before version 1");
 }
 
 TEST_F(ValueWritesTest, WhatAnEndedEpochWroteIsStale) {
@@ -102,7 +102,7 @@ TEST_F(ValueWritesTest, WhatAnEndedEpochWroteIsStale) {
 
 TEST_F(ValueWritesTest, NobodyCommitsWithoutARankThatHasFinished) {
   leavers_.Left(1, /*finished=*/true);
-  ExpectRefused(values_->AskForCommit(0, /*of_edits=*/false), "rank 1 has finished");
+  ExpectRefused(values_->AskForCommit(0), "rank 1 has finished");
 }
 
 }  // namespace
