@@ -138,7 +138,7 @@ TEST_P(NodesEdits, AllDaemonsThatAreKeptDieBehindTheCommit) {
 // It is sent what was edited with the state.
 TEST_P(NodesEdits, AReplicasDaemonDiesBehindTheCommit) {
   if (GetParam().strategy != std::string("HYBRID_SHARD")) GTEST_SKIP() << "nobody else has its part";
-  KillDaemonsBehindTheCommit({1}, {{"of_any_rank", "1"}});
+  KillDaemonsBehindTheCommit({1}, {{"of_any_rank", "1"}, {"outlive_daemon", "1"}});
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, NodesEdits,
