@@ -142,6 +142,7 @@ def unlike_calls(cut: bool, other: int, steps: bool) -> dict[str, Any]:
     model, optimizer = _trainer(cut)
     rank = dist.get_rank()
     loss_of(model, 0, 0, rank).backward()
+    dist.barrier()  # else a rank is told in its backward
     begin = time.monotonic()
 
     def alone() -> None:
