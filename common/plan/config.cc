@@ -253,14 +253,18 @@ absl::Status CheckNodes(const v1::JobConfig& config, int world_size) {
     }
   }
   const bool in_trainers = config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-  if (!config.trainers_never_write() && !in_trainers) {
-    return refuse("trainers that write their shards beside an optimizer of the daemon's are not served on several ",
-                  "nodes (got trainers_never_write false with ", v1::OptimizerKind_Name(config.optimizer().kind()),
-                  ", want true, or OPTIMIZER_KIND_TRAINER)");
+  const bool edits = !config.trainers_never_write() && !in_trainers;
+  if (edits && config.pass_copies()) {  // which a daemon with GPUs fills in
+    return refuse(
+        "edits in place beside an optimizer of the daemon's are not served on several nodes where passes read ",
+        "copies (got pass_copies true with ", v1::OptimizerKind_Name(config.optimizer().kind()),
+        " and trainers_never_write false, want pass_copies false, which is for CPUs alone, or "
+        "trainers_never_write true)");
   }
-  if (in_trainers && config.replica_copies()) {
-    return refuse("copies for replicas within a node are not served with an optimizer in the trainers (got ",
-                  "replica_copies true, want false)");
+  if (!config.trainers_never_write() && config.replica_copies()) {
+    return refuse("copies for replicas within a node are not served with ",
+                  in_trainers ? "an optimizer in the trainers" : "edits in place",
+                  " (got replica_copies true, want false)");
   }
   if (in_trainers && config.keep_every() > 1) {
     return refuse("with an optimizer in the trainers each pass has its snapshot, to which all nodes can go back (got ",

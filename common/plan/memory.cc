@@ -289,7 +289,8 @@ absl::Status LayOutMemory(ShardPlan& plan) {
   plan.memory.gather_staging = SizeGatherStaging(plan);
   const SessionLayout session = MakeSessionLayout(plan);
   plan.memory.session_bytes = session.memory_bytes + session.daemon_page_bytes;
-  if (!plan.config.trainers_never_write() && !KeepsWhatPassesRead(plan)) {
+  // What ranks write back over nodes is undone by old bytes, as any writeback is.
+  if (!plan.config.trainers_never_write() && !plan.writes_edits_back() && !KeepsWhatPassesRead(plan)) {
     const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
     plan.memory.snapshot_bytes = plan.memory.shards_bytes + (in_trainers ? plan.memory.optimizer_bytes : 0);
     // Over nodes one is of what is committed, and the next of what this node has promised to the others.

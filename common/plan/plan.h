@@ -232,6 +232,13 @@ struct ShardPlan {
   std::string digest;                                   // SHA-256 (32 bytes) over everything that must agree
   absl::flat_hash_map<std::string, int> param_by_fqn;   // clean names and aliases
   absl::flat_hash_map<std::string, int> group_by_name;  // clean names; "(root)"
+  // Over nodes, beside an optimizer of the daemon's: trainers store into private views of their shards, and ranks of
+  // all nodes make a version of it together, as of full parameters that they write back. Nothing reaches the shards
+  // otherwise.
+  bool writes_edits_back() const {
+    return nodes() > 1 && !config.trainers_never_write() && !config.pass_copies() &&
+           config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
+  }
   int nodes() const { return config.nodes().addresses().empty() ? 1 : config.nodes().addresses_size(); }
   // The place of a rank of this node in the placement, and the number of places.
   int PlaceOf(int rank) const { return cut_over_nodes ? node * world_size + rank : rank; }

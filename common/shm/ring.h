@@ -27,9 +27,9 @@ enum class Opcode : uint32_t {
   // index, arg0 = first element, arg1 = numel, arg2 = staging offset bytes
   kWriteParameters = 6,
   kCommitParameters = 7,
-  kEnterFullParams = 8,  // group, or -1: all; flags: kWriteback, kRank0Only, kWithGrads, kNotRecurse
+  kEnterFullParams = 8,  // group, or -1: all; flags: kWriteback, kRank0Only, kWithGrads, kNotRecurse, kEdits
   kLeaveFullParams = 9,
-  kEnterPass = 10,  // flags: kStepped, kAsksToStore; then arg0 = bytes of the trainer state in the payload area
+  kEnterPass = 10,  // flags: kStepped, kAsksToStore, kEdits; then arg0 = bytes of the trainer state in the payload area
   kLeavePass = 12,
   kHandIn = 13,
   // group: this rank cannot continue until the group's gradient slot is released. Sent once, with a doorbell, before
@@ -55,6 +55,9 @@ inline constexpr uint32_t kAsksToStore = 512;
 // SubmitGradients: the rank asks which gradients others gave. What replaces is added to a gradient that others gave in
 // a backward that the rank has not asked about. To a daemon that does not know it, it replaces.
 inline constexpr uint32_t kAsksForOthers = 1024;
+// Where edits are written back (ShardPlan.writes_edits_back). EnterPass: the rank has some. EnterFullParams: what it
+// is about to write are those, of which each rank has its own.
+inline constexpr uint32_t kEdits = 2048;
 inline constexpr int kWrittenStateShift = 16;
 // Limit on the updates of one parameter by the daemon's optimizer that a trainer may write.
 inline constexpr int64_t kMaxUpdates = int64_t{1} << 53;

@@ -5,6 +5,7 @@
 
 #include "server/job/job_core.h"
 #include "server/job/nodes/state_transfers.h"
+#include "server/job/unlike_calls.h"
 #include "server/loop/monotonic_now.h"
 
 namespace shardd {
@@ -91,6 +92,11 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](const JobCore& job, int rank) { return job.extensions_.WaitingFor(rank); }, "ExtendJob of every rank",
        "All ranks have asked for the same more to train: another job takes this one's place.",
        "Ranks that ask do nothing else, so nothing depends on it."},
+      {"refuse unlike calls", kUnlikeCalls, kCommitting | kDeciding, kAlways,
+       [](JobCore& job) { return CheckLikeCalls(job.asked_calls()); }, nullptr, "",
+       "Every rank waits, some in EnterFullParams and others in EnterPass or behind a Step, so that no row below "
+       "opens.",
+       "It ends the epoch."},
       {"decide the step", kAllStepped, kCommitting | kDeciding | kReducing,
        [](const JobCore& job) {
          return !job.commits_.decision().awaits_devices() && job.unsharding_.pending_fills() == 0 &&
@@ -144,9 +150,16 @@ absl::Span<const Transition> JobCore::Transitions() {
        "The daemon stops, and what ranks have stored behind its last step is a version: they enter the pass at the "
        "next daemon.",
        "Nobody has begun anything in the pass."},
+      {"tell the other nodes of a pass", kOverNodes | kTrainersWrite | kAllEntering,
+       kPassCopies | kCommitting | kDeciding | kReducing,
+       [](const JobCore& job) { return job.writes_.NoStepComesFirst() && job.nodes_.MaySayEntering(); },
+       [](JobCore& job) { job.nodes_.SayEntering(job.writes_.passes().any_edits()); }, nullptr, "",
+       "Where parameters are cut over nodes a pass reads what ranks of other nodes may have edited: all enter "
+       "together.",
+       "Who enters has heard from the others."},
       {"begin a pass", kTrainersWrite | kAllEntering, kPassCopies | kCommitting | kDeciding | kReducing,
-       [](const JobCore& job) { return job.writes_.NoStepComesFirst(); },
-       [](JobCore& job) { return job.pass_commits_.Commit(); },
+       [](const JobCore& job) { return job.writes_.NoStepComesFirst() && job.nodes_.MayEnterPass(); },
+       [](JobCore& job) { return job.pass_commits_.Commit(job.nodes_.EnterPass(job.writes_.passes().any_edits())); },
        [](const JobCore& job, int rank) { return job.writes_.WaitingToEnter(rank); }, "EnterPass of every rank",
        "All ranks enter a pass: what trainers have written becomes a version, then they are let in.",
        "What was deferred is unsharded inside of the pass."},
@@ -203,6 +216,10 @@ absl::Span<const Transition> JobCore::Transitions() {
   return kTable;
 }
 
+AskedCalls JobCore::asked_calls() const {
+  return {&committed_, &commits_.steps(), &writes_.passes(), &summons_.full_params(), world_size()};
+}
+
 uint32_t JobCore::SeeFacts() const {
   const auto when = [](bool holds, Fact fact) { return holds ? static_cast<uint32_t>(fact) : 0u; };
   uint32_t facts = when(unsharding_.pooled(), kPooled) | when(nodes_.over_nodes(), kOverNodes) |
@@ -224,7 +241,7 @@ uint32_t JobCore::SeeFacts() const {
              when(gradients_.pairing().sleeps(at), kSomeBlocked) |
              when(enters && !writes_.passes().stepped(at), kSomeLate) | when(leavers_.leaving(at), kSomeLeft);
   }
-  return facts | all;
+  return facts | all | when(!CheckLikeCalls(asked_calls()).ok(), kUnlikeCalls);
 }
 
 void JobCore::Advance() {

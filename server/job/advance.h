@@ -40,8 +40,9 @@ enum Fact : uint32_t {
   kOwesWord = 1u << 19,          // ranks have closed backwards that nobody was told are reduced
   kAllExtend = 1u << 20,         // every rank has sent ExtendJob
   kNobodyAttached = 1u << 21,    // no rank has a session
+  kUnlikeCalls = 1u << 22,       // ranks wait for each other in calls that differ (unlike_calls.h)
 };
-constexpr int kFacts = 22;
+constexpr int kFacts = 23;
 
 // What a row does. May return nothing where it cannot fail.
 class Act {

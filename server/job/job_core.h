@@ -59,6 +59,7 @@ class Session;
 class SessionStream;
 class TurnQueue;
 class WorkTrace;
+struct AskedCalls;
 
 // Loop-confined. Shared: device work in flight keeps the job, and so its slabs, alive.
 class JobCore final : public std::enable_shared_from_this<JobCore>, private JobControl {
@@ -184,7 +185,8 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   absl::Status Execute(Session* session, RankCommand command);
   absl::Status Dispatch(Session* session, RankCommand command);
 
-  uint32_t SeeFacts() const;        // (advance.cc)
+  uint32_t SeeFacts() const;  // (advance.cc)
+  AskedCalls asked_calls() const;
   Wait WaitingFor(int rank) const;  // for whom and for what it cannot go on
 
   // Constant after construction.

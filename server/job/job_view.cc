@@ -55,7 +55,8 @@ std::string JobView::WaitText(int rank) const {
     }
     const FullParams& full_params = see_.summons->full_params();
     const bool waits = see_.steps->stepped(rank) || see_.pairing->sleeps(rank) || see_.pairing->closed(rank) > 0 ||
-                       see_.values->commit().asked(rank) || (full_params.asked(rank) && !full_params.inside(rank));
+                       see_.values->commit().asked(rank) || see_.writes->passes().entering(rank) ||
+                       (full_params.asked(rank) && !full_params.inside(rank));
     return waits ? see_.nodes->WaitText() : "";
   }
   const std::string refused = see_.absent->WhyRefused(wait.rank);

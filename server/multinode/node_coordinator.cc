@@ -236,6 +236,7 @@ absl::Status NodeCoordinator::OnReady(int node, const v1::PeerMessage::Ready& re
   }
   Gives& gives = pending_.try_emplace(key, Gives(nodes_.size())).first->second;
   gives[static_cast<size_t>(node)] = ready.gives();
+  SHARDD_RETURN_IF_ERROR(CheckNoneComputes());
   return TryGo(key);
 }
 
@@ -353,7 +354,9 @@ std::string NodeCoordinator::Waiting() const {
   }
   const auto asked = [this](const Node& n) { return n.asks_to_write.times() > may_write_times_; };
   if (any(asked)) {
-    return text(Missing(asked), " has not asked to write values, which all nodes do together");
+    const bool enters = any([&](const Node& n) { return asked(n) && n.asks_to_write.of_pass(); });
+    return text(Missing(asked), enters ? " has not entered the pass that others enter"
+                                       : " has not asked to write values, which all nodes do together");
   }
   if (any(given) && Missing(given) >= 0) {
     const bool of_pass = any([](const Node& n) { return n.values.has_value() && n.values->of_pass(); });
@@ -367,9 +370,10 @@ std::string NodeCoordinator::Waiting() const {
 void NodeCoordinator::CheckSilence(absl::Time now, absl::Duration limit) {
   std::string waiting = Waiting();
   // Ranks that were let in write for as long as their values take; their own calls are bounded.
-  const bool some_write = may_write_times_ > 0 && std::all_of(nodes_.begin(), nodes_.end(), [this](const Node& node) {
-                            return node.up && node.asks_to_write.times() == may_write_times_;
-                          });
+  const bool some_write =
+      may_write_times_ > 0 && std::all_of(nodes_.begin(), nodes_.end(), [this](const Node& node) {
+        return node.up && node.asks_to_write.times() == may_write_times_ && !node.asks_to_write.of_pass();
+      });
   if (source_ >= 0 || SomeFetch() || some_write) {
     progress_ = now;
   }

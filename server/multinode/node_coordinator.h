@@ -130,6 +130,7 @@ class NodeCoordinator {
   absl::Status CompareAsks() const;
   absl::Status CompareValues() const;
   absl::Status CheckSameCommit(int node) const;
+  absl::Status CheckNoneComputes() const;
   uint64_t Version() const;  // 0: not known
   void ForgetStep();
   void NextGeneration(const absl::Status& cause);

@@ -110,11 +110,13 @@ absl::Status NodeCoordinator::OnAsksToWrite(int node, const v1::PeerMessage::Ask
                        from.closed != kAllBackwards && !from.values.has_value();
   if (!in_turn || asks.times() != from.asks_to_write.times() + 1) {
     return absl::FailedPreconditionError(
-        absl::StrCat(NodeText(node), " asks to write values: not its turn (got version ", asks.version(), ", time ",
-                     asks.times(), ", want version ", Version() + 1, ", time ", from.asks_to_write.times() + 1, ")"));
+        absl::StrCat(NodeText(node), asks.of_pass() ? " enters a pass" : " asks to write values",
+                     ": not its turn (got version ", asks.version(), ", time ", asks.times(), ", want version ",
+                     Version() + 1, ", time ", from.asks_to_write.times() + 1, ")"));
   }
   from.asks_to_write = asks;
   SHARDD_RETURN_IF_ERROR(CheckSameCommit(node));
+  SHARDD_RETURN_IF_ERROR(CheckNoneComputes());
   const auto fewest = std::min_element(nodes_.begin(), nodes_.end(), [](const Node& one, const Node& other) {
     return one.asks_to_write.times() < other.asks_to_write.times();
   });
@@ -124,6 +126,8 @@ absl::Status NodeCoordinator::OnAsksToWrite(int node, const v1::PeerMessage::Ask
   v1::PeerMessage message;
   message.set_generation(generation_);
   message.mutable_may_write()->set_times(may_write_times_);
+  message.mutable_may_write()->set_edited(
+      std::any_of(nodes_.begin(), nodes_.end(), [](const Node& each) { return each.asks_to_write.edited(); }));
   SendAll(message);
   return absl::OkStatus();
 }
@@ -131,11 +135,12 @@ absl::Status NodeCoordinator::OnAsksToWrite(int node, const v1::PeerMessage::Ask
 // Nobody asks again before all have asked as often, so what was said last is of the same time.
 absl::Status NodeCoordinator::CompareAsks() const {
   const auto text = [this](const v1::PeerMessage::AsksToWrite& asks) {
+    if (asks.of_pass()) return std::string("none, and enters a pass");
     return absl::StrCat(asks.group() >= 0 && asks.group() < static_cast<int>(plan_->groups.size())
                             ? absl::StrCat("group \"", plan_->groups[static_cast<size_t>(asks.group())].name, "\"")
                             : absl::StrCat("group ", asks.group()),
                         ", recurse ", asks.recurse() ? "true" : "false", ", rank0_only ",
-                        asks.rank0_only() ? "true" : "false");
+                        asks.rank0_only() ? "true" : "false", asks.of_edits() ? ", of edits in place" : "");
   };
   const std::string want = text(nodes_[0].asks_to_write);
   for (size_t node = 1; node < nodes_.size(); ++node) {
@@ -154,7 +159,8 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
   // Between steps alone: what a step sums, or has decided, is of the values before.
   const bool of_pass = values.of_pass() && plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   const bool may_write =
-      !plan_->cut_over_nodes || of_pass || (may_write_times_ > 0 && from.asks_to_write.times() == may_write_times_);
+      !plan_->cut_over_nodes || of_pass ||
+      (may_write_times_ > 0 && from.asks_to_write.times() == may_write_times_ && !from.asks_to_write.of_pass());
   const bool in_turn = !initialized_ || (may_write && Version() > 0 && values.version() == Version() + 1 &&
                                          all_closed_ != kAllBackwards);
   if (!in_turn || from.values.has_value() || values.digests_size() != static_cast<int>(plan_->params.size())) {
@@ -165,6 +171,7 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
   }
   from.values = values;
   SHARDD_RETURN_IF_ERROR(CheckSameCommit(node));
+  SHARDD_RETURN_IF_ERROR(CheckNoneComputes());
   if (Missing([](const Node& n) { return n.values.has_value(); }) >= 0) {
     return absl::OkStatus();
   }
@@ -188,11 +195,12 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
 // trainers, a pass. Nodes that differ would wait for each other.
 absl::Status NodeCoordinator::CheckSameCommit(int node) const {
   constexpr absl::string_view kWrites = "values, which they write";
+  constexpr absl::string_view kEnters = "no step, and enter a pass";
   const bool in_trainers = plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   const auto what = [&](const Node& of) -> absl::string_view {
     if (of.closed == kAllBackwards) return in_trainers ? "a step, and enter the pass behind it" : "a step";
-    if (of.values.has_value() && of.values->of_pass()) return "no step, and enter a pass";
-    if (of.values.has_value() || of.asks_to_write.times() > may_write_times_) return kWrites;
+    if (of.values.has_value()) return of.values->of_pass() ? kEnters : kWrites;
+    if (of.asks_to_write.times() > may_write_times_) return of.asks_to_write.of_pass() ? kEnters : kWrites;
     return "";
   };
   const Node& from = nodes_[static_cast<size_t>(node)];
@@ -200,11 +208,33 @@ absl::Status NodeCoordinator::CheckSameCommit(int node) const {
   for (size_t other = 0; other < nodes_.size(); ++other) {
     const absl::string_view want = what(nodes_[other]);
     if (want.empty() || want == got) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat(got == kWrites ? "CommitParameters" : (in_trainers ? "EnterPass" : "OptimizerStep"),
-                     ": nodes differ in what their ranks commit (got ", got, ", on ", NodeText(node), ", and ", want,
-                     ", on ", NodeText(static_cast<int>(other)), "); ranks of all nodes step, ",
-                     in_trainers ? "enter passes " : "", "and write together"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        got == kWrites ? "CommitParameters" : (in_trainers || got == kEnters ? "EnterPass" : "OptimizerStep"),
+        ": nodes differ in what their ranks commit (got ", got, ", on ", NodeText(node), ", and ", want, ", on ",
+        NodeText(static_cast<int>(other)), "); ranks of all nodes step, ",
+        in_trainers || !plan_->config.trainers_never_write() ? "enter passes " : "", "and write together"));
+  }
+  return absl::OkStatus();
+}
+
+// A node writes, or asks to, or enters a pass that all enter together, and another is in a backward that the first has
+// not begun, so that each would wait for the other. Nobody comes to either before its own parts of sums have gone.
+absl::Status NodeCoordinator::CheckNoneComputes() const {
+  for (size_t writer = 0; writer < nodes_.size() && initialized_; ++writer) {
+    const Node& of = nodes_[writer];
+    const bool asks = !of.values.has_value() && of.asks_to_write.times() > may_write_times_;
+    if (!asks && (!of.values.has_value() || of.values->of_pass())) continue;
+    const bool enters = asks && of.asks_to_write.of_pass();
+    for (const auto& [key, gives] : pending_) {
+      const auto other = std::find_if(gives.begin(), gives.end(), [](const auto& given) { return given.has_value(); });
+      if (std::get<0>(key) < of.closed || gives[writer].has_value() || other == gives.end()) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          enters ? "EnterPass" : "CommitParameters", ": nodes differ in what their ranks do (got ",
+          enters ? "a pass, which they enter" : "values, which they write", ", on ", NodeText(static_cast<int>(writer)),
+          ", and backward ", std::get<0>(key), " of step ", decided_.step() + 1, ", on ",
+          NodeText(static_cast<int>(other - gives.begin())),
+          "); ranks of all nodes run the same passes, and load, and edit parameters in place, between the same"));
+    }
   }
   return absl::OkStatus();
 }

@@ -87,6 +87,8 @@ class NodeMember final : public NodeEvents::Listener {
   bool promised() const { return promised_; }
   // How often in this version and generation ranks may write: all nodes have asked so often (AsksToWrite).
   int may_write_times() const { return may_write_times_; }
+  // Where that let ranks into a pass (AsksToWrite.of_pass): ranks of some node have edited.
+  bool pass_edited() const { return pass_edited_; }
   int node() const { return node_; }
   uint64_t generation() const { return generation_; }
   // This node has nothing of the job, and may still be sent the state of another node that has.
@@ -147,6 +149,7 @@ class NodeMember final : public NodeEvents::Listener {
   bool promised_ = false;
   bool promised_values_ = false;  // of these
   int may_write_times_ = 0;       // heard in this generation, of the version that the job has
+  bool pass_edited_ = false;      // heard with that
   int64_t held_step_ = 0;
   bool node0_finished_ = false;
   std::set<int> finished_;            // other nodes whose ranks have all

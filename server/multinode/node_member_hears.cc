@@ -170,6 +170,7 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
       return;
     case v1::PeerMessage::kMayWrite:
       may_write_times_ = message.may_write().times();
+      pass_edited_ = message.may_write().edited();
       return;
     default:
       return;

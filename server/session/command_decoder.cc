@@ -140,7 +140,8 @@ absl::StatusOr<RankCommand> CommandDecoder::Decode(const v1::Command& in) const 
       command.flags = (in.enter_full_params().writeback() ? kWriteback : 0) |
                       (in.enter_full_params().rank0_only() ? kRank0Only : 0) |
                       (in.enter_full_params().with_grads() ? kWithGrads : 0) |
-                      (in.enter_full_params().not_recurse() ? kNotRecurse : 0);
+                      (in.enter_full_params().not_recurse() ? kNotRecurse : 0) |
+                      (in.enter_full_params().of_edits() ? kEdits : 0);
       break;
     case v1::Command::kLeaveFullParams:
       command.opcode = Opcode::kLeaveFullParams;
@@ -148,7 +149,7 @@ absl::StatusOr<RankCommand> CommandDecoder::Decode(const v1::Command& in) const 
     case v1::Command::kEnterPass:
       SHARDD_RETURN_IF_ERROR(check_state("EnterPass", in.enter_pass().trainer_state()));
       command.opcode = Opcode::kEnterPass;
-      command.flags = in.enter_pass().stepped() ? kStepped : 0;
+      command.flags = (in.enter_pass().stepped() ? kStepped : 0) | (in.enter_pass().has_edits() ? kEdits : 0);
       command.trainer_state = in.enter_pass().trainer_state();
       break;
     case v1::Command::kLeavePass:

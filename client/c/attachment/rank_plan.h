@@ -45,6 +45,7 @@ class RankPlan {
   bool pooled() const { return plan_.config.unshard_mode() == v1::UNSHARD_MODE_POOLED; }
   bool pass_copies() const { return plan_.config.pass_copies(); }
   bool trainers_write() const { return !plan_.config.trainers_never_write(); }
+  bool writes_edits_back() const { return plan_.writes_edits_back(); }
   bool trainers_optimize() const { return plan_.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER; }
   // Returns which of the `copies` in a slab is this rank's.
   int64_t copy_of(int copies) const {

@@ -29,10 +29,11 @@ ClientJob::ClientJob(AttachOptions options)
       gradients_(attachment_, handles_),
       read_only_memory_(attachment_),
       optimizer_state_(attachment_, read_only_memory_),
-      passes_(attachment_, handles_, staging_, gradients_, hand_ins_, edits_),
-      unsharding_(attachment_, handles_, passes_),
       full_params_(attachment_, handles_, gradients_, hand_ins_, edits_),
       values_(attachment_, staging_, full_params_),
+      writeback_(edits_, full_params_, values_),
+      passes_(attachment_, handles_, staging_, gradients_, hand_ins_, edits_, writeback_),
+      unsharding_(attachment_, handles_, passes_),
       steps_(attachment_, handles_, staging_, gradients_, hand_ins_, passes_),
       graphs_(attachment_, handles_, passes_, unsharding_, gradients_) {}
 
@@ -50,10 +51,11 @@ void ClientJob::BeginSession() {
   hand_ins_.Reset();
   edits_.Reset();
   gradients_.Reset();
-  passes_.Reset();
-  unsharding_.Reset();
   full_params_.Reset();
   values_.Reset();
+  writeback_.Reset();
+  passes_.BeginSession();
+  unsharding_.Reset();
   steps_.Reset();
   graphs_.OnNewSession();
 }
@@ -148,8 +150,10 @@ absl::Status ClientJob::DetachOnce(bool finished, bool* has_all) {
   absl::Status status = attachment_.Live();
   status = status.ok() ? attachment_.WaitPassBegun("detach", nullptr) : status;
   if (finished) {
-    status = status.ok() && passes_.stopped_reading() ? passes_.HandInEdits("detach") : status;
-    const bool reads = passes_.inside() && !passes_.stopped_reading();
+    // Over nodes other ranks have finished perhaps, and nobody reads the job's values any more when all have.
+    const bool hands_in = !rank_plan().writes_edits_back();
+    status = status.ok() && hands_in && passes_.stopped_reading() ? passes_.HandInEdits("detach") : status;
+    const bool reads = !hands_in || (passes_.inside() && !passes_.stopped_reading());
     const absl::StatusOr<std::string> stored = reads ? std::string() : edits_.FindOwn();
     // Also what was handed in for a pass whose beginning nobody has waited for.
     const bool wrote = hand_ins_.granted() || attachment_.ledger().entering_pass() || !stored.ok() || !stored->empty();

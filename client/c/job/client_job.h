@@ -8,6 +8,7 @@
 #include "client/c/attachment/attachment.h"
 #include "client/c/attachment/handle_set.h"
 #include "client/c/attachment/staging.h"
+#include "client/c/job/edit_writeback.h"
 #include "client/c/job/edits.h"
 #include "client/c/job/full_params.h"
 #include "client/c/job/gradients.h"
@@ -68,10 +69,11 @@ class ClientJob {
   Gradients gradients_;
   ReadOnlyMemory read_only_memory_;
   OptimizerState optimizer_state_;
-  Passes passes_;
-  Unsharding unsharding_;
   FullParams full_params_;
   Values values_;
+  EditWriteback writeback_;
+  Passes passes_;
+  Unsharding unsharding_;
   Steps steps_;
   Graphs graphs_;
 };

@@ -98,4 +98,24 @@ absl::Status Edits::HandIn() {
   return view.Drop(changed);
 }
 
+absl::Status Edits::WriteBack(Write write) {
+  PrivateView& view = attachment_.memory().shards_view();
+  SHARDD_ASSIGN_OR_RETURN(const std::vector<Range> changed, view.Changed());
+  const RankPlan& plan = attachment_.plan();
+  for (const Range& own : OwnOf(changed)) {
+    for (int index = 0; index < static_cast<int>(plan.plan().params.size()); ++index) {
+      const ParamPlan& param = plan.param(index);
+      const int64_t element_bytes = DTypeSizeBytes(param.dtype);
+      const int64_t begin = plan.flat_of(param).shards_offset_bytes + param.offset * element_bytes;
+      const int64_t first = std::max(own.first, begin);
+      const int64_t end = std::min(own.end, begin + param.numel * element_bytes);
+      if (first < end) {  // pages begin and end between elements
+        SHARDD_RETURN_IF_ERROR(write(index, attachment_.memory().shards_slab().At<char>(first),
+                                     (first - begin) / element_bytes, (end - first) / element_bytes));
+      }
+    }
+  }
+  return view.Drop(changed);
+}
+
 }  // namespace shardd

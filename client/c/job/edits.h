@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/c/attachment/attachment.h"
@@ -34,6 +35,9 @@ class Edits {
   bool StepEnded() { return std::exchange(step_under_way_, false); }
   // Hands in and drops. REQUIRES: the daemon has let this rank hand in.
   absl::Status HandIn();
+  // Calls `write` with what there is to hand in, in pieces of one parameter each, and drops it.
+  using Write = absl::FunctionRef<absl::Status(int param, const void* data, int64_t first, int64_t numel)>;
+  absl::Status WriteBack(Write write);
 
  private:
   using Range = PrivateView::Range;

@@ -59,7 +59,7 @@ absl::Status FullParams::CheckMayEnter(const FullParamsOptions& options) const {
 
 absl::Status FullParams::SendEnter(const FullParamsOptions& options, const WaitFor& reason) {
   SHARDD_RETURN_IF_ERROR(CheckMayEnter(options));
-  SHARDD_ASSIGN_OR_RETURN(const std::string stored, edits_.FindOwn());
+  SHARDD_ASSIGN_OR_RETURN(const std::string stored, options.of_edits ? std::string() : edits_.FindOwn());
   if (!stored.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(EnterObject(), stored, " was written since the last pass (rank=",
                                                       attachment_.rank(), "); call shardd_enter_pass first"));
@@ -68,7 +68,8 @@ absl::Status FullParams::SendEnter(const FullParamsOptions& options, const WaitF
   SHARDD_RETURN_IF_ERROR(handles_.ApplyToAll(HandleEvent::kEnterFullParams));
   record.group = options.group;
   record.flags = (options.writeback ? kWriteback : 0) | (options.rank0_only ? kRank0Only : 0) |
-                 (options.with_grads ? kWithGrads : 0) | (options.recurse ? 0 : kNotRecurse);
+                 (options.with_grads ? kWithGrads : 0) | (options.recurse ? 0 : kNotRecurse) |
+                 (options.of_edits ? kEdits : 0);
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
   state_ = State::kEntering;
   options_ = options;
@@ -107,6 +108,10 @@ absl::Status FullParams::TakeAnswer() {
 
 absl::Status FullParams::Enter(const FullParamsOptions& options) {
   CallSpan span(attachment_, v1::TRACE_CALL_ENTER_FULL_PARAMS, options.group);
+  return span.Of(EnterWithin(options));
+}
+
+absl::Status FullParams::EnterWithin(const FullParamsOptions& options) {
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   const WaitFor reason{"enter_full_params", nullptr, "the other ranks' entry"};
   if (state_ != State::kEntering) {
@@ -123,7 +128,7 @@ absl::Status FullParams::Enter(const FullParamsOptions& options) {
     SHARDD_RETURN_IF_ERROR(TakeAnswer());
   }
   state_ = State::kInside;
-  return span.Of(absl::OkStatus());
+  return absl::OkStatus();
 }
 
 absl::Status FullParams::CheckNotStored() const {
@@ -169,10 +174,14 @@ const void* FullParams::GradientData(int param) const {
 
 absl::Status FullParams::Leave() {
   CallSpan span(attachment_, v1::TRACE_CALL_LEAVE_FULL_PARAMS);
+  return span.Of(LeaveWithin());
+}
+
+absl::Status FullParams::LeaveWithin() {
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   const bool copies = attachment_.plan().pass_copies();
   if (copies && hand_ins_.requested()) {
-    return span.Of(hand_ins_.AwaitOthersLeave());
+    return hand_ins_.AwaitOthersLeave();
   }
   const bool inside = state_ == State::kInside;
   if (!inside || writeback_) {
@@ -193,7 +202,7 @@ absl::Status FullParams::Leave() {
     SHARDD_RETURN_IF_ERROR(hand_ins_.Request(reason));
     SHARDD_RETURN_IF_ERROR(hand_ins_.AwaitOthersLeave());
   }
-  return span.Of(absl::OkStatus());
+  return absl::OkStatus();
 }
 
 }  // namespace shardd

@@ -20,6 +20,7 @@ struct FullParamsOptions {
   bool writeback = false;
   bool rank0_only = false;
   bool with_grads = false;
+  bool of_edits = false;  // with writeback: what this rank has stored is what it writes
   bool operator==(const FullParamsOptions&) const = default;
 };
 
@@ -34,9 +35,12 @@ class FullParams {
 
   // These are calls of the C ABI.
   absl::Status Enter(const FullParamsOptions& options);
+  absl::Status Leave();
   const void* ParameterData(int param) const;
   const void* GradientData(int param) const;
-  absl::Status Leave();
+  // The same, within another call.
+  absl::Status EnterWithin(const FullParamsOptions& options);
+  absl::Status LeaveWithin();
 
   // True while the rank is inside with writeback and has not committed yet.
   bool written_back() const { return state_ == State::kInside && writeback_; }

@@ -13,6 +13,12 @@ void Passes::Reset() {
   written_.clear();
 }
 
+void Passes::BeginSession() {
+  Reset();
+  said_stored_.clear();
+  told_to_write_back_ = 0;
+}
+
 absl::Status Passes::CheckWrites(const char* call) const {
   const RankPlan& plan = attachment_.plan();
   if (!plan.trainers_write()) {
@@ -49,12 +55,17 @@ absl::Status Passes::SendEnter(bool stepped, absl::string_view state, const Wait
                                                       "); call shardd_backward_done first"));
   }
   SHARDD_RETURN_IF_ERROR(attachment_.WaitPassBegun("enter_pass", nullptr));
-  SHARDD_RETURN_IF_ERROR(HandInEdits("enter_pass"));
+  if (attachment_.plan().writes_edits_back()) {
+    SHARDD_RETURN_IF_ERROR(StepEnded());  // whoever has not waited for it
+    SHARDD_ASSIGN_OR_RETURN(said_stored_, edits_.FindOwn());
+  } else {
+    SHARDD_RETURN_IF_ERROR(HandInEdits("enter_pass"));
+  }
   SHARDD_RETURN_IF_ERROR(staging_.WaitTaken(reason));
   SHARDD_ASSIGN_OR_RETURN(CommandRecord record, attachment_.GivingBack(Opcode::kEnterPass, 1, reason));
   hand_ins_.End();
   staging_.PutMessage(state);
-  record.flags = (stepped ? kStepped : 0) | (asks_to_store_ ? kAsksToStore : 0);
+  record.flags = (stepped ? kStepped : 0) | (asks_to_store_ ? kAsksToStore : 0) | (said_stored_.empty() ? 0 : kEdits);
   record.arg0 = static_cast<int64_t>(state.size());
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
   staging_.MessageSent();
@@ -71,10 +82,44 @@ absl::Status Passes::Enter(bool stepped, absl::string_view state) {
   if (copies) {
     SHARDD_RETURN_IF_ERROR(hand_ins_.AwaitOthersLeave());  // of an interrupted leave_full_params
   }
-  StepLedger& ledger = attachment_.ledger();
-  if (!ledger.entering_pass()) {
+  if (writeback_.under_way()) {
+    SHARDD_RETURN_IF_ERROR(writeback_.Run());
+  }
+  if (!attachment_.ledger().entering_pass()) {
     SHARDD_RETURN_IF_ERROR(SendEnter(stepped, state, reason));
   }
+  SHARDD_RETURN_IF_ERROR(AwaitEntered(reason));
+  for (;;) {
+    SHARDD_ASSIGN_OR_RETURN(const bool writes, IsToWriteBack());
+    if (!writes) break;
+    SHARDD_RETURN_IF_ERROR(SendLeave());
+    SHARDD_RETURN_IF_ERROR(writeback_.Run());
+    SHARDD_RETURN_IF_ERROR(SendEnter(stepped, state, reason));
+    SHARDD_RETURN_IF_ERROR(AwaitEntered(reason));
+  }
+  return span.Of(absl::OkStatus());
+}
+
+absl::StatusOr<bool> Passes::IsToWriteBack() {
+  if (!attachment_.plan().writes_edits_back()) {
+    return false;
+  }
+  SHARDD_RETURN_IF_ERROR(attachment_.Live());  // else the word is another epoch's
+  const uint64_t told = TimelineSequence(attachment_.page().hand_ins.load(std::memory_order_acquire));
+  const std::string stored = std::exchange(said_stored_, {});
+  if (std::exchange(told_to_write_back_, told) != told) {
+    return true;
+  }
+  // The others are inside of a pass whose forward this rank has left, and this is it.
+  return stored.empty() ? absl::StatusOr<bool>(false)
+                        : Fail(stored,
+                               "written while other ranks are inside of the pass, which this rank enters again; write "
+                               "between a backward, or a forward without gradients, and the next forward");
+}
+
+absl::Status Passes::AwaitEntered(const WaitFor& reason) {
+  StepLedger& ledger = attachment_.ledger();
+  const bool copies = attachment_.plan().pass_copies();
   const DaemonPage& page = attachment_.page();
   if (copies && attachment_.session().stream_waits().ordered()) {
     SHARDD_RETURN_IF_ERROR(attachment_.Wait(page.passes_issued, ledger.passes(), reason));
@@ -90,7 +135,7 @@ absl::Status Passes::Enter(bool stepped, absl::string_view state) {
     gradients_.BeginStep();
   }
   attachment_.Retire();  // what has come with it, if it has begun
-  return span.Of(absl::OkStatus());
+  return absl::OkStatus();
 }
 
 absl::Status Passes::Leave() {
@@ -181,6 +226,9 @@ absl::Status Passes::HandInEdits(const char* call) {
   if (!edits_.on()) {
     return absl::OkStatus();
   }
+  if (attachment_.plan().writes_edits_back()) {
+    return CheckNothingToWriteBack(call);
+  }
   const WaitFor reason{call, nullptr, "all ranks outside of the pass, to hand in what was stored into shards"};
   if (!hand_ins_.requested() && !hand_ins_.granted()) {
     SHARDD_RETURN_IF_ERROR(inside_ && reads_ ? CheckNotStored() : absl::OkStatus());
@@ -199,6 +247,18 @@ absl::Status Passes::HandInEdits(const char* call) {
     SHARDD_RETURN_IF_ERROR(hand_ins_.Await(reason));
   }
   return edits_.HandIn();
+}
+
+absl::Status Passes::CheckNothingToWriteBack(const char* call) {
+  SHARDD_RETURN_IF_ERROR(inside_ && reads_ ? CheckNotStored() : absl::OkStatus());
+  SHARDD_RETURN_IF_ERROR(StepEnded());
+  SHARDD_ASSIGN_OR_RETURN(const std::string stored, edits_.FindOwn());
+  return stored.empty() ? absl::OkStatus()
+                        : absl::FailedPreconditionError(absl::StrCat(
+                              call, " job \"", attachment_.plan().job(), "\": ", stored,
+                              " was written since the last pass, and over several nodes the ranks of all write such "
+                              "edits back together (rank=",
+                              attachment_.rank(), "); call shardd_hand_in_edits first, on all ranks"));
 }
 
 absl::Status Passes::AwaitStore() {
@@ -247,6 +307,14 @@ absl::Status Passes::HandIn() {
   }
   if (copies && !entering && !handles_.in_full_params()) {
     return span.Of(absl::OkStatus());
+  }
+  if (attachment_.plan().writes_edits_back()) {
+    if (!writeback_.under_way()) {
+      SHARDD_RETURN_IF_ERROR(CheckMayHandIn("hand_in_edits"));
+      SHARDD_RETURN_IF_ERROR(StepEnded());
+      SHARDD_RETURN_IF_ERROR(inside_ ? SendLeave() : absl::OkStatus());
+    }
+    return span.Of(writeback_.Run());
   }
   SHARDD_RETURN_IF_ERROR(CheckMayHandIn("hand_in_edits"));
   return span.Of(HandInEdits("hand_in_edits"));

@@ -8,6 +8,7 @@
 #include "client/c/attachment/attachment.h"
 #include "client/c/attachment/handle_set.h"
 #include "client/c/attachment/staging.h"
+#include "client/c/job/edit_writeback.h"
 #include "client/c/job/edits.h"
 #include "client/c/job/gradients.h"
 #include "client/c/job/hand_ins.h"
@@ -19,13 +20,14 @@ namespace shardd {
 class Passes {
  public:
   Passes(Attachment& attachment, const HandleSet& handles, Staging& staging, Gradients& gradients, HandIns& hand_ins,
-         Edits& edits)
+         Edits& edits, EditWriteback& writeback)
       : attachment_(attachment),
         handles_(handles),
         staging_(staging),
         gradients_(gradients),
         hand_ins_(hand_ins),
-        edits_(edits) {}
+        edits_(edits),
+        writeback_(writeback) {}
 
   // These are calls of the C ABI.
   absl::Status Enter(bool stepped, absl::string_view state);
@@ -37,8 +39,9 @@ class Passes {
   absl::Status HandIn();
   absl::Status AwaitStore();
 
-  // Puts the rank outside of any pass, for a new session or after a step.
+  // Puts the rank outside of any pass, after a step, or for a new session.
   void Reset();
+  void BeginSession();
   // Returns OK inside of a pass, if nothing was stored since the rank stopped reading, else FAILED_PRECONDITION. `what`
   // names the call, which reads parameters.
   absl::Status CheckReading(absl::string_view what);
@@ -57,6 +60,12 @@ class Passes {
 
  private:
   absl::Status CheckWrites(const char* call) const;
+  // Waits until all ranks have entered, and is inside then.
+  absl::Status AwaitEntered(const WaitFor& reason);
+  // Over nodes: the pass that was just entered is left, and what ranks have stored is to be written back first.
+  absl::StatusOr<bool> IsToWriteBack();
+  // Over nodes: an error if this rank has stored what only all ranks together write back, in a call of their own.
+  absl::Status CheckNothingToWriteBack(const char* call);
   absl::Status SendEnter(bool stepped, absl::string_view state, const WaitFor& reason);
   absl::Status NotInside(const char* call) const;
   absl::Status SendLeave();
@@ -72,10 +81,15 @@ class Passes {
   Gradients& gradients_;
   HandIns& hand_ins_;
   Edits& edits_;
+  EditWriteback& writeback_;
   bool asks_to_store_ = false;  // of all sessions
   bool inside_ = false;
   bool reads_ = false;   // inside, and a store is an error
   std::string written_;  // what a store wrote that has ended the pass; until the next one
+  // Over nodes: what the rank has said to have stored where it entered last, and how often in this session it was told
+  // that ranks write back.
+  std::string said_stored_;
+  uint64_t told_to_write_back_ = 0;
 };
 
 }  // namespace shardd

@@ -55,10 +55,14 @@ absl::Status Values::CheckWritable(const char* call, int index) const {
 absl::Status Values::WriteParameter(int index, const void* data, int64_t first, int64_t numel) {
   const ParamPlan& param = attachment_.plan().param(index);
   CallSpan span(attachment_, v1::TRACE_CALL_WRITE_PARAMETER, param.group);
+  return span.Of(WriteWithin(index, data, first, numel));
+}
+
+absl::Status Values::WriteWithin(int index, const void* data, int64_t first, int64_t numel) {
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   SHARDD_RETURN_IF_ERROR(CheckRange("write_parameter", index, data, first, numel));
   SHARDD_RETURN_IF_ERROR(CheckWritable("write_parameter", index));
-  return span.Of(WriteElements(index, data, first, numel, DTypeSizeBytes(param.dtype), 0));
+  return WriteElements(index, data, first, numel, DTypeSizeBytes(attachment_.plan().param(index).dtype), 0);
 }
 
 absl::Status Values::WriteGradient(int index, const void* data, int64_t first, int64_t numel) {
@@ -116,6 +120,10 @@ absl::Status Values::WriteUpdateCount(int index, int64_t count) {
 
 absl::Status Values::Commit() {
   CallSpan span(attachment_, v1::TRACE_CALL_COMMIT_PARAMETERS);
+  return span.Of(CommitWithin());
+}
+
+absl::Status Values::CommitWithin() {
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   StepLedger& ledger = attachment_.ledger();
   const WaitFor reason{"commit_parameters", nullptr, "the new version (every rank has to commit)"};
@@ -137,7 +145,7 @@ absl::Status Values::Commit() {
   ledger.ParametersCommitted();
   commit_sent_ = false;
   full_params_.Committed();
-  return span.Of(absl::OkStatus());
+  return absl::OkStatus();
 }
 
 }  // namespace shardd

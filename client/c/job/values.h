@@ -28,6 +28,9 @@ class Values {
   absl::Status WriteOptimizerState(int param, int state, const float* data, int64_t first, int64_t numel);
   absl::Status WriteUpdateCount(int param, int64_t count);
   absl::Status Commit();
+  // The same as Commit and WriteParameter, within another call.
+  absl::Status CommitWithin();
+  absl::Status WriteWithin(int param, const void* data, int64_t first, int64_t numel);
 
  private:
   // True before the first version, when every rank may write any parameter.

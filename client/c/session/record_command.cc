@@ -28,6 +28,7 @@ v1::EnterFullParams EnterOfRecord(const CommandRecord& record) {
   enter.set_rank0_only((record.flags & kRank0Only) != 0);
   enter.set_with_grads((record.flags & kWithGrads) != 0);
   enter.set_not_recurse((record.flags & kNotRecurse) != 0);
+  enter.set_of_edits((record.flags & kEdits) != 0);
   enter.set_scope(record.group + 1);
   return enter;
 }
@@ -79,6 +80,7 @@ v1::Command CommandOfRecord(const CommandRecord& record, const ShardPlan& plan, 
       break;
     case Opcode::kEnterPass:
       command.mutable_enter_pass()->set_stepped((record.flags & kStepped) != 0);
+      command.mutable_enter_pass()->set_has_edits((record.flags & kEdits) != 0);
       command.mutable_enter_pass()->set_trainer_state(payload, static_cast<size_t>(record.arg0));
       break;
     case Opcode::kLeavePass:

@@ -37,8 +37,8 @@ void ToldWords::Store(const v1::SessionEvent::Words& told) const {
   Store(page.version, told.version());
   Store(page.full_params, told.full_params());
   Store(page.passes_issued, told.passes_issued());
+  Store(page.hand_ins, told.hand_ins());  // before the pass that it may come with (EnterPass.has_edits)
   Store(page.passes, told.passes());
-  Store(page.hand_ins, told.hand_ins());
   Store(page.consumed, told.consumed());
   Poison(told.epoch());
 }

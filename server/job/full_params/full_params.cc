@@ -13,6 +13,7 @@ FullParamsRequest ParseFullParams(uint32_t flags, int group) {
   request.rank0_only = (flags & kRank0Only) != 0;
   request.with_grads = (flags & kWithGrads) != 0;
   request.recurse = (flags & kNotRecurse) == 0;
+  request.of_edits = (flags & kEdits) != 0;
   request.group = group;
   return request;
 }
@@ -26,6 +27,12 @@ absl::Status CheckFullParams(const ShardPlan& plan, const FullParamsRequest& req
   }
   if (request.with_grads && plan.memory.gradients_bytes == 0) {
     return absl::FailedPreconditionError("with_grads: no parameter of the job is trained");
+  }
+  const bool all_write = request.writeback && !request.rank0_only && !request.with_grads && request.group == -1;
+  if (request.of_edits && (!all_write || !plan.writes_edits_back())) {
+    return absl::FailedPreconditionError(
+        "of_edits: edits are written back by all ranks, of the whole model, over several nodes alone (got another "
+        "request, or a job that does not); HandIn");
   }
   if (plan.cut_over_nodes && !request.writeback) {  // with it ranks write, and read nothing here
     return absl::UnimplementedError(
@@ -65,7 +72,8 @@ absl::Status FullParams::CheckEqual(int rank, const FullParamsRequest& request) 
                   {"rank0_only", request.rank0_only, before.rank0_only},
                   {"with_grads", request.with_grads, before.with_grads},
                   {"recurse", request.recurse, before.recurse},
-                  {"group", request.group, before.group}};
+                  {"group", request.group, before.group},
+                  {"of_edits", request.of_edits, before.of_edits}};
     for (const auto& field : fields) {
       if (field.got != field.want) {
         return absl::FailedPreconditionError(absl::StrCat(field.name, " differs between ranks (got ", field.got,

@@ -21,7 +21,8 @@ struct FullParamsRequest {
   bool rank0_only = false;
   bool with_grads = false;
   bool recurse = true;
-  int group = -1;  // -1: the whole model
+  int group = -1;         // -1: the whole model
+  bool of_edits = false;  // ranks write back what each has stored into its shards
 
   bool OnlyReads() const { return !writeback && !with_grads; }
 };

@@ -167,7 +167,7 @@ absl::Status JobNodes::CheckMayBegin(const std::string& what) {
 
 void JobNodes::EndEpoch() {
   EndStep();
-  asks_to_write_ = false;
+  asks_to_write_ = says_entering_ = false;
   asked_to_write_ = 0;
   if (over_nodes()) steps_->EndEpoch();
 }
@@ -254,7 +254,7 @@ void JobNodes::NodeIsUp() {
 }
 
 void JobNodes::VersionCommitted() {
-  asks_to_write_ = false;
+  asks_to_write_ = says_entering_ = false;
   asked_to_write_ = 0;
   if (std::exchange(writing_, false)) use_.committed->SetWriting(false);
   SetReadable(use_.committed->version());
@@ -289,12 +289,34 @@ void JobNodes::AskToWrite() {
   asks_to_write_ = true;
   const FullParamsRequest& agreed = *see_.full_params->agreed();
   v1::PeerMessage::AsksToWrite asks;
-  asks.set_times(++asked_to_write_);
   asks.set_group(agreed.group);
   asks.set_recurse(agreed.recurse);
   asks.set_rank0_only(agreed.rank0_only);
+  asks.set_of_edits(agreed.of_edits);
+  asks.set_times(++asked_to_write_);
   member_->AsksToWrite(std::move(asks));
 }
+
+bool JobNodes::MaySayEntering() const {
+  return gathers_ != nullptr && see_.plan->writes_edits_back() && !says_entering_ && member_->Unreached().empty();
+}
+
+void JobNodes::SayEntering(bool edited) {
+  says_entering_ = true;
+  v1::PeerMessage::AsksToWrite asks;
+  asks.set_of_pass(true);
+  asks.set_edited(edited);
+  asks.set_times(++asked_to_write_);
+  member_->AsksToWrite(std::move(asks));
+}
+
+bool JobNodes::MayEnterPass() const {
+  return gathers_ == nullptr || !see_.plan->writes_edits_back() ||
+         (says_entering_ && member_->may_write_times() >= asked_to_write_);
+}
+
+// Replicas need no word of the others: whoever edits what they do not has other values, which all hear of by name.
+bool JobNodes::EnterPass(bool edited) { return std::exchange(says_entering_, false) ? member_->pass_edited() : edited; }
 
 void JobNodes::BeginWriting() {
   if (gathers_ == nullptr || std::exchange(writing_, true)) return;
@@ -319,7 +341,14 @@ bool JobNodes::fetching() const { return over_nodes() && member_->fetching(); }
 
 bool JobNodes::MayBeSentState() const { return over_nodes() && member_->MayBeSentState(); }
 
-std::string JobNodes::WaitText() const { return over_nodes() ? member_->WaitText() : ""; }
+std::string JobNodes::WaitText() const {
+  const std::string text = over_nodes() ? member_->WaitText() : "";
+  const bool asked = says_entering_ || asks_to_write_;
+  if (!text.empty() || !asked || node() == 0 || member_->may_write_times() >= asked_to_write_) return text;
+  // It alone knows who has not.
+  return absl::StrCat("node 0 (", see_.plan->config.nodes().addresses(0), "), which says when all nodes have ",
+                      says_entering_ ? "entered the pass" : "asked to write values");
+}
 
 uint64_t JobNodes::generation() const { return member_->generation(); }
 

@@ -140,6 +140,14 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   // UNIMPLEMENTED: another node's daemon does not know that. REQUIRES: MayAskToWrite().
   absl::Status CheckOthersTakeWrites() const;
   void AskToWrite();
+  // Where parameters are cut over nodes and trainers edit them, all ranks of all nodes enter a pass together: nobody
+  // enters before every node has said whether its ranks have edited.
+  bool MaySayEntering() const;
+  void SayEntering(bool edited);
+  bool MayEnterPass() const;
+  // All ranks of this node enter now. `edited`: some of them have edited. Returns whether some of any node have, whose
+  // values the pass would read.
+  bool EnterPass(bool edited);
   // Nobody gathers what lies here from now on, until there is another version or what was written is taken back.
   void BeginWriting();
   void EndWriting();
@@ -201,6 +209,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   bool finished_said_ = false;    // that all ranks have, over the links that are there
   // Where parameters are cut over nodes:
   bool asks_to_write_ = false;  // all ranks, and this node has said so
+  bool says_entering_ = false;  // likewise
   int asked_to_write_ = 0;      // how often in this version and generation
   bool writing_ = false;        // what ranks write, or had written, is neither a version nor taken back
 };

@@ -21,6 +21,7 @@ absl::Status PassCommits::Enter(int rank, RankCommand command) {
   const bool stepped = (command.flags & kStepped) != 0;
   SHARDD_RETURN_IF_ERROR(use_.writes->EnterPass(rank, stepped, command.done, &command.trainer_state));
   if ((command.flags & kAsksToStore) != 0) use_.writes->AsksToStore(rank);
+  if ((command.flags & kEdits) != 0) SHARDD_RETURN_IF_ERROR(use_.writes->HasEdits(rank));
   return stepped ? use_.commits->StepInTrainer(rank, std::move(command.trainer_state)) : absl::OkStatus();
 }
 
@@ -36,7 +37,7 @@ bool PassCommits::SetTrainerStates() {
   return any;
 }
 
-absl::Status PassCommits::Commit() {
+absl::Status PassCommits::Commit(bool edited) {
   SHARDD_RETURN_IF_ERROR(use_.writes->StepComesFirst().status());
   const bool copies = use_.writes->pass_copies();
   const bool stepped = use_.writes->passes().stepped(0);
@@ -45,7 +46,7 @@ absl::Status PassCommits::Commit() {
     const bool any = SetTrainerStates();
     if (!stored) {
       if (any) use_.committed->CommitTrainerStates();
-      use_.writes->LetInAll();
+      use_.writes->LetInAll(/*to_write_back=*/edited);
       return absl::OkStatus();
     }
   }

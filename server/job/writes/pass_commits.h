@@ -52,8 +52,9 @@ class PassCommits {
   explicit PassCommits(Services services) : use_(std::move(services)) {}
 
   absl::Status Enter(int rank, RankCommand command);
-  // All ranks enter. Makes what they wrote a version, or, where they wrote nothing, lets them in at once.
-  absl::Status Commit();
+  // All ranks enter. Makes what they wrote a version, or, where they wrote nothing, lets them in at once. `edited`:
+  // over nodes, ranks are to write edits back.
+  absl::Status Commit(bool edited = false);
   // With pass_copies, before Commit. `tell`: the ranks' streams may go on to what reads the copies; else ranks wait
   // for the copies.
   absl::Status Announce(bool tell);

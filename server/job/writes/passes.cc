@@ -9,7 +9,11 @@ void Passes::Enter(int rank, bool stepped, uint64_t signal) {
   of.pass = Pass::kEntering;
   of.stepped = stepped;
   of.enter_signal = signal;
-  of.asks_to_store = false;
+  of.asks_to_store = of.has_edits = false;
+}
+
+bool Passes::any_edits() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const OfRank& rank) { return rank.has_edits; });
 }
 
 bool Passes::all_ask_to_store() const {
@@ -34,7 +38,7 @@ void Passes::LetInAll() {
   announced_ = told_ = copied_ = false;
   for (OfRank& rank : ranks_) {
     rank.pass = Pass::kInside;
-    rank.stepped = false;
+    rank.stepped = rank.has_edits = false;
   }
 }
 

@@ -32,6 +32,8 @@ class Passes {
   bool announced() const { return announced_; }
   // Ranks know of it, and hosts that are ahead of their devices go on.
   bool told() const { return told_; }
+  // Some rank has said where it entered that it has edits, which are written back before anybody is let in for good.
+  bool any_edits() const;
   // All ranks enter, and each waits for snapshots before it stores into state that it keeps.
   bool all_ask_to_store() const;
   // With the copies of the announced pass a snapshot is taken.
@@ -51,6 +53,7 @@ class Passes {
   std::string TakeTrainerState(int rank) { return std::exchange(ranks_[rank].trainer_state, {}); }
   void ForgetTrainerStates();
   void SetAsksToStore(int rank) { ranks_[rank].asks_to_store = true; }
+  void SetHasEdits(int rank) { ranks_[rank].has_edits = true; }
   void Announce(bool tell, bool takes_snapshot) {
     announced_ = true;
     told_ = tell;
@@ -76,6 +79,7 @@ class Passes {
     std::string trainer_state;
     uint64_t enter_signal = 0;
     bool asks_to_store = false;  // as the rank said where it entered last
+    bool has_edits = false;      // likewise
   };
   std::vector<OfRank> ranks_;
   bool announced_ = false;

@@ -69,6 +69,15 @@ void TrainerWrites::AsksToStore(int rank) {
   }
 }
 
+absl::Status TrainerWrites::HasEdits(int rank) {
+  if (!see_.plan->writes_edits_back()) {
+    return Error(absl::StatusCode::kFailedPrecondition, rank, "EnterPass",
+                 "edits are written back over several nodes alone; HandIn first");
+  }
+  passes_.SetHasEdits(rank);
+  return absl::OkStatus();
+}
+
 absl::Status TrainerWrites::LeavePass(int rank) {
   SHARDD_RETURN_IF_ERROR(CheckTrainersWrite(rank, "LeavePass"));
   if (!passes_.inside(rank)) {
@@ -80,6 +89,10 @@ absl::Status TrainerWrites::LeavePass(int rank) {
 
 absl::Status TrainerWrites::AskToHandIn(int rank) {
   SHARDD_RETURN_IF_ERROR(CheckTrainersWrite(rank, "HandIn"));
+  if (see_.plan->writes_edits_back()) {
+    return Error(absl::StatusCode::kFailedPrecondition, rank, "HandIn",
+                 "over several nodes edits are written back; EnterFullParams with writeback");
+  }
   if (see_.committed->version() == 0 || see_.full_params->asked(rank) || !passes_.outside(rank) ||
       hand_ins_.wants(rank) || hand_ins_.open(rank)) {
     return Error(absl::StatusCode::kFailedPrecondition, rank, "HandIn",
@@ -182,13 +195,14 @@ void TrainerWrites::StepCommitted() {
   CommitHandIns();
 }
 
-void TrainerWrites::LetInAll() {
+void TrainerWrites::LetInAll(bool to_write_back) {
   counters_->set_passes(counters_->passes() + 1);
   const bool news = passes_.announced() && !passes_.told();
   passes_.LetInAll();
   for (const auto& session : *see_.sessions) {
     if (session == nullptr) continue;
     if (news) session->words().PublishPassIssued();
+    if (to_write_back) session->words().PublishHandIn();  // whoever sees the pass sees it, too
     session->words().PublishPass();
   }
 }

@@ -67,6 +67,9 @@ class TrainerWrites final : public JobPart {
   // The rank that enters waits for snapshots before it stores into state that it keeps (kAsksToStore). No-op where its
   // words are told, by events that do not have those of snapshots.
   void AsksToStore(int rank);
+  // The rank that enters has stored into its shards since the last version. FAILED_PRECONDITION: it hands that in
+  // otherwise.
+  absl::Status HasEdits(int rank);
   absl::Status LeavePass(int rank);
   // HandIn.
   absl::Status AskToHandIn(int rank);
@@ -91,7 +94,9 @@ class TrainerWrites final : public JobPart {
   std::string TakeTrainerState(int rank) { return passes_.TakeTrainerState(rank); }
   // What ranks wrote before they entered, and handed in, is about to be a version; the copies of it are made.
   void CommitPass();
-  void LetInAll();
+  // `to_write_back`: some rank, perhaps of another node, has edits. All are told with the pass that they leave it
+  // again, write their edits back together and enter anew.
+  void LetInAll(bool to_write_back = false);
   Wait WaitingToEnter(int rank) const;
 
   // Handing in ---------------------------------------------------------------------------------------

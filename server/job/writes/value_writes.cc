@@ -272,6 +272,10 @@ absl::Status ValueWrites::AskForCommit(int rank) {
                      : "legal before version 1 and between EnterFullParams(writeback) and LeaveFullParams");
   }
   SHARDD_RETURN_IF_ERROR(see_.extensions->CheckAllTakePart(rank, "CommitParameters"));
+  if (writeback && see_.summons->full_params().request(rank).of_edits) {
+    // Each node has edits of its own, or none: it counts as having written the values of all parameters.
+    for (uint32_t& parts : written_parts_) parts |= 1;
+  }
   commit_.Ask(rank);
   return absl::OkStatus();
 }

@@ -104,6 +104,12 @@ TEST_F(RecordCommandTest, FlagsAndNumbersAreKept) {
   enter.group = 0;
   enter.flags = kRank0Only | kNotRecurse;
   EXPECT_EQ(Of(enter).enter_full_params().ShortDebugString(), "rank0_only: true scope: 1 not_recurse: true");
+  enter.group = -1;
+  enter.flags = kWriteback | kEdits;
+  EXPECT_EQ(Of(enter).enter_full_params().ShortDebugString(), "writeback: true of_edits: true");
+  CommandRecord pass = Record(Opcode::kEnterPass);
+  pass.flags = kEdits;
+  EXPECT_EQ(Of(pass).enter_pass().ShortDebugString(), "has_edits: true");
   CommandRecord submit = Record(Opcode::kSubmitGradients);
   submit.flags = kAsksForOthers;
   EXPECT_EQ(Of(submit).submit_gradients().ShortDebugString(), "asks_for_others: true");

@@ -75,8 +75,18 @@ TEST(Nodes, WhatIsNotServedTogetherIsRefusedByName) {
         },
         {"plan config nodes", "got unshard_mode UNSHARD_MODE_ZERO_COPY", "want UNSHARD_MODE_POOLED"}));
   }
-  EXPECT_TRUE(refused([](v1::JobConfig& c) { c.set_trainers_never_write(false); },
-                      {"plan config nodes", "got trainers_never_write false", "want true"}));
+  EXPECT_TRUE(refused(
+      [](v1::JobConfig& c) {
+        c.set_trainers_never_write(false);
+        c.set_pass_copies(true);
+      },
+      {"plan config nodes", "got pass_copies true", "trainers_never_write false", "want pass_copies false"}));
+  EXPECT_TRUE(refused(
+      [](v1::JobConfig& c) {
+        c.set_trainers_never_write(false);
+        c.set_replica_copies(true);
+      },
+      {"plan config nodes", "with edits in place", "got replica_copies true"}));
   EXPECT_TRUE(refused([](v1::JobConfig& c) { c.set_offload(v1::OFFLOAD_HOST); },
                       {"plan config nodes", "got OFFLOAD_HOST", "want OFFLOAD_NONE"}));
   EXPECT_TRUE(refused([](v1::JobConfig& c) { c.set_trainer_sums(true); },
@@ -87,6 +97,17 @@ TEST(Nodes, WhatIsNotServedTogetherIsRefusedByName) {
     b.config().set_strategy(strategy);
     EXPECT_EQ(b.Plan().nodes(), 2) << v1::Strategy_Name(strategy);
   }
+}
+
+TEST(Nodes, EditsThatAreWrittenBackTakeNoSnapshot) {
+  SpecBuilder b = Model(2, 2);
+  EXPECT_FALSE(b.Plan().writes_edits_back());
+  b.config().set_trainers_never_write(false);
+  EXPECT_TRUE(b.Plan().writes_edits_back());
+  EXPECT_EQ(b.Plan().memory.kept_bytes, 0);
+  b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+  EXPECT_FALSE(b.Plan().writes_edits_back());
+  EXPECT_GT(b.Plan().memory.kept_bytes, 0);
 }
 
 TEST(Nodes, GradientsAreDividedByTheRanksOfAllNodes) {

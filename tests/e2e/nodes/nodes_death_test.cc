@@ -119,6 +119,11 @@ TEST_P(NodesDeath, KillsWhereRanksLoadValuesLoseNothing) {
   KillWhereRanksTrain(Kills(0) / 2, {{"load_every", "1"}});
 }
 
+TEST_P(NodesDeath, KillsWhereRanksEditInPlaceLoseNothing) {
+  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  KillWhereRanksTrain(Kills(0) / 2, {{"load_every", "1"}, {"edits", "1"}, {"trainers_write", "1"}, {"wait_step", "1"}});
+}
+
 // Their steps and the values that they store are agreed on alike.
 TEST_P(NodesDeath, KillsWhereRanksStepThemselvesLoseNothing) {
   if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";

@@ -114,7 +114,7 @@ Status Trainer::Train() {
   }
   if (LoadsBefore(first) && first < steps) RETURN_IF_ERROR(CheckLoadIsWhole(first));
   for (int64_t step = first; step < steps; ++step) {
-    if (LoadsBefore(step)) RETURN_IF_ERROR(Load(step));
+    if (LoadsBefore(step)) RETURN_IF_ERROR(args_.Int("edits") != 0 ? Edit(step) : Load(step));
     RETURN_IF_ERROR(TrainStep(step));
     report_.stepped_ms.push_back(static_cast<double>(NowMs()));
   }
@@ -150,9 +150,12 @@ Status Trainer::Train() {
 // Where they are cut over nodes there are no full parameters but by the way of a pass.
 Status Trainer::ReadUnsharded() {
   moments_.Reach("reading", args_.Int("steps", 50));
-  for (int group = 0; group < kGroupCount; ++group) {
-    RETURN_IF_ERROR(ReadGroup(group, SHARDD_FORWARD, /*hold=*/false));
-  }
+  RETURN_IF_ERROR(InPass(args_.Int("steps", 50), [&] {
+    for (int group = 0; group < kGroupCount; ++group) {
+      RETURN_IF_ERROR(ReadGroup(group, SHARDD_FORWARD, /*hold=*/false));
+    }
+    return Status();
+  }));
   for (int p = 0; p < kParamCount; ++p) report_.values[p] = seen_[p];
   return Status();
 }
@@ -191,7 +194,7 @@ Status Trainer::TrainStep(int64_t step) {
   report_.losses[step] = 0;
   for (int micro = 0; micro < micros; ++micro) {
     const double loss = report_.losses[step];
-    Status status = ForwardBackward(step, micro, micro + 1 == micros);
+    Status status = InPass(step, [&] { return ForwardBackward(step, micro, micro + 1 == micros); });
     if (status.code() == Code::kUnknown) {
       RETURN_IF_ERROR(job_->AbandonBackward());
       moments_.Reach("abandoned", step);

@@ -16,10 +16,14 @@
 //   fail=MOMENT@STEP     its user code fails at that moment of a forward or backward (moments.h), once: it gives the
 //                        backward up and does it again
 //   of_any_rank=1        the trainer state may be that of another node's rank
+//   load_every=N         before every Nth step all ranks write values (Load)
+//   edits=1              with trainers_write=1: they store these into their own shards, outside of the passes in which
+//                        they compute, and the next pass hands them in; 2: they hand them in at once
 //   recover=1            attaches again after ABORTED and goes on at the committed step
 //   bits=1               reports the bits of its shards and of its optimizer states (bits.h)
 // Results go to the folder: "rank.R" when it has ended (TrainerReport).
 
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -59,7 +63,10 @@ class Trainer {
   Status ReadUnsharded();
   Status Writeback(int64_t step);
   bool LoadsBefore(int64_t step) const;
+  // Inside of a pass where the job has them.
+  Status InPass(int64_t step, const std::function<Status()>& body);
   Status Load(int64_t step);
+  Status Edit(int64_t step);
   Status CheckLoadIsWhole(int64_t step);
 
   void ReadParam(int param);

@@ -51,9 +51,24 @@ Status Trainer::Load(int64_t step) {
   return inner.ok() ? status : inner;
 }
 
+// The same value, through the shards of this rank: the optimizer's state and count stay.
+Status Trainer::Edit(int64_t step) {
+  moments_.Reach("loads", step);
+  const shardd_shard_range range = job_->shard_range(param_[kB1]);
+  auto* const shard = static_cast<float*>(job_->shard_data(param_[kB1]));
+  for (int64_t i = range.write_first; i < range.write_first + range.write_numel; ++i) {
+    shard[i] = LoadedValue(step, static_cast<int>(i));
+    moments_.Reach("load", step);
+  }
+  moments_.Reach("loaded", step);
+  if (args_.Int("edits") == 2) RETURN_IF_ERROR(job_->HandInEdits());
+  moments_.Reach("load_ended", step);
+  return Status();
+}
+
 // After an epoch's end the job has what was loaded before the step on all nodes, or on none.
 Status Trainer::CheckLoadIsWhole(int64_t step) {
-  RETURN_IF_ERROR(ReadGroup(kMid, SHARDD_FORWARD, /*hold=*/false));
+  RETURN_IF_ERROR(InPass(step, [&] { return ReadGroup(kMid, SHARDD_FORWARD, /*hold=*/false); }));
   int loaded = 0;
   for (int i = 0; i < kNumel[kB1]; ++i) loaded += seen_[kB1][static_cast<size_t>(i)] == LoadedValue(step, i) ? 1 : 0;
   report_.AddNote(loaded > 0 ? "loaded " + std::to_string(step) : "taken back " + std::to_string(step));

@@ -73,6 +73,14 @@ void Trainer::WriteGradient(int param) {
   unsharded_.Write(slot, halves.data(), sizeof(uint16_t) * halves.size());
 }
 
+Status Trainer::InPass(int64_t step, const std::function<Status()>& body) {
+  if (args_.Int("edits") == 0) return body();
+  RETURN_IF_ERROR(job_->EnterPass());
+  moments_.Reach("entered", step);
+  RETURN_IF_ERROR(body());
+  return job_->LeavePass();
+}
+
 Status Trainer::ForwardBackward(int64_t step, int micro, bool last) {
   const std::vector<int> odd = ParseOrder(Odd("odd_order", step));
   if (!odd.empty() || !order_.empty()) {

@@ -313,7 +313,6 @@ def refused() -> dict[str, str]:
     texts = {
         "elsewhere": _text_of(lambda: apart(model.layers[0], model.layers[1])),
         "other counts": _text_of(lambda: apart(model.layers[0])),
-        "edits": text(_mesh(4), in_place_edits=True),
         "no shard": _text_of(no_shard),
         "gradients": _text_of(lambda: summon(writeback=False, with_grads=True)),
         "by one": _text_of(lambda: summon(rank0_only=True)),

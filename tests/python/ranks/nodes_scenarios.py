@@ -174,7 +174,6 @@ def refused_meshes() -> dict[str, str]:
         "crossing": text(crossing),
         "rows": text(_mesh(4, 1), torch.optim.AdamW),
         "none": text(_mesh(2, 2), None),
-        "edits": text(_mesh(2, 2), in_place_edits=True),
     }
 
 
@@ -210,7 +209,7 @@ def one_mesh() -> str:
 
 def refused_calls() -> dict[str, str]:
     """Of a registered model, whose training goes on afterwards."""
-    from shardd.torch import hand_in_edits, summon_full_params
+    from shardd.torch import summon_full_params
 
     model, optimizer = _trainer()
     rank = dist.get_rank()
@@ -232,7 +231,6 @@ def refused_calls() -> dict[str, str]:
     texts = {
         "summon": _text_of(lambda: summon(rank0_only=True)),
         "gradients": _text_of(lambda: summon(with_grads=True)),
-        "edits": _text_of(lambda: hand_in_edits(model)),
     }
     step(1)
     alone = train_alone(Case(steps=2), dist.get_world_size())["losses"][rank]

@@ -170,7 +170,6 @@ def test_unsupported_meshes_and_optimizers_over_nodes_are_refused_by_name(two: N
         "crossing": "a row of its mesh crosses nodes (got ranks [0, 2] on 2 nodes",
         "rows": "torch.optim.AdamW steps in the trainers, and each of 2 nodes has 2 rows",
         "none": "trained on several nodes without an optimizer",
-        "edits": "in_place_edits=True",
     }
     for texts in run_on_nodes(two, nodes_scenarios.refused_meshes):
         assert texts.keys() == wants.keys()

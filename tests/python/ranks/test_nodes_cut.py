@@ -179,7 +179,6 @@ def test_the_wrapper_over_all_ranks(two: Nodes, how: tuple[Any, ...]) -> None:
 def test_what_no_node_can_do_alone_is_refused_by_name(two: Nodes) -> None:
     wants = {
         "uneven": "do not follow each other node by node, as many on each (got [0] and [2, 3]",
-        "edits": "in_place_edits=True",
         "no shard": "NO_SHARD over 2 nodes",
         "gradients": "cut over 2 nodes",
         "elsewhere": _ELSEWHERE,

@@ -27,3 +27,10 @@ def two() -> Iterator[Nodes]:
 def test_experts_over_two_nodes_train_as_torchs(two: Nodes, options: dict[str, Any], kind: str) -> None:
     for results in run_on_nodes(two, trained_on_both, options, kind, 6, False):
         compare(results)
+
+
+@pytest.mark.parametrize("options", [{}, {"shape": (2, 1, 2), "by_placement": True}], ids=["cut", "replicas"])
+def test_experts_over_two_nodes_are_edited_in_place(two: Nodes, options: dict[str, Any]) -> None:
+    environment = {"SHARDD_IN_PLACE_EDITS": "1"}
+    for results in run_on_nodes(two, trained_on_both, options, "daemon clip", 6, True, environment=environment):
+        compare(results)

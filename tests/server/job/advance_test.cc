@@ -16,7 +16,7 @@ namespace shardd {
 namespace {
 
 constexpr uint32_t kOfRanks = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted | kAllExtend | kSomeInside |
-                              kSomeWantToHandIn | kSomeBlocked | kSomeLate | kSomeLeft;
+                              kSomeWantToHandIn | kSomeBlocked | kSomeLate | kSomeLeft | kUnlikeCalls;
 // For each fact those that do not hold with it, because commands are refused that would make it so.
 constexpr struct {
   uint32_t fact;
@@ -29,6 +29,8 @@ constexpr struct {
     {kAllCommitted, kAllExtend | kSomeBlocked | kSomeLate | kSomeWantToHandIn},
     {kAllExtend, kSomeInside | kSomeBlocked | kSomeLate | kSomeLeft | kSomeWantToHandIn},
     {kApplied, kSomeBlocked | kSomeLate},
+    {kUnlikeCalls,
+     kAllStepped | kAllEntering | kAllFullParams | kAllCommitted | kAllExtend | kSomeInside | kSomeBlocked},
 };
 
 // By bit, as in the table of README.md.
@@ -53,7 +55,8 @@ constexpr const char* kFactNames[] = {"pooled",
                                       "some left",
                                       "owes word",
                                       "all in ExtendJob",
-                                      "nobody attached"};
+                                      "nobody attached",
+                                      "unlike calls"};
 static_assert(sizeof kFactNames / sizeof *kFactNames == kFacts);
 
 std::string Names(uint32_t facts) {

@@ -135,12 +135,14 @@ class Wire {
 class JobNodesTest : public ::testing::Test {
  protected:
   // `outlives`: a log of each job says what another daemon would find.
-  // `in_trainers`: ranks store their steps themselves.
+  // `in_trainers`: ranks store their steps themselves. `edits`: ranks edit parameters in place, beside the daemon's
+  // optimizer.
   explicit JobNodesTest(int nodes = 2, v1::Strategy strategy = v1::STRATEGY_HYBRID_SHARD, bool outlives = false,
-                        bool in_trainers = false)
+                        bool in_trainers = false, bool edits = false)
       : strategy_(strategy),
         outlives_(outlives),
         in_trainers_(in_trainers),
+        edits_(edits),
         wire_(nodes),
         nodes_(static_cast<size_t>(nodes)) {
     for (int node = 0; node < count(); ++node) Open(node);
@@ -167,8 +169,8 @@ class JobNodesTest : public ::testing::Test {
     builder.config().mutable_optimizer()->set_kind(in_trainers_ ? v1::OPTIMIZER_KIND_TRAINER : v1::OPTIMIZER_KIND_SGD);
     if (in_trainers_) {
       builder.config().mutable_optimizer()->set_trainer_states(1);
-      builder.config().set_trainers_never_write(false);
     }
+    builder.config().set_trainers_never_write(!in_trainers_ && !edits_);
     builder.config().set_strategy(strategy_);
     builder.config().set_compare_every(2);
     for (int node = 0; node < count(); ++node) {
@@ -442,6 +444,7 @@ class JobNodesTest : public ::testing::Test {
   const v1::Strategy strategy_;
   const bool outlives_;
   const bool in_trainers_;
+  const bool edits_;
   std::function<void(JobCore::Init*)> before_open_;          // what a daemon finds of its job's; null: nothing
   std::array<std::atomic<int64_t>, 3> promised_bytes_ = {};  // by node: memory of the host, to jobs
   uint64_t sessions_made_ = 0;

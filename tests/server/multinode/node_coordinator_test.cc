@@ -379,6 +379,12 @@ class NodeCoordinatorOfCut : public NodeCoordinatorTest {
     message.mutable_asks_to_write()->set_times(times);
     return message;
   }
+  v1::PeerMessage Enters(uint64_t version, int times, bool edited) const {
+    v1::PeerMessage message = AsksToWrite(version, times);
+    message.mutable_asks_to_write()->set_of_pass(true);
+    message.mutable_asks_to_write()->set_edited(edited);
+    return message;
+  }
 };
 
 TEST_F(NodeCoordinatorOfCut, ValuesAreWrittenWhenNobodyReadsTheVersionBefore) {
@@ -406,7 +412,8 @@ TEST_F(NodeCoordinatorOfCut, ValuesAreWrittenWhenNobodyReadsTheVersionBefore) {
 TEST_F(NodeCoordinatorOfCut, NodesWriteTheSameTogether) {
   for (const auto change : {+[](v1::PeerMessage::AsksToWrite* asks) { asks->set_group(1); },
                             +[](v1::PeerMessage::AsksToWrite* asks) { asks->set_recurse(true); },
-                            +[](v1::PeerMessage::AsksToWrite* asks) { asks->set_rank0_only(true); }}) {
+                            +[](v1::PeerMessage::AsksToWrite* asks) { asks->set_rank0_only(true); },
+                            +[](v1::PeerMessage::AsksToWrite* asks) { asks->set_of_edits(true); }}) {
     Anew();
     Initialize();
     v1::PeerMessage other = AsksToWrite(2);
@@ -441,6 +448,92 @@ TEST_F(NodeCoordinatorOfTwo, ReplicasThatStepWhileOthersWriteAreNamed) {
   Say(0, Values(10, 3));
   Say(1, Closed(kAllBackwards));
   EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("a step, on node 1"), HasSubstr("write, on node 0")));
+}
+
+TEST_F(NodeCoordinatorOfTwo, ReplicasThatComputeWhileOthersWriteAreNamed) {
+  for (const bool first : {true, false}) {
+    Anew();
+    Initialize();
+    Say(1, Ready(kA));
+    Say(0, Ready(kA));  // its gradients of this backward have gone
+    for (int node = 0; node < 2; ++node) Say(node, Closed(1));
+    sent_.clear();
+    if (first) Say(0, Values(10, 2));
+    Say(1, Ready(kB, 1));
+    if (!first) Say(0, Values(10, 2));
+    EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("which they write, on node 0"), HasSubstr("backward 1"),
+                                      HasSubstr("on node 1"), HasSubstr("between the same")));
+  }
+}
+
+// A node that writes has given its parts of the backward that others are still in.
+TEST_F(NodeCoordinatorOfTwo, ReplicasWriteBehindABackwardThatOthersAreIn) {
+  Say(0, Ready(kA));
+  Say(0, Closed(1));
+  Say(0, Values(10, 2));
+  Say(1, Ready(kA));
+  Say(1, Closed(1));
+  sent_.clear();
+  Say(1, Values(10, 2));
+  EXPECT_EQ(Kinds(1), "values_agreed ");
+}
+
+TEST_F(NodeCoordinatorOfCut, NodesThatComputeWhileOthersAskToWriteAreNamed) {
+  for (const bool first : {true, false}) {
+    Anew();
+    Initialize();
+    for (int node = 0; node < 2; ++node) Say(node, Ready(kA));
+    for (int node = 0; node < 2; ++node) Say(node, Closed(1));
+    sent_.clear();
+    if (first) Say(0, AsksToWrite(2));
+    Say(1, Ready(kB, 1));
+    if (!first) Say(0, AsksToWrite(2));
+    EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("which they write, on node 0"), HasSubstr("backward 1")));
+    if (first) Say(0, Enters(2, 1, /*edited=*/false));
+    Say(1, Ready(kB));
+    if (!first) Say(0, Enters(2, 1, /*edited=*/false));
+    EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("EnterPass: nodes differ"), HasSubstr("which they enter, on node 0"),
+                                      HasSubstr("backward 0")));
+  }
+}
+
+TEST_F(NodeCoordinatorOfCut, NodesEnterPassesTogetherAndHearWhetherAnyHasEdited) {
+  Initialize();
+  Say(0, Enters(2, 1, /*edited=*/false));
+  EXPECT_THAT(sent_, IsEmpty());
+  EXPECT_THAT(coordinator_->Waiting(), AllOf(HasSubstr("node 1"), HasSubstr("has not entered the pass")));
+  Say(1, Enters(2, 1, /*edited=*/true));
+  EXPECT_EQ(Kinds(0) + Kinds(1), "may write 1 may write 1 ");
+  EXPECT_TRUE(sent_.back().second.may_write().edited());
+  sent_.clear();
+  Say(0, AsksToWrite(2, 2));
+  EXPECT_THAT(coordinator_->Waiting(), AllOf(HasSubstr("node 1"), HasSubstr("has not asked to write values")));
+  Say(1, AsksToWrite(2, 2));
+  for (int node = 0; node < 2; ++node) Say(node, Values(10, 2));
+  EXPECT_EQ(Kinds(1), "may write 2 values_agreed ");
+  sent_.clear();
+  for (int node = 0; node < 2; ++node) Say(node, Enters(3, 1, /*edited=*/false));
+  EXPECT_FALSE(sent_.back().second.may_write().edited());
+  const absl::Time now = MonotonicNow();
+  Say(0, Closed(1));  // whoever computes is waited for no longer than otherwise
+  coordinator_->CheckSilence(now + absl::Minutes(3), absl::Minutes(2));
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1"), HasSubstr("has not closed backward")));
+}
+
+TEST_F(NodeCoordinatorOfCut, NodesThatEnterAPassWhileOthersWriteOrStepAreNamed) {
+  Initialize();
+  Say(0, Enters(2, 1, /*edited=*/true));
+  Say(1, AsksToWrite(2));
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("CommitParameters: nodes differ"), HasSubstr("enter a pass, on node 0"),
+                                    HasSubstr("write, on node 1")));
+  Say(1, Closed(kAllBackwards));
+  Say(0, Enters(2, 1, /*edited=*/false));
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("EnterPass: nodes differ"), HasSubstr("enter a pass, on node 0"),
+                                    HasSubstr("a step, on node 1")));
+  for (int node = 0; node < 2; ++node) Say(node, Enters(2, 1, /*edited=*/true));
+  sent_.clear();
+  Say(0, Values(10, 2));  // nobody was let write
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 0"), HasSubstr("not its turn")));
 }
 
 TEST_F(NodeCoordinatorOfCut, WhoStillWritesIsWaitedFor) {

@@ -56,6 +56,8 @@ TEST_F(FullParamsTest, RequestsAreEqualOnAllRanksThatWait) {
   EXPECT_TRUE(full_params_.CheckEqual(1, {.writeback = true}).ok());
   ExpectRefused(full_params_.CheckEqual(1, {}), absl::StatusCode::kFailedPrecondition,
                 "writeback differs between ranks (got 0 on rank 1, 1 on rank 0)");
+  ExpectRefused(full_params_.CheckEqual(1, {.writeback = true, .of_edits = true}),
+                absl::StatusCode::kFailedPrecondition, "of_edits differs between ranks (got 1 on rank 1, 0 on rank 0)");
   full_params_.Ask(1, {.writeback = true}, 0);
   full_params_.Grant({true, true});
   full_params_.Leave(1, 0);

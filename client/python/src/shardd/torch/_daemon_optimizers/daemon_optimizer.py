@@ -52,7 +52,8 @@ class DaemonOptimizer(Optimizer):
     ``load_state_dict``, ``nn.init``). Ranks then begin each pass together, which costs one exchange of messages a step.
     With False they do not wait for each other in forward, and a write into a parameter is an error with its name;
     ``load_state_dict`` works. For models on GPUs, where True costs a copy of the parameters in each pass and its memory,
-    the default is False.
+    and over several nodes, the default is False. Over nodes all ranks of all nodes edit between the same passes, and call
+    ``hand_in_edits`` before a step where they have edited between its backward and it.
     """
 
     _steps: DaemonSteps | None = None  # None while it is built

@@ -267,7 +267,8 @@ class TorchJob:
 
     def hand_in_written(self, who: object) -> None:
         """Between the two: lets go of the memory that what was written so far takes in this process."""
-        if id(who) in self._writing and self.hands_in and self.engine is not None:
+        # Over nodes all ranks hand in together, and each loads in pieces of its own.
+        if id(who) in self._writing and self.hands_in and self.engine is not None and not self.ranks.several:
             self.engine.hand_in()
 
     def commit_write(self, who: object) -> None:

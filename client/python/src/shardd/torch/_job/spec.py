@@ -12,7 +12,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from shardd.torch._job.description import Description, ParamPlace
 from shardd.torch._job.job_optimizer import JobOptimizer, stock_optimizers_of
-from shardd.torch._job.write_mode import config_of_writes, evaluates_alone, why_not_several
+from shardd.torch._job.write_mode import config_of_writes, evaluates_alone, why_no_edits_on_nodes, why_not_several
 from shardd.torch._process import environment
 from shardd.torch._process.memory import gives_back
 from shardd.torch._ranks.nodes import cuts_over_nodes
@@ -209,8 +209,8 @@ def describe(
     on_gpu = gpu_of(root) >= 0
     evaluates = not optimizers and not stock and evaluates_alone(sharded, root._training, bool(nodes))
     if nodes and not evaluates:
-        _check_on_nodes(optimizers, stock, on_gpu)
         rows = 1 if cuts_over_nodes(mesh_info) else world_size // shard_size
+        _check_on_nodes(optimizers, stock, on_gpu, rows)
         if stock and rows > 1:
             raise NotImplementedError(
                 f"register model: torch.optim.{type(stock[0]).__name__} steps in the trainers, and each of {len(nodes)} nodes has "
@@ -230,7 +230,7 @@ def describe(
         else _optimizer(params, optimizers, stock, held, root._training),
         "gradientDivideFactor": divide_factor,
         **config_of_writes(
-            never=(bool(nodes) and not stock)
+            never=(bool(nodes) and not stock and not _edits_on_nodes(optimizers))
             or evaluates
             or not all(optimizer.allows_edits(on_gpu) for optimizer in optimizers),
             on_gpu=on_gpu,
@@ -272,7 +272,14 @@ def _strategy_on_nodes(group: ShardGroup, nodes: Sequence[str], ranks: int) -> d
     return {"strategy": "STRATEGY_HYBRID_SHARD", **rows, **addresses}
 
 
-def _check_on_nodes(optimizers: list[JobOptimizer], stock: list[torch.optim.Optimizer], on_gpu: bool) -> None:
+def _edits_on_nodes(optimizers: list[JobOptimizer]) -> bool:
+    """Whether the program has said that it edits parameters, without which passes over nodes cost less."""
+    return any(optimizer.in_place_edits and optimizer.edits_said for optimizer in optimizers)
+
+
+def _check_on_nodes(
+    optimizers: list[JobOptimizer], stock: list[torch.optim.Optimizer], on_gpu: bool, rows: int
+) -> None:
     """Raises for what daemons of several nodes do not agree on: who writes the parameters, and when."""
     if stock and on_gpu:
         raise NotImplementedError(
@@ -284,10 +291,10 @@ def _check_on_nodes(optimizers: list[JobOptimizer], stock: list[torch.optim.Opti
             "register model: it is trained on several nodes without an optimizer; build one before the first forward "
             "(shardd.torch.optim, whose steps the daemons make, or torch.optim)"
         )
-    if any(optimizer.in_place_edits and optimizer.edits_said for optimizer in optimizers):
+    if _edits_on_nodes(optimizers) and (why := why_no_edits_on_nodes(on_gpu, rows)):
         raise NotImplementedError(
-            "register model: in_place_edits=True (or SHARDD_IN_PLACE_EDITS) is not served on several nodes; leave it out: "
-            "optimizer steps alone change parameters there"
+            f"register model: in_place_edits=True (or SHARDD_IN_PLACE_EDITS) on several nodes {why}; leave it out: "
+            "optimizer steps and loads alone change parameters then"
         )
 
 

@@ -16,7 +16,7 @@ import torch
 from shardd.torch._process import environment
 from shardd.torch._process.environment import KEEP_EVERY, PASS_COPIES, number
 
-__all__ = ["config_of_writes", "edits_of", "evaluates_alone", "why_not_several"]
+__all__ = ["config_of_writes", "edits_of", "evaluates_alone", "why_no_edits_on_nodes", "why_not_several"]
 
 logger = logging.getLogger("shardd.torch")
 
@@ -56,6 +56,19 @@ def why_not_several(on_gpu: bool, copies: bool | None = None, on_nodes: bool = F
     if not where and copies:
         where = f"where passes read copies of parameters ({PASS_COPIES})"
     return f"which the daemon does not step {where}; use one with several param groups" if where else ""
+
+
+def why_no_edits_on_nodes(on_gpu: bool, rows: int) -> str:
+    """Says why parameters that the daemon's optimizer steps are not edited in place on several nodes; empty: they may be."""
+    if on_gpu:
+        return "is served on CPUs alone"
+    if rows > 1:
+        return f"is not served where a node has several rows of the mesh (got {rows}, want 1)"
+    if number(PASS_COPIES, 1):
+        return f"is not served where passes read copies of parameters ({PASS_COPIES})"
+    return (
+        "" if _shows_pages() else "finds edits in the process's page table (/proc/self/pagemap), which is hidden here"
+    )
 
 
 def config_of_writes(never: bool, on_gpu: bool, daemon_updates: bool) -> dict[str, Any]:

@@ -105,14 +105,16 @@ def hand_in_edits(module: nn.Module | None = None) -> None:
     The next pass or step does so by itself. Called between a backward (or a forward that gets none) and the next
     forward, on all ranks: a rank whose forward gets no backward is inside its pass until its next forward, its step, or
     this call. Nothing where passes read copies (with torch's optimizers, on GPUs, and with ``SHARDD_PASS_COPIES=1``): what is
-    written there at any time is in the next pass.
+    written there at any time is in the next pass. Over several nodes the ranks of all nodes call it, whether they have
+    stored anything or not, and it returns when all have: that is one commit. There the next pass does so by itself, and
+    a step does not: what is stored between a backward and its step is handed in with this call.
     """
     job = registered_job(module)
-    job.refuse_on_nodes("hand in edits", "use torch.no_grad arithmetic on copies (full_tensor())")
     if not job.passes:
         raise RuntimeError(
             f'hand in edits of job "{job.name}": its parameters may not be written, as its optimizer was built with '
-            "in_place_edits=False (or SHARDD_IN_PLACE_EDITS=0), or with the default of models on GPUs"
+            "in_place_edits=False (or SHARDD_IN_PLACE_EDITS=0), or with the default of models on GPUs and on several "
+            "nodes; build it with in_place_edits=True"
         )
     assert job.engine is not None
     if not job.copies:
