@@ -80,6 +80,8 @@ def types_and_identity() -> dict[str, Any]:
     )
     model.layers[0].reshard()
     facts["reshard"] = isinstance(model.layers[0].up.weight, DTensor)
+    several: Any = fully_shard(nn.Sequential(*(nn.Linear(2, 2) for _ in range(3))))
+    facts["slice"] = type(several[1:]) is nn.Sequential and list(several[1:]) == list(several)[1:]
     return facts
 
 

@@ -13,7 +13,17 @@ from sharding import face_scenarios
 def test_parameters_and_gradients_are_dtensors_over_the_daemons_memory() -> None:
     for facts in run_ranks(face_scenarios.types_and_identity, 2):
         assert facts["class"] == "FSDPModel" and facts["block"] == "FSDPBlock"
-        for name in ("subclass", "names", "dtensor", "plain", "after", "grads", "shares_state_dict", "reshard"):
+        for name in (
+            "subclass",
+            "names",
+            "dtensor",
+            "plain",
+            "after",
+            "grads",
+            "shares_state_dict",
+            "reshard",
+            "slice",
+        ):
             assert facts[name], name
         assert facts["shape"] == (21, 10) and facts["unshard"] == (21, 10)
         assert "fully_shard" in facts["twice"]

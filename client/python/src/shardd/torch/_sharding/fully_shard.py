@@ -21,6 +21,7 @@ from torch.distributed.utils import _get_root_modules
 from shardd.torch._job.job import job_of
 from shardd.torch._job.registration import attach
 from shardd.torch._process.torch_versions import fsdp_init as _fsdp_init
+from shardd.torch._process.torch_versions import new_of_original
 from shardd.torch._sharding.auto_wrap import warn_unmatched
 from shardd.torch._sharding.flat_options import FlatOptions, OlderKeywords, newer_options, older_options
 from shardd.torch._sharding.ignored import find_ignored
@@ -65,6 +66,7 @@ class FSDPModule(TorchFSDPModule):
 
     # FSDP<Name>, FSDPModule of shardd, FSDPModule of torch, <Name>
     _orig_cls_mro_index = 3
+    __new__ = new_of_original
 
     def set_post_optim_event(self, event: Any) -> None:
         """Nothing to do: the next unshard waits for the optimizer's commit anyway."""
