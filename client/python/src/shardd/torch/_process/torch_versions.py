@@ -10,6 +10,7 @@
 | ``checkpoint.state_dict._get_fsdp_process_group`` | not in 2.10, which asks for no group there |
 | ``FSDPModule``: ``reset_iter_state``, ``set_reduce_scatter_unused_params`` and three others | not in 2.10, and so not here with it |
 | ``dist.all_gather_single`` | ``all_gather_into_tensor`` where there is none; later versions warn of that name |
+| ``ProcessGroup.all_gather_single`` | ``_allgather_base`` in 2.10 |
 | ``FSDPModule.__new__``, as when a sharded ``Sequential`` is sliced: ``_orig_cls_mro_index`` | 2.10 takes the third class |
 | ``FSDPState._lazy_init`` lists a state once | 2.10 lists that of a list of modules for each of them |
 
@@ -38,6 +39,7 @@ __all__ = [
     "PLACES_ON_MESHES",
     "DataParallelMeshDims",
     "ShardPlacementResult",
+    "all_gather_of_group",
     "all_gather_single",
     "find_states",
     "fsdp_init",
@@ -163,6 +165,12 @@ new_of_original: Any = FSDPModule.__new__ if hasattr(FSDPModule, "_orig_cls_mro_
 
 
 all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def all_gather_of_group(group: Any, output: torch.Tensor, own: torch.Tensor, options: Any) -> Any:
+    """Returns the work of what ``all_gather_single`` does, with ``options``."""
+    call = group.all_gather_single if hasattr(group, "all_gather_single") else group._allgather_base
+    return call(output, own, options)
 
 
 def find_states(root: FSDPState) -> None:
