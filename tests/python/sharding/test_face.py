@@ -36,6 +36,7 @@ def test_what_is_refused_is_refused_by_name() -> None:
         assert "factor of 4" in texts["factor"]
         assert "uneven sharding on dim 1" in texts["placement"]
         assert "containers" in texts["container"]
+        assert "mp_policy: param_dtype_override_fn (got <function" in texts["override"]
         assert "set_custom_all_gather" in texts["comm"]
         assert "fully_shard was not applied" in texts["optimizer"] or "none of its parameters" in texts["optimizer"]
         assert "use one optimizer" in texts["stock"]

@@ -25,6 +25,7 @@ from shardd.torch._process.torch_versions import new_of_original
 from shardd.torch._sharding.auto_wrap import warn_unmatched
 from shardd.torch._sharding.flat_options import FlatOptions, OlderKeywords, newer_options, older_options
 from shardd.torch._sharding.ignored import find_ignored
+from shardd.torch._sharding.later_torch import refuse_overrides, refusing_methods
 from shardd.torch._sharding.subclass_refusals import asked_once, refuse_subclasses
 from shardd.torch._state_dicts import checkpoint_face
 from shardd.torch._state_dicts.full_state_dict import shares_memory
@@ -81,6 +82,10 @@ class FSDPModule(TorchFSDPModule):
         if not isinstance(state, ShardState):
             return parent(*args, **kwargs)
         return apply_and_watch(state, lambda: parent(*args, **kwargs))
+
+
+for _name, _method in refusing_methods().items():
+    setattr(FSDPModule, _name, _method)
 
 
 def _refuse_deepcopy(*args: Any, **kwargs: Any) -> NoReturn:
@@ -326,6 +331,7 @@ def fully_shard(
         sync_module_states,
     )
     layout = _check_families(arguments, keywords, layout)
+    refuse_overrides(mp_policy)
     checkpoint_face.install()
     modules = (module,) if isinstance(module, nn.Module) else tuple(module)
     older = older_options(keywords, modules, policy is not None) if keywords.passed() else None
