@@ -552,7 +552,8 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
 
 /* Returns when every rank has called it. stepped != 0, equal on all ranks: what was
  * written is an optimizer step; it is committed, `state` (at most 1 MiB) with it, and the step count goes up. Else
- * `state`, where it is not empty, takes the place of the one committed last. [waits] */
+ * `state`, where it is not empty, takes the place of the one committed last. UNIMPLEMENTED with either over several
+ * nodes, beside an optimizer of the daemon's: give the state to shardd_step. [waits] */
 SHARDD_API shardd_status* shardd_enter_pass(shardd_job* job, int stepped, const void* state, size_t state_bytes);
 /* The rank reads no more until its next pass. shardd_step says so too. */
 SHARDD_API shardd_status* shardd_leave_pass(shardd_job* job);

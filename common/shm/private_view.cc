@@ -5,6 +5,7 @@
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -115,7 +116,12 @@ absl::StatusOr<PrivateView> PrivateView::Of(const MappedSlab& slab, UniqueFd fd)
     return ErrnoStatus(errno, "map privately slab", "received");
   }
   view.begin_ = slab.At<char>(0);
-  SHARDD_RETURN_IF_ERROR(shm_internal::PopulatePages(view.begin_, view.size_bytes_, /*writable=*/false, "received"));
+  // Where parameters are cut over nodes, what others hold has no pages: reading one would allocate it, to the job's
+  // end.
+  struct stat object {};
+  if (fstat(view.slab_.get(), &object) == 0 && int64_t{object.st_blocks} * 512 >= slab.size_bytes()) {
+    SHARDD_RETURN_IF_ERROR(shm_internal::PopulatePages(view.begin_, view.size_bytes_, /*writable=*/false, "received"));
+  }
   if (!view.Track().ok()) view.tracker_.reset();
   return view;
 }

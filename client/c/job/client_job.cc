@@ -67,7 +67,8 @@ absl::Status ClientJob::Reattach() {
 }
 
 bool ClientJob::LostNothing() {
-  if (attachment_.Live().ok() || !attachment_.lost_nothing()) {
+  // Over nodes what some rank has stored behind the step is lost with the attempt, and then no rank goes on silently.
+  if (attachment_.Live().ok() || !attachment_.lost_nothing() || rank_plan().writes_edits_back()) {
     return false;
   }
   const absl::StatusOr<std::string> stored = edits_.on() ? edits_.FindOwn() : std::string();

@@ -17,6 +17,7 @@ void Passes::BeginSession() {
   Reset();
   said_stored_.clear();
   told_to_write_back_ = 0;
+  to_write_back_ = false;
 }
 
 absl::Status Passes::CheckWrites(const char* call) const {
@@ -50,6 +51,11 @@ absl::Status Passes::SendEnter(bool stepped, absl::string_view state, const Wait
                                                    " bytes, want at most ", kMaxTrainerStateBytes,
                                                    "; rank=", attachment_.rank(), ")"));
   }
+  if (attachment_.plan().writes_edits_back() && (stepped || !state.empty())) {
+    return absl::UnimplementedError(absl::StrCat(
+        object(), "over several nodes, beside an optimizer of the daemon's, no pass commits a trainer state or a step ",
+        "(rank=", attachment_.rank(), "); give the state to shardd_step"));
+  }
   if (stepped && gradients_.backward_open()) {
     return absl::FailedPreconditionError(absl::StrCat(object(), "a backward is not closed (rank=", attachment_.rank(),
                                                       "); call shardd_backward_done first"));
@@ -82,8 +88,8 @@ absl::Status Passes::Enter(bool stepped, absl::string_view state) {
   if (copies) {
     SHARDD_RETURN_IF_ERROR(hand_ins_.AwaitOthersLeave());  // of an interrupted leave_full_params
   }
-  if (writeback_.under_way()) {
-    SHARDD_RETURN_IF_ERROR(writeback_.Run());
+  if (writeback_.under_way() || to_write_back_) {
+    SHARDD_RETURN_IF_ERROR(WriteBack());
   }
   if (!attachment_.ledger().entering_pass()) {
     SHARDD_RETURN_IF_ERROR(SendEnter(stepped, state, reason));
@@ -92,20 +98,27 @@ absl::Status Passes::Enter(bool stepped, absl::string_view state) {
   for (;;) {
     SHARDD_ASSIGN_OR_RETURN(const bool writes, IsToWriteBack());
     if (!writes) break;
-    SHARDD_RETURN_IF_ERROR(SendLeave());
-    SHARDD_RETURN_IF_ERROR(writeback_.Run());
+    SHARDD_RETURN_IF_ERROR(WriteBack());
     SHARDD_RETURN_IF_ERROR(SendEnter(stepped, state, reason));
     SHARDD_RETURN_IF_ERROR(AwaitEntered(reason));
   }
   return span.Of(absl::OkStatus());
 }
 
+absl::Status Passes::WriteBack() {
+  to_write_back_ = true;  // also where a call below is interrupted, and Enter is called again
+  SHARDD_RETURN_IF_ERROR(inside_ ? SendLeave() : absl::OkStatus());
+  SHARDD_RETURN_IF_ERROR(writeback_.Run());
+  to_write_back_ = false;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<bool> Passes::IsToWriteBack() {
   if (!attachment_.plan().writes_edits_back()) {
     return false;
   }
-  SHARDD_RETURN_IF_ERROR(attachment_.Live());  // else the word is another epoch's
   const uint64_t told = TimelineSequence(attachment_.page().hand_ins.load(std::memory_order_acquire));
+  SHARDD_RETURN_IF_ERROR(attachment_.Live());  // else the word is another epoch's
   const std::string stored = std::exchange(said_stored_, {});
   if (std::exchange(told_to_write_back_, told) != told) {
     return true;
@@ -312,9 +325,8 @@ absl::Status Passes::HandIn() {
     if (!writeback_.under_way()) {
       SHARDD_RETURN_IF_ERROR(CheckMayHandIn("hand_in_edits"));
       SHARDD_RETURN_IF_ERROR(StepEnded());
-      SHARDD_RETURN_IF_ERROR(inside_ ? SendLeave() : absl::OkStatus());
     }
-    return span.Of(writeback_.Run());
+    return span.Of(WriteBack());
   }
   SHARDD_RETURN_IF_ERROR(CheckMayHandIn("hand_in_edits"));
   return span.Of(HandInEdits("hand_in_edits"));

@@ -64,6 +64,7 @@ class Passes {
   absl::Status AwaitEntered(const WaitFor& reason);
   // Over nodes: the pass that was just entered is left, and what ranks have stored is to be written back first.
   absl::StatusOr<bool> IsToWriteBack();
+  absl::Status WriteBack();
   // Over nodes: an error if this rank has stored what only all ranks together write back, in a call of their own.
   absl::Status CheckNothingToWriteBack(const char* call);
   absl::Status SendEnter(bool stepped, absl::string_view state, const WaitFor& reason);
@@ -90,6 +91,7 @@ class Passes {
   // that ranks write back.
   std::string said_stored_;
   uint64_t told_to_write_back_ = 0;
+  bool to_write_back_ = false;  // and has not yet
 };
 
 }  // namespace shardd

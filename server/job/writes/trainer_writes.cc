@@ -44,6 +44,11 @@ absl::Status TrainerWrites::EnterPass(int rank, bool stepped, uint64_t signal, s
                  : passes_.entering(rank)        ? "the rank is entering already"
                                                  : "the rank is inside one; LeavePass first");
   }
+  if (see_.plan->writes_edits_back() && (stepped || !trainer_state->empty())) {
+    return Error(absl::StatusCode::kUnimplemented, rank, "EnterPass",
+                 "over several nodes, beside an optimizer of the daemon's, no pass commits a trainer state or a step; "
+                 "give the state with Step");
+  }
   SHARDD_RETURN_IF_ERROR(see_.extensions->CheckAllTakePart(rank, "EnterPass"));
   if (static_cast<int64_t>(trainer_state->size()) > kMaxTrainerStateBytes) {
     return Error(absl::StatusCode::kInvalidArgument, rank, "EnterPass",

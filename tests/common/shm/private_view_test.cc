@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -133,6 +134,32 @@ TEST_P(Views, BytesGoToTheSlabPastThem) {
   EXPECT_EQ(now, 0);
   ASSERT_TRUE(view_.WriteShared(2 * kPageBytes + 5, 1).ok());
   EXPECT_EQ(daemons(2)[5], 9);
+}
+
+// What other nodes hold has no memory here.
+TEST(PrivateView, HolesOfASlabStayHoles) {
+  if (const absl::Status status = PrivateView::Supported(); !status.ok()) {
+    GTEST_SKIP() << status;
+  }
+  auto slab = Slab::CreateParts("parts", SlabBacking::kSealedMemfd, kPages * kPageBytes,
+                                {{100 * kPageBytes, 200 * kPageBytes}});
+  ASSERT_TRUE(slab.ok()) << slab.status();
+  struct stat before {
+  }, after{};
+  ASSERT_EQ(fstat((*slab)->fd(), &before), 0);
+  ASSERT_LT(before.st_blocks * 512, kPages * kPageBytes / 2);
+  auto mapped = MappedSlab::Map(UniqueFd(fcntl((*slab)->fd(), F_DUPFD_CLOEXEC, 0)), kPages * kPageBytes,
+                                /*writable=*/true, /*keep_descriptor=*/true, MappedPages::kSmall);
+  ASSERT_TRUE(mapped.ok()) << mapped.status();
+  auto view = PrivateView::Of(*mapped, UniqueFd(fcntl((*slab)->fd(), F_DUPFD_CLOEXEC, 0)));
+  ASSERT_TRUE(view.ok()) << view.status();
+  mapped->At<char>(150 * kPageBytes)[0] = 1;
+  const auto changed = view->Changed();
+  ASSERT_TRUE(changed.ok()) << changed.status();
+  ASSERT_EQ(changed->size(), 1u);
+  EXPECT_EQ(changed->front().first, 150 * kPageBytes);
+  ASSERT_EQ(fstat((*slab)->fd(), &after), 0);
+  EXPECT_EQ(after.st_blocks, before.st_blocks);
 }
 
 }  // namespace
