@@ -526,11 +526,11 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
  * hands in at once, for who reads others' elements where they lie. A rank that dies takes along what it has not handed
  * in.
  * shardd_attach: UNIMPLEMENTED where the process may not read /proc/self/pagemap; set passCopies there.
- * Over several nodes (JobConfig.nodes) it is the same, but for this: ranks of all nodes write what they have stored back
- * together, where shardd_enter_pass finds some on any of them (replicas: on the node, and the others must have stored
- * the same), or in shardd_hand_in_edits, which all ranks of all nodes call then, also those without edits. shardd_step
- * finds edits and fails with FAILED_PRECONDITION. What is stored behind the last pass or step before a shardd_detach that
- * says `finished` is dropped.
+ * Over several nodes (JobConfig.nodes) it is the same, but for this: ranks of all nodes write what they have stored
+ * back together, where shardd_enter_pass finds some on any of them (replicas: on the node, and the others must have
+ * stored the same), or in shardd_hand_in_edits, which all ranks of all nodes call then, also those without edits.
+ * shardd_step finds edits and fails with FAILED_PRECONDITION. What is stored behind the last pass or step before a
+ * shardd_detach that says `finished` is dropped.
  *
  * With an optimizer in the trainers, on GPUs, and with JobConfig.passCopies (shardd_job_info.pass_copies says which),
  * passes read a copy of the shards instead, made where shardd_enter_pass lets the ranks in. Shards, and state of an
@@ -571,8 +571,8 @@ SHARDD_API int32_t shardd_inside_pass(const shardd_job* job); /* 1: yes */
 SHARDD_API shardd_status* shardd_has_edits(shardd_job* job, int32_t* has_edits);
 /* Leaves the pass of a rank that has stopped reading, if there is something to hand in; waits until no rank is inside a
  * pass, and hands in what this one has stored into its write range. Over several nodes: waits for the same call of all
- * ranks of all nodes, and makes a version. Nothing with pass_copies. FAILED_PRECONDITION where the rank reads in a pass,
- * and inside of full parameters. [waits] */
+ * ranks of all nodes, and makes a version. Nothing with pass_copies. FAILED_PRECONDITION where the rank reads in a
+ * pass, and inside of full parameters. [waits] */
 SHARDD_API shardd_status* shardd_hand_in_edits(shardd_job* job);
 /* With an optimizer in the trainers: returns when this rank may store into state of its optimizer. Whoever has called
  * it once says that it calls it between any later shardd_enter_pass and the next such store, and after an error stores
