@@ -23,14 +23,14 @@ using shardd::testing::Child;
 constexpr int kNodes = 2;
 constexpr int kKillAt = 6;
 
-struct Case {
+struct NodesCase {
   const char* name;
   int nodes;
   WorkerOptions options;
 };
-void PrintTo(const Case& item, std::ostream* stream) { *stream << item.name; }
+void PrintTo(const NodesCase& item, std::ostream* stream) { *stream << item.name; }
 
-class TorchNodesParity : public ::testing::TestWithParam<Case> {};
+class TorchNodesParity : public ::testing::TestWithParam<NodesCase> {};
 
 TEST_P(TorchNodesParity, LossesAndParametersEqualTheUnshardedRun) {
   const auto& [name, nodes, options] = GetParam();
@@ -41,20 +41,20 @@ TEST_P(TorchNodesParity, LossesAndParametersEqualTheUnshardedRun) {
 
 // clang-format off
 INSTANTIATE_TEST_SUITE_P(, TorchNodesParity, ::testing::Values(
-  Case{"Cut", 2, {.ranks = 2, .steps = 15}},
-  Case{"CutTwoRanksEachClipped", 2, {.ranks = 4, .steps = 15, .clip = 0.05}},
-  Case{"CutOverThreeDim0Tied", 3, {.ranks = 3, .model = "tied", .layout = "dim0", .steps = 15, .accumulate = 2}},
-  Case{"CutShardGradOp", 2, {.ranks = 2, .strategy = "shard_grad_op", .steps = 15, .clip = 0.05}},
-  Case{"CutFrozenAccumulated", 2, {.ranks = 4, .model = "frozen", .steps = 15, .accumulate = 3}},
-  Case{"CutAbsentDim0", 2, {.ranks = 4, .model = "absent", .layout = "dim0", .steps = 15, .clip = 0.05}},
-  Case{"CutOtherOrderOnOtherRanks", 2, {.ranks = 4, .model = "order", .steps = 15}},
-  Case{"CutRecomputed", 2, {.ranks = 2, .steps = 15, .recompute = true}},
-  Case{"CutGradientPenalty", 2, {.ranks = 2, .steps = 15, .penalty = 0.5}},
-  Case{"CutGroupsOfSgd", 2, {.ranks = 2, .optimizer = "sgd", .steps = 15, .two_groups = true}},
-  Case{"Replicas", 2, {.ranks = 4, .strategy = "hybrid", .steps = 15, .clip = 0.05}},
-  Case{"ReplicasDim0TiedPooled", 2,
+  NodesCase{"Cut", 2, {.ranks = 2, .steps = 15}},
+  NodesCase{"CutTwoRanksEachClipped", 2, {.ranks = 4, .steps = 15, .clip = 0.05}},
+  NodesCase{"CutOverThreeDim0Tied", 3, {.ranks = 3, .model = "tied", .layout = "dim0", .steps = 15, .accumulate = 2}},
+  NodesCase{"CutShardGradOp", 2, {.ranks = 2, .strategy = "shard_grad_op", .steps = 15, .clip = 0.05}},
+  NodesCase{"CutFrozenAccumulated", 2, {.ranks = 4, .model = "frozen", .steps = 15, .accumulate = 3}},
+  NodesCase{"CutAbsentDim0", 2, {.ranks = 4, .model = "absent", .layout = "dim0", .steps = 15, .clip = 0.05}},
+  NodesCase{"CutOtherOrderOnOtherRanks", 2, {.ranks = 4, .model = "order", .steps = 15}},
+  NodesCase{"CutRecomputed", 2, {.ranks = 2, .steps = 15, .recompute = true}},
+  NodesCase{"CutGradientPenalty", 2, {.ranks = 2, .steps = 15, .penalty = 0.5}},
+  NodesCase{"CutGroupsOfSgd", 2, {.ranks = 2, .optimizer = "sgd", .steps = 15, .two_groups = true}},
+  NodesCase{"Replicas", 2, {.ranks = 4, .strategy = "hybrid", .steps = 15, .clip = 0.05}},
+  NodesCase{"ReplicasDim0TiedPooled", 2,
        {.ranks = 4, .model = "tied", .strategy = "hybrid", .layout = "dim0", .unshard_mode = "pooled", .steps = 15}},
-  Case{"ReplicasOnThreeOfOneRank", 3, {.ranks = 3, .model = "absent", .strategy = "hybrid", .steps = 15, .accumulate = 2}}),
+  NodesCase{"ReplicasOnThreeOfOneRank", 3, {.ranks = 3, .model = "absent", .strategy = "hybrid", .steps = 15, .accumulate = 2}}),
   [](const auto& info) { return std::string(info.param.name); });
 // clang-format on
 
