@@ -12,7 +12,8 @@ at::Tensor Copy(const void* data, const ParamState& param, at::ScalarType dtype)
 }
 
 bool IsOrIsBeneath(const std::string& name, const std::string& module, bool recurse) {
-  return module.empty() || name == module || (recurse && name.starts_with(module + "."));
+  const bool is_whole = module.empty() || (recurse && module == "(root)");
+  return is_whole || name == module || (recurse && name.starts_with(module + "."));
 }
 
 // An equal part of every parameter by each of a node's ranks; or all of it by rank 0.

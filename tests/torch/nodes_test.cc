@@ -156,6 +156,7 @@ TEST(TorchNodes, EditedFullParametersReachTheRanksOfAllNodes) {
     for (const json& result : results) {
       EXPECT_EQ(result["before"], results[0]["before"]) << strategy;
       EXPECT_EQ(result["after"], results[0]["after"]) << strategy;
+      EXPECT_EQ(result["beneath the root"], result["before"].size()) << strategy;
       // Replicas are written by rank 0 of each node.
       const std::string refused = result["refused"];
       EXPECT_EQ(refused.find("rank0_only is not served where parameters are cut over nodes") != std::string::npos,

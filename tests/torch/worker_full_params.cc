@@ -97,6 +97,12 @@ shardd::Status Edit(const WorkerOptions& options) {
       }
     });
   }
+  reading.module = "(root)";
+  if (status.ok()) {
+    status = sharded->UnshardParams(reading, [&](std::vector<ShardedModule::FullParameter>& parameters) {
+      result["beneath the root"] = parameters.size();
+    });
+  }
   ShardedModule::FullParamsOptions alone;
   alone.rank0_only = true;
   result["refused"] = sharded->UnshardParams(alone, [](auto&) {}).message();
