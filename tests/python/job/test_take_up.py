@@ -7,6 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from cluster import Cluster, run_ranks
@@ -31,7 +32,8 @@ def _kill_inside_the_update(daemon: KeptDaemon, large: Cluster) -> str:
     raise AssertionError(f"no update was under way: {daemon.log()}")
 
 
-def test_others_train_while_a_long_update_is_completed() -> None:
+@pytest.mark.parametrize("ends", [(), (signal.SIGTERM, signal.SIGKILL)], ids=["once", "again-and-again"])
+def test_others_train_while_a_long_update_is_completed(ends: tuple[int, ...]) -> None:
     with (
         kept_daemon() as daemon,
         tempfile.TemporaryDirectory() as large_folder,
@@ -45,6 +47,9 @@ def test_others_train_while_a_long_update_is_completed() -> None:
         large.start(take_up_scenarios.train_large_matrix, 0, (SIZE, COUNT))
         log = _kill_inside_the_update(daemon, large)
         assert TAKEN_UP not in log, log
+        for number in ends:  # of the daemon that completes it
+            daemon.end(number)
+            daemon.start()
         last = small.events(0)[-1]["step"]
         small.wait_for_event(0, 60, event="trained", step=last + 5)
         assert TAKEN_UP not in daemon.log().split(COMPLETES)[-1], daemon.log()
