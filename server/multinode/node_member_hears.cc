@@ -171,6 +171,9 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
     case v1::PeerMessage::kMayWrite:
       may_write_times_ = message.may_write().times();
       return;
+    case v1::PeerMessage::kMayExtend:
+      hear_.attempts->NodesExtend(message.may_extend().made());
+      return;
     default:
       return;
   }
