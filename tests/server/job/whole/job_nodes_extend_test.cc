@@ -82,7 +82,7 @@ TEST_F(JobNodesExtend, TakesPlaceWhenAllNodesHaveAskedAndMadeIt) {
     EXPECT_EQ(built_[node].size(), 1u);
     EXPECT_EQ(built_[node][0]->what, "parameter \"f\"");
     EXPECT_EQ(job(node).committed().version(), 3u);
-    EXPECT_THAT(std::string(TryAttach(node).message()), HasSubstr("live session"));
+    EXPECT_THAT(std::string(TryAttach(node).message()), HasSubstr("goes on with more to train"));
   }
 }
 
