@@ -131,7 +131,7 @@ TEST_F(Nodes, ANodeThatHasLostAllBecomesWhatTheOthersTrain) {
   lost.Kill(SIGKILL);
   lost.Wait();
   ReplaceDaemon(1);
-  Child again = StartRank(1, 0, args);
+  Child again = StartRank(1, 0, args.With({{"adopt", "1"}}));  // as programs do that a launcher restarts
   EXPECT_EQ(stays.Wait(2 * testing::kLimit), 0);
   EXPECT_EQ(again.Wait(2 * testing::kLimit), 0);
   const std::vector<TrainerReport> got = Reports(args);
