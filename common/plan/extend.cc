@@ -115,7 +115,7 @@ absl::StatusOr<v1::JobSpec> Widened(const v1::JobSpec& asked, const v1::JobSpec&
 absl::StatusOr<Extension> Extend(const v1::JobSpec& asked, const v1::JobSpec& job, const ShardPlan& plan) {
   Extension result;
   SHARDD_ASSIGN_OR_RETURN(result.spec, Widened(asked, job, plan, /*own_groups=*/true));
-  SHARDD_ASSIGN_OR_RETURN(result.plan, PlanShards(result.spec));
+  SHARDD_ASSIGN_OR_RETURN(result.plan, PlanShards(result.spec, plan.node));
   // The job's own spec, widened the same way: a remaining difference is one that Extend does not allow.
   SHARDD_ASSIGN_OR_RETURN(v1::JobSpec same, Widened(job, result.spec, result.plan, /*own_groups=*/false));
   if (const std::string difference = FirstDifference(result.spec, same); !difference.empty()) {

@@ -152,17 +152,19 @@ class Core final : public JobsSource {
                                                      const v1::OpenJobRequest& request, bool create);
   void ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequest& request,
                         Done<v1::ExtendJobResponse> done);
-  // Makes what takes the place of the job, whose ranks wait for it. An error where the epoch is not `epoch` any more.
-  absl::Status BuildExtended(const std::shared_ptr<JobCore>& job, const Extension& extension, uint64_t epoch);
-  // Allocates slabs and journal; `reserved_bytes` of memory are promised to others. `extends`: it takes the place of a
-  // job whose ranks have gradient slots.
+  // What takes a job's place, made beside it (core_extend.cc).
+  struct Extending;
+  // The node `as` trains more already: so does this one. Any thread.
+  void WidenJob(uint64_t id, int as, Extension extension);
+  // (core_make.cc) Allocates slabs and journal; `reserved_bytes` of memory are promised to others. `extends`: it takes
+  // the place of a job whose ranks have gradient slots.
   absl::StatusOr<JobCore::Init> MakeInit(uint64_t id, const Tenant& owner, const v1::JobSpec& spec, ShardPlan plan,
                                          int64_t reserved_bytes, bool extends, int node = 0, std::string link_key = "",
                                          TakenUpJob* taken_up = nullptr);
   // Several nodes (core_nodes.cc). FAILED_PRECONDITION: the daemon has no address for others, or another one.
   absl::Status CheckNode(absl::string_view what, const ShardPlan& plan, int node) const;
-  // `link_key`: JobSecret::LinkKey.
-  absl::Status AddNodes(int node, std::string link_key, JobCore::Init* init);
+  // `link_key`: JobSecret::LinkKey. `late`: another job may have the name on its links, and ends.
+  absl::Status AddNodes(int node, std::string link_key, bool late, JobCore::Init* init);
   // For what is freed by another thread; a GPU that hangs may keep it, and then others' jobs do without that memory.
   static constexpr absl::Duration kFreeLimit = absl::Seconds(10);
   // Runs `make` on the setup thread. If memory is short while the reaper frees what others have let go, runs it once

@@ -4,11 +4,13 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "common/plan/extend.h"
 #include "common/status/status_macros.h"
 #include "server/collective/nodes/links/peer_exchange.h"
 #include "server/collective/nodes/links/peer_gather.h"
 #include "server/collective/nodes/node_collective.h"
 #include "server/daemon/core.h"
+#include "server/peer/late_links.h"
 #include "server/storage/job_slab.h"
 #ifndef SHARDD_NO_GPUS
 #include "server/collective/nccl/nccl_library.h"
@@ -22,9 +24,31 @@ constexpr size_t kMoreOfSpecBytes = size_t{64} << 10;
 
 constexpr size_t kMostShownBytes = 100;  // of another node's text
 
-// Whether another node's spec describes the job of `spec` and `plan`, and its gradients move as here.
-absl::Status CheckSameJob(const v1::JobSpec& spec, const std::string& serialized, const ShardPlan& plan,
-                          const std::string& data_path, const v1::PeerHello& hello) {
+// Whether `wide` describes the job of `narrow` with more to train, and no other difference.
+absl::StatusOr<Extension> ExtensionTo(const v1::JobSpec& wide, const ShardPlan& planned, const v1::JobSpec& narrow,
+                                      const ShardPlan& plan) {
+  SHARDD_ASSIGN_OR_RETURN(Extension extension, Extend(wide, narrow, plan));
+  if (extension.what.empty() || extension.plan.digest != planned.digest) {
+    return absl::FailedPreconditionError("it does not train more");
+  }
+  return extension;
+}
+
+// This node's part of a job, as other nodes are compared with it.
+struct OwnJob {
+  v1::JobSpec spec;
+  std::string serialized;
+  std::shared_ptr<const ShardPlan> plan;
+  std::string data_path;
+};
+
+// Whether another node's spec describes the job, and its gradients move as here. A node that has missed an extension
+// describes what was trained before. Where that is this node, UNAVAILABLE, and `missed` is called with what it missed;
+// where it is the other one, OK: it learns so from this node's answer.
+absl::Status CheckSameJob(const OwnJob& own, bool has_parameters, const v1::PeerHello& hello,
+                          const std::function<void(Extension)>& missed) {
+  const auto& [spec, serialized, plan_of_own, data_path] = own;
+  const ShardPlan& plan = *plan_of_own;
   if (!hello.data_path().empty() && hello.data_path() != data_path) {
     return absl::FailedPreconditionError(
         absl::StrCat("gradients of node ", hello.node(), " move otherwise (got ",
@@ -46,6 +70,17 @@ absl::Status CheckSameJob(const v1::JobSpec& spec, const std::string& serialized
   }
   SHARDD_ASSIGN_OR_RETURN(const ShardPlan others, PlanShards(other));
   if (others.digest == plan.digest) {
+    return absl::OkStatus();
+  }
+  if (hello.has_parameters() && hello.takes_extensions()) {
+    if (absl::StatusOr<Extension> wider = ExtensionTo(other, others, spec, plan); wider.ok()) {
+      const std::string what = wider->what;
+      missed(*std::move(wider));
+      return absl::UnavailableError(
+          absl::StrCat("node ", hello.node(), " trains ", what, " by now, as this node does soon; it is tried again"));
+    }
+  }
+  if (has_parameters && hello.takes_extensions() && ExtensionTo(spec, plan, other, others).ok()) {
     return absl::OkStatus();
   }
   const std::string difference = FirstDifference(other, spec);
@@ -80,10 +115,11 @@ absl::Status Core::CheckNode(absl::string_view what, const ShardPlan& plan, int 
   return absl::OkStatus();
 }
 
-absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init) {
+absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::Init* init) {
   const ShardPlan& plan = *init->plan;
   auto nodes = std::make_unique<NodeParts>();
   nodes->node = node;
+  nodes->link_key = link_key;
   nodes->worker = &node_values_;
   std::string serialized = init->spec.SerializeAsString();
   const bool on_gpus = devices_.front()->memory() != nullptr;
@@ -99,8 +135,11 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
   if (on_gpus) join.data_path = NcclLibrary::Settings();
 #endif
   nodes->events = std::make_shared<NodeEvents>(
-      &loop_, [spec = init->spec, serialized, shared = init->plan, path = join.data_path](const v1::PeerHello& hello) {
-        return CheckSameJob(spec, serialized, *shared, path, hello);
+      &loop_, [this, id = init->id, own = OwnJob{init->spec, serialized, init->plan, join.data_path}](
+                  const v1::PeerHello& hello, bool has_parameters) {
+        return CheckSameJob(own, has_parameters, hello, [this, id, node = hello.node()](Extension extension) {
+          WidenJob(id, node, std::move(extension));
+        });
       });
   join.job = init->spec.name();
   join.uid = init->owner.uid;
@@ -108,7 +147,17 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
   join.node = node;
   join.addresses.assign(plan.config.nodes().addresses().begin(), plan.config.nodes().addresses().end());
   join.spec = std::move(serialized);
-  SHARDD_ASSIGN_OR_RETURN(nodes->links, options_.join_nodes(std::move(join), nodes->events.get()));
+  if (late) {  // the job whose place it takes has its links until it is freed
+    nodes->links = std::make_unique<LateLinks>(
+        node, plan.nodes(), [this, join, events = nodes->events.get()] { return options_.join_nodes(join, events); },
+        [events = nodes->events.get(), nodes = plan.nodes(), node](const absl::Status& why) {
+          for (int other = 0; other < nodes; ++other) {
+            if (other != node) events->OnDown(other, absl::FailedPreconditionError(why.message()));
+          }
+        });
+  } else {
+    SHARDD_ASSIGN_OR_RETURN(nodes->links, options_.join_nodes(std::move(join), nodes->events.get()));
+  }
   std::shared_ptr<NodeExchange> exchange;
   if (!on_gpus) {
     exchange = std::make_shared<PeerExchange>(

@@ -1,9 +1,11 @@
 #ifndef SHARDD_SERVER_DAEMON_FREED_JOBS_H_
 #define SHARDD_SERVER_DAEMON_FREED_JOBS_H_
 
+#include <cstdint>
 #include <deque>
 #include <string>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/time/time.h"
 #include "server/loop/monotonic_now.h"
 #include "server/tenant/tenant.h"
@@ -11,7 +13,8 @@
 
 namespace shardd {
 
-// The newest jobs that had committed something and were freed because no rank came: for whoever comes too late.
+// The newest jobs that had committed something and were freed because no rank came, and those whose place others have
+// taken: for whoever comes too late.
 // Loop-confined.
 class FreedJobs {
  public:
@@ -21,6 +24,9 @@ class FreedJobs {
   // Null: none whose owner admits the caller.
   const v1::LostJob* Find(const std::string& name, const Tenant& caller) const;
   void Forget(const std::string& name, uint32_t uid);
+  // Another one, of its name, has taken the job's place.
+  void Replace(uint64_t id) { replaced_.insert(id); }
+  bool replaced(uint64_t id) const { return replaced_.contains(id); }
   // Some were freed so lately that their ranks may still come.
   bool Awaits(absl::Time now) const;
 
@@ -32,6 +38,7 @@ class FreedJobs {
     absl::Time time;
   };
   std::deque<Freed> jobs_;  // oldest first
+  absl::flat_hash_set<uint64_t> replaced_;
 };
 
 }  // namespace shardd

@@ -41,6 +41,14 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Shards go back to the snapshot when nobody can store into them any more. One that is about to be another "
        "version's is not copied before.",
        "Nobody attaches before it has ended."},
+      {"extend as other nodes have", kOverNodes | kNobodyAttached, kCommitting | kEnding,
+       [](const JobCore& job) {
+         return job.extensions_.MayWiden() && !job.values_.undo().undoing() && !job.snapshots_.awaits_writers() &&
+                !job.nodes_.promised() && !job.nodes_.fetching();
+       },
+       [](JobCore& job) { job.extensions_.StartWidening(); }, nullptr, "",
+       "This node has missed an extension that the others have made: its job becomes what theirs is.",
+       "What the others train is agreed on before anything that this node would say."},
       {"say that ranks have finished", kOverNodes | kNobodyAttached, 0,
        [](const JobCore& job) { return job.nodes_.MaySayFinished(); }, [](JobCore& job) { job.nodes_.SayFinished(); },
        nullptr, "", "Other nodes go on for as long as they like, and need what this node holds.",
@@ -85,9 +93,15 @@ absl::Span<const Transition> JobCore::Transitions() {
        "later. This is done when, and only when, every rank is stuck, so results are the same on every run.",
        "No row below opens by it: sums are under way then."},
       {"extend", kAllExtend, 0, [](const JobCore& job) { return !job.extensions_.building(); },
-       [](JobCore& job) {
+       [](JobCore& job) -> absl::Status {
          job.events_.Add(-1, "extend", job.extensions_.by_rank().begin()->second.extension->what);
-         job.extensions_.StartBuild();
+         if (!job.nodes_.over_nodes()) {
+           job.extensions_.StartBuild();
+           return absl::OkStatus();
+         }
+         SHARDD_RETURN_IF_ERROR(job.nodes_.CheckOthersExtend());
+         job.nodes_.SayExtends(job.extensions_.BeginAsking(), /*made=*/false);  // and builds when all nodes have
+         return absl::OkStatus();
        },
        [](const JobCore& job, int rank) { return job.extensions_.WaitingFor(rank); }, "ExtendJob of every rank",
        "All ranks have asked for the same more to train: another job takes this one's place.",

@@ -101,7 +101,8 @@ JobCore::JobCore(Init init)
               pass_commits_.Agreed();
             },
             [this](const absl::Status& cause) { AwaitEndBehindStep(cause); }},
-           [this](const absl::Status& cause) { EndEpoch(end_.TakeOr(cause)); }}),
+           [this](const absl::Status& cause) { EndEpoch(end_.TakeOr(cause)); },
+           [this](bool made) { NodesExtend(made); }}),
       memory_account_({&identity_.spec, plan().get(), memory_.get(), &sessions_, &renewal_.writers(),
                        &snapshots_.snapshot(), &summons_.full_params()},
                       std::move(init.reserved_by_all)),

@@ -246,7 +246,8 @@ void JobCore::Close(const std::string& why, CloseOn on) {
       EndSession(rank);
     }
   }
-  nodes_.Close(why, {.everywhere = on == CloseOn::kAllNodes, .goes_on = on == CloseOn::kThisDaemon});
+  nodes_.Close(
+      why, {.everywhere = on == CloseOn::kAllNodes, .goes_on = on == CloseOn::kThisDaemon || on == CloseOn::kReplaced});
   waits_.EndEpoch();
   trace_.EndAll(why);
   Extensions::Answer(extensions, absl::AbortedError(message));

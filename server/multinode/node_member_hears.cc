@@ -172,6 +172,9 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
       may_write_times_ = message.may_write().times();
       pass_edited_ = message.may_write().edited();
       return;
+    case v1::PeerMessage::kMayExtend:
+      hear_.attempts->NodesExtend(message.may_extend().made());
+      return;
     default:
       return;
   }

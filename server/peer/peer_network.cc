@@ -51,6 +51,7 @@ class JoinedLinks final : public PeerLinks {
   PeerTraffic traffic(int node) const override { return loop_->traffic(node); }
   int protocol_version(int node) const override { return loop_->protocol_version(node); }
   bool takes_writes_where_cut(int node) const override { return loop_->takes_writes_where_cut(node); }
+  bool takes_extensions(int node) const override { return loop_->takes_extensions(node); }
   void Send(int node, v1::PeerMessage message) override { loop_->Send(node, message); }
   void SendData(int node, const v1::PeerData& header, absl::string_view elements,
                 std::function<void(absl::Status)> sent) override {

@@ -105,6 +105,35 @@ void Extensions::StartBuild() {
   build(agreed.extension, std::move(waiting));
 }
 
+const Extension& Extensions::BeginAsking() {
+  building_ = true;
+  return *by_rank_.begin()->second.extension;
+}
+
+void Extensions::Built(TakeItsPlace take) { built_ = std::move(take); }
+
+Extensions::TakeItsPlace Extensions::TakeBuilt() {
+  decided_ = built_ != nullptr;
+  return std::exchange(built_, nullptr);
+}
+
+void Extensions::Widen(std::shared_ptr<const Extension> extension, Build build) {
+  if (!decided_ && !widens()) widening_ = {std::move(extension), nullptr, std::move(build)};
+}
+
+void Extensions::StartWidening() {
+  building_ = true;
+  const Build build = widening_.build;  // it is called again where the epoch ends before it has built
+  build(widening_.extension, {});
+}
+
+absl::Status Extensions::CheckMayBegin(const std::string& what) {
+  if (!decided_ && !widens()) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat(what, "the job goes on with more to train, as on the other nodes",
+                                         widens() ? absl::StrCat(": ", widening_.extension->what) : "",
+                                         "; open it again"));
+}
+
 absl::Status Extensions::GoOn(int rank) {
   if (!Has(rank)) {
     return absl::OkStatus();
@@ -120,6 +149,7 @@ absl::Status Extensions::GoOn(int rank) {
 
 Extensions::ByRank Extensions::TakeAll() {
   building_ = false;
+  built_ = nullptr;
   return std::exchange(by_rank_, {});
 }
 

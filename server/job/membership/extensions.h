@@ -46,6 +46,9 @@ class Extensions final : public JobPart {
   using Done = std::function<void(absl::Status)>;
   // Builds the job with all of `done`, each of which it runs once.
   using Build = std::function<void(std::shared_ptr<const Extension>, std::vector<Done> done)>;
+  // Makes what was built the node's job, which this one ends with; on the loop, later. Whoever drops it uncalled drops
+  // what was built.
+  using TakeItsPlace = std::function<void()>;
   struct Asked {
     std::shared_ptr<const Extension> extension;
     Done done;  // null while it is being built
@@ -57,7 +60,7 @@ class Extensions final : public JobPart {
 
   const ByRank& by_rank() const { return by_rank_; }
   bool Has(int rank) const { return by_rank_.count(rank) > 0; }
-  bool building() const { return building_; }  // all ranks have asked
+  bool building() const { return building_; }  // all ranks have asked, or other nodes train more already
   bool all_asked() const { return static_cast<int>(by_rank_.size()) == ranks_; }
 
   // FAILED_PRECONDITION: the rank is in the middle of something, or another takes part in nothing any more.
@@ -78,6 +81,22 @@ class Extensions final : public JobPart {
   }
   // Runs the `build` of a rank that has asked, with all that wait. REQUIRES: some rank has asked.
   void StartBuild();
+  // Over several nodes, before StartBuild: all ranks have asked, and this node asks the others. Returns what for.
+  // REQUIRES: all_asked().
+  const Extension& BeginAsking();
+  // ... this node has built it, and nobody uses it before all nodes have theirs.
+  void Built(TakeItsPlace take);
+  // All nodes have: whatever becomes of the ranks now, the job is what was built. Null: nothing was.
+  TakeItsPlace TakeBuilt();
+
+  // Other nodes train more already, as this node learns when it meets them again. Ranks wait for that outside.
+  void Widen(std::shared_ptr<const Extension> extension, Build build);
+  bool widens() const { return widening_.extension != nullptr; }
+  bool MayWiden() const { return widens() && !building_; }
+  // REQUIRES: MayWiden(); no rank has a session.
+  void StartWidening();
+  absl::Status CheckMayBegin(const std::string& what) override;
+
   // The rank goes on: if it has asked, it asks no more, and is answered. FAILED_PRECONDITION: the job is being built.
   absl::Status GoOn(int rank);
   // Nobody asks any more; what is being built comes to nothing.
@@ -94,6 +113,9 @@ class Extensions final : public JobPart {
   const Facts see_;
   ByRank by_rank_;
   bool building_ = false;
+  bool decided_ = false;  // TakeBuilt was called
+  TakeItsPlace built_;    // null: nothing is
+  Asked widening_;        // without `done`; null: nothing is to be
 };
 
 }  // namespace shardd

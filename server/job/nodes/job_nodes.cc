@@ -34,7 +34,8 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
       tell_(std::move(results)),
       collective_(parts == nullptr ? nullptr : parts->collective),
       events_(parts == nullptr ? nullptr : std::move(parts->events)),
-      links_(parts == nullptr ? nullptr : std::move(parts->links)) {
+      links_(parts == nullptr ? nullptr : std::move(parts->links)),
+      link_key_(parts == nullptr ? "" : parts->link_key) {
   if (parts == nullptr) {
     return;
   }
@@ -60,7 +61,8 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
                                see_.devices, use_.events, use_.job},
       StateTransfers::Results{
           [values = use_.values] { values->BeginRestore(); },
-          [values = use_.values, snapshots = use_.snapshots] {
+          [this, values = use_.values, snapshots = use_.snapshots] {
+            events_->SetHasParameters();
             values->Restored();
             if (snapshots->snapshot().two()) snapshots->Restored();
           },
@@ -80,7 +82,9 @@ void JobNodes::Start() {
       if (gathers_ != nullptr) use_.committed->SetWriting(writing_);  // else all is taken back
       if (!writing_) SetReadable(use_.committed->version());
     }
+    if (use_.committed->version() > 0) events_->SetHasParameters();
     member_->Start({sums_.get(), steps_.get(), states_.get(), this});
+    links_->Start();
   }
 }
 
@@ -258,12 +262,38 @@ void JobNodes::VersionCommitted() {
   asked_to_write_ = 0;
   if (std::exchange(writing_, false)) use_.committed->SetWriting(false);
   SetReadable(use_.committed->version());
+  if (over_nodes()) events_->SetHasParameters();
 }
 
 int64_t JobNodes::NodeStep() const { return use_.committed->step() + (see_.decision->decided() ? 1 : 0); }
 
 // A step or values: whichever is being made is one more version.
 uint64_t JobNodes::NodeVersion() const { return use_.committed->version() + (see_.decision->committing() ? 1 : 0); }
+
+void JobNodes::SayExtends(const Extension& extension, bool made) {
+  v1::PeerMessage::Extends extends;
+  extends.set_plan_digest(extension.plan.digest);
+  extends.set_what(extension.what);
+  extends.set_made(made);
+  member_->Extends(std::move(extends));
+}
+
+absl::Status JobNodes::CheckOthersExtend() const {
+  for (int node = 0; node < see_.plan->nodes(); ++node) {
+    if (node == member_->node() || links_->takes_extensions(node)) continue;
+    return absl::UnimplementedError(
+        absl::StrCat("ExtendJob: the daemon of node ", node, " (", see_.plan->config.nodes().addresses(node),
+                     ") is of an older release, which does not train more on several nodes once the job is open; "
+                     "upgrade it, or say what is trained when the job is opened"));
+  }
+  return absl::OkStatus();
+}
+
+// Nothing that comes after that is for this job: who has taken its place on another node ends its links.
+void JobNodes::NodesExtend(bool made) {
+  if (made) member_->Stop();
+  tell_.extend(made);
+}
 
 bool JobNodes::MayWriteBack() const {
   if (gathers_ != nullptr) return asks_to_write_ && member_->may_write_times() >= asked_to_write_;

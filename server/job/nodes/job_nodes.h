@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/plan/extend.h"
 #include "common/plan/plan.h"
 #include "server/job/job_part.h"
 #include "server/job/membership/leavers.h"
@@ -52,6 +53,7 @@ struct NodeParts {
   std::unique_ptr<NodeGather> gather;    // where parameters are cut over nodes, else null; uses `links` and slabs
   CoreLoop* worker = nullptr;            // reads initial values
   std::optional<NodeLeft> left;          // by the daemon before, which the job has outlived
+  std::string link_key = {};             // JobSecret::LinkKey
   ~NodeParts();
 };
 
@@ -85,6 +87,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
     SumsOverNodes::Add add;
     StepsOverNodes::Results steps;
     std::function<void(const absl::Status& cause)> end_attempt;  // all nodes do, whatever this one has promised
+    std::function<void(bool made)> extend;                       // as NodesExtend
   };
   // All outlive it. Takes links, events and the gather out of `parts`; null: the job is on one node.
   JobNodes(NodeParts* parts, const Facts& facts, const Services& services, Results results);
@@ -151,6 +154,13 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   // Nobody gathers what lies here from now on, until there is another version or what was written is taken back.
   void BeginWriting();
   void EndWriting();
+  // Ranks ask to train more, all of this node's; or what does so is `made`. REQUIRES: over_nodes().
+  void SayExtends(const Extension& extension, bool made);
+  // UNIMPLEMENTED: another node's daemon does not know that.
+  absl::Status CheckOthersExtend() const;
+  // What derives from the job's secret, for links (JobSecret::LinkKey).
+  const std::string& link_key() const { return link_key_; }
+
   // Values are asked to be committed, which they are when all nodes have the same.
   void SayValues();
   // The decision is journaled here, and shards are about to change. REQUIRES: over_nodes().
@@ -183,6 +193,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   void NodeAbort(const absl::Status& cause) override { tell_.end_attempt(cause); }
   void NodeGeneration(uint64_t generation) override;
   void NodeIsUp() override;
+  void NodesExtend(bool made) override;
   void NodeClose(const std::string& why) override { use_.job->Close(why); }
   void Advance() override { use_.job->Advance(); }
   // The other nodes may gather the parameters of this version; 0: of none.
@@ -206,7 +217,8 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   std::unique_ptr<StateTransfers> states_;
   std::unique_ptr<NodeGathers> gathers_;
   std::optional<NodeLeft> left_;  // until Start
-  bool finished_said_ = false;    // that all ranks have, over the links that are there
+  const std::string link_key_;
+  bool finished_said_ = false;  // that all ranks have, over the links that are there
   // Where parameters are cut over nodes:
   bool asks_to_write_ = false;  // all ranks, and this node has said so
   bool says_entering_ = false;  // likewise
