@@ -64,6 +64,21 @@ TEST_F(FullParamsTest, RequestsAreEqualOnAllRanksThatWait) {
   EXPECT_TRUE(full_params_.CheckEqual(1, {.group = 1}).ok()) << "a rank that is inside asked for the time before";
 }
 
+TEST_F(FullParamsTest, EditsAreWrittenBackWhereNobodyHandsThemIn) {
+  const FullParamsRequest edits{.writeback = true, .of_edits = true};
+  ExpectRefused(CheckFullParams(plan_, edits, /*over_nodes=*/false), absl::StatusCode::kFailedPrecondition, "of_edits");
+  ShardPlan over_nodes = plan_;
+  over_nodes.config.mutable_nodes()->add_addresses("host0:7000");
+  over_nodes.config.mutable_nodes()->add_addresses("host1:7000");
+  over_nodes.config.set_trainers_never_write(false);
+  EXPECT_TRUE(CheckFullParams(over_nodes, edits, /*over_nodes=*/true).ok());
+  for (const FullParamsRequest& other :
+       {FullParamsRequest{.of_edits = true}, FullParamsRequest{.writeback = true, .rank0_only = true, .of_edits = true},
+        FullParamsRequest{.writeback = true, .group = 0, .of_edits = true}}) {
+    ExpectRefused(CheckFullParams(over_nodes, other, true), absl::StatusCode::kFailedPrecondition, "of_edits");
+  }
+}
+
 TEST_F(FullParamsTest, WritesAreOwedUntilTheirCommit) {
   AskAll({.writeback = true});
   EXPECT_TRUE(full_params_.AnyWrites());
