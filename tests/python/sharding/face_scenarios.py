@@ -80,11 +80,14 @@ def types_and_identity() -> dict[str, Any]:
     )
     model.layers[0].reshard()
     facts["reshard"] = isinstance(model.layers[0].up.weight, DTensor)
+    several: Any = fully_shard(nn.Sequential(*(nn.Linear(2, 2) for _ in range(3))))
+    facts["slice"] = type(several[1:]) is nn.Sequential and list(several[1:]) == list(several)[1:]
     return facts
 
 
 def refusals() -> dict[str, str]:
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.distributed.tensor import Shard
 
     from shardd.torch import fully_shard, optim
@@ -103,6 +106,9 @@ def refusals() -> dict[str, str]:
     attempt("factor", lambda: fully_shard(nn.Linear(4, 4), reshard_after_forward=3))
     attempt("placement", lambda: fully_shard(nn.Linear(5, 4), shard_placement_fn=lambda p: Shard(p.ndim - 1)))
     attempt("container", lambda: fully_shard(nn.ModuleList([nn.Linear(2, 2)])))
+    policy: Any = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    object.__setattr__(policy, "param_dtype_override_fn", lambda p: None)  # an argument in torch 2.15
+    attempt("override", lambda: fully_shard(nn.Linear(4, 4), mp_policy=policy))
     module = fully_shard(nn.Linear(4, 4))
     attempt("comm", lambda: module.set_custom_all_gather(None))
     attempt("optimizer", lambda: optim.AdamW(nn.Linear(2, 2).parameters()))

@@ -38,6 +38,14 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "FSDPModule.set_custom_all_gather": lambda: _dim0().set_custom_all_gather(object()),
     "FSDPModule.set_custom_reduce_scatter": lambda: _dim0().set_custom_reduce_scatter(object()),
 }
+if hasattr(fsdp.FSDPModule, "finalize_backward"):  # torch 2.15
+    REFUSED.update(
+        {
+            "FSDPModule.finalize_backward": lambda: _dim0().finalize_backward(),
+            "FSDPModule.set_keep_unsharded_storage": lambda: _dim0().set_keep_unsharded_storage(True),
+            "FSDPModule.set_manual_backward_finalization": lambda: _dim0().set_manual_backward_finalization(True),
+        }
+    )
 
 # How a model is made with it.
 NO_EFFECT_ARGUMENTS: dict[str, Callable[[], Any]] = {

@@ -13,7 +13,17 @@ from sharding import face_scenarios
 def test_parameters_and_gradients_are_dtensors_over_the_daemons_memory() -> None:
     for facts in run_ranks(face_scenarios.types_and_identity, 2):
         assert facts["class"] == "FSDPModel" and facts["block"] == "FSDPBlock"
-        for name in ("subclass", "names", "dtensor", "plain", "after", "grads", "shares_state_dict", "reshard"):
+        for name in (
+            "subclass",
+            "names",
+            "dtensor",
+            "plain",
+            "after",
+            "grads",
+            "shares_state_dict",
+            "reshard",
+            "slice",
+        ):
             assert facts[name], name
         assert facts["shape"] == (21, 10) and facts["unshard"] == (21, 10)
         assert "fully_shard" in facts["twice"]
@@ -26,6 +36,7 @@ def test_what_is_refused_is_refused_by_name() -> None:
         assert "factor of 4" in texts["factor"]
         assert "uneven sharding on dim 1" in texts["placement"]
         assert "containers" in texts["container"]
+        assert "mp_policy: param_dtype_override_fn (got <function" in texts["override"]
         assert "set_custom_all_gather" in texts["comm"]
         assert "fully_shard was not applied" in texts["optimizer"] or "none of its parameters" in texts["optimizer"]
         assert "use one optimizer" in texts["stock"]

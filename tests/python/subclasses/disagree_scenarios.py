@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -136,7 +137,8 @@ class Early(Low):
         return super().fsdp_pre_all_gather(mesh, outer_size, outer_stride, module, mp_policy)
 
 
-def raises_before_its_collective() -> None:
+def raises_before_its_collective(heard: str) -> None:
+    """``heard``: a file that is there when the other rank has heard of it, until which this one does not end."""
     from shardd.torch import fully_shard
     from shardd.torch._units import extension
 
@@ -153,4 +155,6 @@ def raises_before_its_collective() -> None:
         model(x)
     except Exception as error:
         report(event="raised", text=f"{type(error).__name__}: {error}")
+        while not os.path.exists(heard):
+            time.sleep(0.01)
         raise

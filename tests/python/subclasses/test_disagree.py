@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
+from pathlib import Path
 
 from cluster import Cluster, run_ranks
 from subclasses.disagree_scenarios import dies, disagree, memory, raises_before_its_collective
@@ -76,12 +77,15 @@ def test_a_rank_that_dies_in_a_gather_ends_the_others_wait() -> None:
 
 
 def test_a_method_that_raises_before_its_collective_hangs_nobody() -> None:
-    environment = {"SHARDD_TEST_WHOLE_END": "1"}  # the rank that raised ends as any process, which the other one hears
+    environment = {
+        "SHARDD_TEST_WHOLE_END": "1"
+    }  # ranks end as any process, which nothing that goes on may keep from it
     with tempfile.TemporaryDirectory() as folder, Cluster(2, folder, environment) as cluster:
         for rank in range(2):
-            cluster.start(raises_before_its_collective, rank, ())
+            cluster.start(raises_before_its_collective, rank, (f"{folder}/heard",))
         cluster.wait_for_event(1, 120, event="fails")
         assert cluster.wait_for_event(1, 20, event="raised")["text"] == "ValueError: early"
         text = cluster.wait_for_event(0, 40, event="raised")["text"]
         assert text.startswith('RuntimeError: unshard "0.weight": the process group has failed ('), text
+        Path(folder, "heard").touch()
         assert set(cluster.wait(40).values()) == {1}

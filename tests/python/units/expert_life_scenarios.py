@@ -108,15 +108,13 @@ class Used(nn.Module):
 
 def without_tokens() -> dict[str, Any]:
     """Expert 0: rank 0 alone uses it, of mesh {0, 2}. 1: ranks 0 and 3. 2: nobody."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_init
-    from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
-
     from shardd.torch import finish, fully_shard
+    from shardd.torch._process.torch_versions import ShardPlacementResult, fsdp_init
 
     dp, dp_mod_ep, _ = meshes()
     torch.manual_seed(dist.get_rank() % 2)
     model = Used()
-    of_experts = _fsdp_init._get_mesh_info(dp_mod_ep, None)
+    of_experts = fsdp_init._get_mesh_info(dp_mod_ep, None)
     own = {id(param) for param in model.experts.parameters()}
     fully_shard(
         model, mesh=dp, shard_placement_fn=lambda p: ShardPlacementResult(None, of_experts) if id(p) in own else None
@@ -134,16 +132,40 @@ def without_tokens() -> dict[str, Any]:
     return facts
 
 
+def placement_refused() -> dict[str, str]:
+    """A mesh by placement with a torch that has none, for the second parameter; the model then is as it was."""
+    from shardd.torch import finish, fully_shard
+    from shardd.torch._process.torch_versions import ShardPlacementResult, fsdp_init
+
+    dp, dp_mod_ep, _ = meshes()
+    of_bias = fsdp_init._get_mesh_info(dp_mod_ep, None)
+    texts = {"then": "trains"}
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+    before = list(model.parameters())
+    try:
+        fully_shard(
+            model, mesh=dp, shard_placement_fn=lambda p: ShardPlacementResult(None, of_bias) if p.ndim == 1 else None
+        )
+    except NotImplementedError as error:
+        texts["by placement"] = str(error)
+    if not all(param is old for param, old in zip(model.parameters(), before)):
+        texts["then"] = "parameters were replaced"
+    fully_shard(model, mesh=dp)
+    model(torch.ones(1, WIDTH)).sum().backward()
+    dist.barrier()
+    finish(model)
+    return texts
+
+
 def refused() -> dict[str, str]:
     """What is not served of several meshes, and a mesh that is no part of the model's."""
     import shardd.torch
     from shardd.torch import fully_shard, join_uneven, reattach, save_safetensors, summon_full_params
     from shardd.torch._daemon_optimizers.matrices import why_no_matrices
+    from shardd.torch._process.torch_versions import PLACES_ON_MESHES
 
     model = expert_model(fully_shard)
     loss_of(model, 0).backward()
-    of_block: Any = expert_model(fully_shard, by_placement=True)
-    by_placement = of_block[1]
     texts: dict[str, str] = {}
 
     def says(name: str, call: Any) -> None:
@@ -156,8 +178,12 @@ def refused() -> dict[str, str]:
     says("safetensors", lambda: save_safetensors(model, "/nowhere"))
     says("join", lambda: join_uneven(model))
     says("reattach", lambda: reattach(model))
-    says("hook", lambda: by_placement.set_all_reduce_hook(print))
-    says("join by placement", lambda: join_uneven(of_block))
+    if PLACES_ON_MESHES:
+        of_block: Any = expert_model(fully_shard, by_placement=True)
+        says("hook", lambda: of_block[1].set_all_reduce_hook(print))
+        says("join by placement", lambda: join_uneven(of_block))
+    else:
+        texts.update(placement_refused())
     pair = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False))
     fully_shard(pair[0], mesh=meshes()[1])
     fully_shard(pair, mesh=meshes()[0])

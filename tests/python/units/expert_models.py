@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp._fully_shard import _fsdp_init
-from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
 from torch.distributed.tensor import Shard, distribute_tensor
+
+from shardd.torch._process.torch_versions import ShardPlacementResult, fsdp_init
 
 WIDTH, HIDDEN = 8, 12
 
@@ -112,7 +112,7 @@ def expert_model(
     def place(param: nn.Parameter) -> Any:
         return Shard(cut if param.ndim > 1 else 0)
 
-    of_experts = _fsdp_init._get_mesh_info(dp_mod_ep, None)
+    of_experts = fsdp_init._get_mesh_info(dp_mod_ep, None)
     for block in model[1:3]:
         own = {id(param) for param in block.experts.parameters()}
         if by_placement:

@@ -10,6 +10,8 @@
 | ``checkpoint.state_dict._get_fsdp_process_group`` | not in 2.10, which asks for no group there |
 | ``FSDPModule``: ``reset_iter_state``, ``set_reduce_scatter_unused_params`` and three others | not in 2.10, and so not here with it |
 | ``dist.all_gather_single`` | ``all_gather_into_tensor`` where there is none; later versions warn of that name |
+| ``ProcessGroup.all_gather_single`` | ``_allgather_base`` in 2.10 |
+| ``FSDPModule.__new__``, as when a sharded ``Sequential`` is sliced: ``_orig_cls_mro_index`` | 2.10 takes the third class |
 | ``FSDPState._lazy_init`` lists a state once | 2.10 lists that of a list of modules for each of them |
 
 In C++ it is ``client/torch/torch_versions.h``.
@@ -26,7 +28,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp._fully_shard import _fsdp_common
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_common, _fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_init as _torchs_init
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
@@ -36,9 +39,11 @@ __all__ = [
     "PLACES_ON_MESHES",
     "DataParallelMeshDims",
     "ShardPlacementResult",
+    "all_gather_of_group",
     "all_gather_single",
     "find_states",
     "fsdp_init",
+    "new_of_original",
     "set_param_groups",
     "unsharded_spec",
 ]
@@ -148,7 +153,24 @@ fsdp_init: Any = (
 )
 
 
+def _new_of_original(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
+    original = cls.__mro__[cls._orig_cls_mro_index]
+    made = original.__new__(original, *args, **kwargs)
+    if _fully_shard._enable_fsdp_module_new_init:
+        made.__init__(*args, **kwargs)
+    return made
+
+
+new_of_original: Any = FSDPModule.__new__ if hasattr(FSDPModule, "_orig_cls_mro_index") else _new_of_original
+
+
 all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def all_gather_of_group(group: Any, output: torch.Tensor, own: torch.Tensor, options: Any) -> Any:
+    """Returns the work of what ``all_gather_single`` does, with ``options``."""
+    call = group.all_gather_single if hasattr(group, "all_gather_single") else group._allgather_base
+    return call(output, own, options)
 
 
 def find_states(root: FSDPState) -> None:

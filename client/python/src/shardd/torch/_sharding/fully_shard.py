@@ -21,9 +21,11 @@ from torch.distributed.utils import _get_root_modules
 from shardd.torch._job.job import job_of
 from shardd.torch._job.registration import attach
 from shardd.torch._process.torch_versions import fsdp_init as _fsdp_init
+from shardd.torch._process.torch_versions import new_of_original
 from shardd.torch._sharding.auto_wrap import warn_unmatched
 from shardd.torch._sharding.flat_options import FlatOptions, OlderKeywords, newer_options, older_options
 from shardd.torch._sharding.ignored import find_ignored
+from shardd.torch._sharding.later_torch import refuse_overrides, refusing_methods
 from shardd.torch._sharding.subclass_refusals import asked_once, refuse_subclasses
 from shardd.torch._state_dicts import checkpoint_face
 from shardd.torch._state_dicts.full_state_dict import shares_memory
@@ -65,6 +67,7 @@ class FSDPModule(TorchFSDPModule):
 
     # FSDP<Name>, FSDPModule of shardd, FSDPModule of torch, <Name>
     _orig_cls_mro_index = 3
+    __new__ = new_of_original
 
     def set_post_optim_event(self, event: Any) -> None:
         """Nothing to do: the next unshard waits for the optimizer's commit anyway."""
@@ -79,6 +82,10 @@ class FSDPModule(TorchFSDPModule):
         if not isinstance(state, ShardState):
             return parent(*args, **kwargs)
         return apply_and_watch(state, lambda: parent(*args, **kwargs))
+
+
+for _name, _method in refusing_methods().items():
+    setattr(FSDPModule, _name, _method)
 
 
 def _refuse_deepcopy(*args: Any, **kwargs: Any) -> NoReturn:
@@ -324,6 +331,7 @@ def fully_shard(
         sync_module_states,
     )
     layout = _check_families(arguments, keywords, layout)
+    refuse_overrides(mp_policy)
     checkpoint_face.install()
     modules = (module,) if isinstance(module, nn.Module) else tuple(module)
     older = older_options(keywords, modules, policy is not None) if keywords.passed() else None

@@ -1,5 +1,5 @@
 """What ``fully_shard`` refuses of parameters that are tensor subclasses: before it has replaced any parameter of the model, so that the
-program may go on with the model as it was.
+program may go on with the model as it was. Likewise, with an older torch, meshes that ``shard_placement_fn`` gives.
 
 Where a module below was sharded by a call of its own, on a mesh that only shows to be smaller than the model's when an outer one is, that
 is the outer one's call.
@@ -16,8 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _get_root_modules
 
-from shardd.torch._process.torch_versions import ShardPlacementResult
+from shardd.torch._process.torch_versions import PLACES_ON_MESHES, ShardPlacementResult
 from shardd.torch._process.torch_versions import fsdp_init as _fsdp_init
+from shardd.torch._units.placement import checked
 from shardd.torch._units.state import state_of
 from shardd.torch._units.subclasses import check_subclass, gathers_itself, inner_of, refuse_subclass
 
@@ -50,8 +51,8 @@ def refuse_subclasses(
     roots = tuple(m for m in _get_root_modules(list(modules)) if state_of(m) is None)  # else torch's contract says so
     managed = _fsdp_init._get_managed_modules(roots, ignored_params)
     names: dict[int, str] = {}
-    params = []
-    for param in _fsdp_init._get_managed_states(managed, ignored_params)[0]:
+    every, params = _fsdp_init._get_managed_states(managed, ignored_params)[0], []
+    for param in every:
         what = f"fully_shard: a parameter of shape {tuple(param.shape)}"
         if isinstance(param, DTensor):
             local = param._local_tensor
@@ -62,14 +63,19 @@ def refuse_subclasses(
             check_subclass(param, what, torch.device("cpu"))
         names[id(param)] = what
     below = _sharded_below(modules)
-    if not params and not below:
+    places = None if PLACES_ON_MESHES else shard_placement_fn  # and may give a mesh, which is not served then
+    if not params and not below and places is None:
         return
     mesh = mesh or _fsdp_init._init_default_mesh()
-    of_modules = _fsdp_init._get_mesh_info(mesh, dp_mesh_dims).mesh
+    mesh_info = _fsdp_init._get_mesh_info(mesh, dp_mesh_dims)
+    of_modules = mesh_info.mesh
     for param in params:
         check_subclass(param, names[id(param)], torch.device(mesh.device_type))
         if shard_placement_fn is not None:
             _check_placement(param, names[id(param)], shard_placement_fn(param), of_modules)
+    if (check := checked(places, mesh_info)) is not None:
+        for param in every:
+            check(param)
     for fsdp_param in below:
         if fsdp_param.mesh_info.mesh.size() < of_modules.size():
             raise NotImplementedError(

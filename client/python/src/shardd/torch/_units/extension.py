@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import weakref
 from datetime import timedelta
 from itertools import zip_longest
@@ -17,9 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from shardd.torch._process.torch_versions import all_gather_single
+from shardd.torch._process.torch_versions import all_gather_of_group, all_gather_single
 from shardd.torch._units.subclasses import is_subclass
 
 __all__ = ["Extension"]
@@ -108,17 +110,19 @@ class _Exchange:
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """Returns what all ranks give, a one-dimensional tensor of one length, as rows."""
         of_ranks = torch.empty(self.size * own.numel(), dtype=own.dtype)
-        work: Any = None
+        given_up = time.monotonic() + PATIENCE.total_seconds()
         try:
             if self.error is None:
                 all_gather_single(of_ranks, own, group=self.group)
             else:
-                # Others may wait for this rank in a collective of the program's own method, which it has not come to.
-                work = all_gather_single(of_ranks, own, group=self.group, async_op=True)
-                work.wait(PATIENCE)
+                # Others may wait for this rank in a collective of the program's own method, which it has not come to. They hear of
+                # it when gloo gives up, which closes the group's connections; one that goes on would keep this process from ending.
+                options = AllgatherOptions()
+                options.timeout = PATIENCE
+                all_gather_of_group(self.group, of_ranks, own, options).wait()
         except RuntimeError as lost:
-            if work is not None and not work.is_completed():
-                raise self.error from None  # type: ignore[misc]
+            if self.error is not None and time.monotonic() >= given_up:
+                raise self.error from None
             raise RuntimeError(
                 f"{self.what}: the process group has failed ({lost}); another rank has died or left; restart all ranks, as torchrun "
                 "does, and call resume"
