@@ -25,12 +25,15 @@ namespace {
 // UNIMPLEMENTED: a job on several nodes cannot train more once it is open.
 absl::Status CheckExtendsOverNodes(const ShardPlan& plan, bool on_gpus) {
   const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-  if (plan.nodes() == 1 || (!on_gpus && !in_trainers)) return absl::OkStatus();
+  const bool edits = plan.writes_edits_back();  // of which nobody tried what becomes
+  if (plan.nodes() == 1 || (!on_gpus && !in_trainers && !edits)) return absl::OkStatus();
   return absl::UnimplementedError(
       absl::StrCat("more to train is not served on several nodes ",
                    in_trainers ? "with an optimizer that steps in the trainers (got OPTIMIZER_KIND_TRAINER, want an "
                                  "optimizer of the daemon's)"
-                               : "on GPUs (want devices cpu:N)",
+                   : on_gpus   ? "on GPUs (want devices cpu:N)"
+                               : "beside edits in place (got trainers_never_write false, want true; in PyTorch "
+                                 "in_place_edits=False)",
                    "; say what is trained when the job is opened"));
 }
 

@@ -473,18 +473,20 @@ def unfreeze_alone(mesh: tuple[int, ...], alone: str) -> str:
 
 
 def unfreeze_refused() -> dict[str, str]:
-    """With an optimizer that steps in the trainers, and in the middle of a step."""
+    """With an optimizer that steps in the trainers, beside edits, and in the middle of a step."""
     from shardd.torch import fully_shard
     from shardd.torch.optim import AdamW
 
     texts = {}
-    for name in ("trainers", "midway"):
+    for name in ("trainers", "edits", "midway"):
         model = build(Case(freeze=_FROZEN, mesh=(2, 2)))
         shard(model, Case(freeze=_FROZEN, mesh=(2, 2)), fully_shard)
         trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer: Any = AdamW(trained, lr=1e-2) if name == "midway" else torch.optim.AdamW(trained, lr=1e-2)
+        optimizer: Any = torch.optim.AdamW(trained, lr=1e-2)
+        if name != "trainers":
+            optimizer = AdamW(trained, lr=1e-2, in_place_edits=name == "edits" or None)
         loss_of(model, 0, 0, dist.get_rank()).backward()
-        if name == "trainers":
+        if name != "midway":
             optimizer.step()
             optimizer.zero_grad()
         _thaw(model, optimizer, _UNFROZEN[:1])

@@ -49,4 +49,5 @@ def test_who_unfreezes_alone_is_named_on_all_nodes(two: Nodes, mesh: Any, alone:
 def test_what_is_not_served_over_nodes_is_refused_by_name(two: Nodes) -> None:
     for texts in run_on_nodes(two, nodes_scenarios.unfreeze_refused):
         assert "unfreeze: job " in texts["trainers"] and "with the daemon's optimizers" in texts["trainers"]
+        assert "not served on several nodes beside edits in place" in texts["edits"]
         assert "between steps alone" in texts["midway"] and "optimizer.step()" in texts["midway"]
