@@ -16,6 +16,8 @@
 #include "server/daemon/core.h"
 #include "server/device/device_memory.h"
 #include "server/job/job_extend.h"
+#include "server/loop/monotonic_now.h"
+#include "server/observe/log.h"
 #include "server/session/session.h"
 #include "server/storage/job_slab.h"
 
@@ -56,10 +58,38 @@ absl::Status CheckNodesHoldTheSame(const ShardPlan& from, const ShardPlan& to) {
   return absl::OkStatus();
 }
 
+constexpr absl::Duration kWidenAgain = absl::Seconds(1);
+
+// The custodian is away, or others have the memory.
+bool Passes(const absl::Status& why) {
+  return absl::IsUnavailable(why) || absl::IsDeadlineExceeded(why) || absl::IsResourceExhausted(why);
+}
+
+// What was to be what the other nodes have could not be made. Here is state that none of them may have, so the job
+// stays for as long as it would without ranks, unless nothing could come of it.
+void PutOffWidening(CoreLoop* loop, JobCore& job, const absl::Status& why) {
+  if (absl::IsCancelled(why)) return;  // the next daemon has the job as it is, and meets the others again
+  const absl::Time now = MonotonicNow();
+  if (Passes(why)) {
+    const absl::Duration put_off = job.extensions().PutOffWidening(now, kWidenAgain);
+    if (put_off < absl::Milliseconds(job.plan()->config.grace_ms())) {
+      if (put_off == absl::ZeroDuration()) {
+        LogWarning(
+            absl::StrCat(why.message(), "; the job goes on as the other nodes do when it can, and is tried again"));
+      }
+      loop->AddTimer(now + kWidenAgain, [of = job.weak_from_this()] {
+        if (const auto held = of.lock(); held != nullptr) held->Advance();
+      });
+      return;
+    }
+  }
+  job.Close(absl::StrCat("it cannot go on as the other nodes do: ", why.message()));
+}
+
 // What was to take the job's place could not be made.
-void GiveUp(JobCore& job, const absl::Status& why) {
+void GiveUp(CoreLoop* loop, JobCore& job, const absl::Status& why) {
   if (job.extensions().widens()) {
-    job.Close(absl::StrCat("it cannot go on as the other nodes do: ", why.message()));
+    PutOffWidening(loop, job, why);
   } else if (job.nodes().over_nodes()) {
     job.Abort(why, {});  // the others wait for it
   } else {
@@ -289,7 +319,7 @@ void Core::Extending::Start(Core* core, const std::shared_ptr<JobCore>& job,
     core->loop_.Post([core, self, init = std::exchange(*made, nullptr), answer, status] {
       JobCore& job = *self->job;
       if (!status.ok()) {
-        if (self->goes_on()) GiveUp(job, status);
+        if (self->goes_on()) GiveUp(&core->loop_, job, status);
         answer(status);
         return;
       }

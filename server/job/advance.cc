@@ -43,8 +43,8 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Nobody attaches before it has ended."},
       {"extend as other nodes have", kOverNodes | kNobodyAttached, kCommitting | kEnding,
        [](const JobCore& job) {
-         return job.extensions_.MayWiden() && !job.values_.undo().undoing() && !job.snapshots_.awaits_writers() &&
-                !job.nodes_.promised() && !job.nodes_.fetching();
+         return job.extensions_.MayWiden(MonotonicNow()) && !job.values_.undo().undoing() &&
+                !job.snapshots_.awaits_writers() && !job.nodes_.promised() && !job.nodes_.fetching();
        },
        [](JobCore& job) { job.extensions_.StartWidening(); }, nullptr, "",
        "This node has missed an extension that the others have made: its job becomes what theirs is.",

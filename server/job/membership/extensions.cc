@@ -127,6 +127,13 @@ void Extensions::StartWidening() {
   build(widening_.extension, {});
 }
 
+absl::Duration Extensions::PutOffWidening(absl::Time now, absl::Duration pause) {
+  building_ = false;
+  widen_at_ = now + pause;
+  put_off_since_ = std::min(put_off_since_, now);
+  return now - put_off_since_;
+}
+
 absl::Status Extensions::CheckMayBegin(const std::string& what) {
   if (!decided_ && !widens()) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat(what, "the job goes on with more to train, as on the other nodes",

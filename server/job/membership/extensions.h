@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "common/plan/extend.h"
 #include "server/job/job_part.h"
 #include "server/job/wait.h"
@@ -92,9 +93,13 @@ class Extensions final : public JobPart {
   // Other nodes train more already, as this node learns when it meets them again. Ranks wait for that outside.
   void Widen(std::shared_ptr<const Extension> extension, Build build);
   bool widens() const { return widening_.extension != nullptr; }
-  bool MayWiden() const { return widens() && !building_; }
+  // `now`, here and below, as MonotonicNow.
+  bool MayWiden(absl::Time now) const { return widens() && !building_ && now >= widen_at_; }
   // REQUIRES: MayWiden(); no rank has a session.
   void StartWidening();
+  // What was to be built could not be, and may be tried again after `pause`. Returns for how long it could not be.
+  // REQUIRES: widens().
+  absl::Duration PutOffWidening(absl::Time now, absl::Duration pause);
   absl::Status CheckMayBegin(const std::string& what) override;
 
   // The rank goes on: if it has asked, it asks no more, and is answered. FAILED_PRECONDITION: the job is being built.
@@ -113,9 +118,11 @@ class Extensions final : public JobPart {
   const Facts see_;
   ByRank by_rank_;
   bool building_ = false;
-  bool decided_ = false;  // TakeBuilt was called
-  TakeItsPlace built_;    // null: nothing is
-  Asked widening_;        // without `done`; null: nothing is to be
+  bool decided_ = false;                               // TakeBuilt was called
+  TakeItsPlace built_;                                 // null: nothing is
+  Asked widening_;                                     // without `done`; null: nothing is to be
+  absl::Time widen_at_ = absl::InfinitePast();         // not before
+  absl::Time put_off_since_ = absl::InfiniteFuture();  // the first time
 };
 
 }  // namespace shardd

@@ -233,6 +233,24 @@ TEST_F(JobNodesExtend, ANodeThatMissedItBecomesWhatTheOthersAre) {
   });
 }
 
+// Its custodian is away, or memory is short.
+TEST_F(JobNodesExtend, WhatCannotBeMadeNowIsMadeLater) {
+  Begin();
+  TrainsTo(1);
+  OnLoop([&] { job(1).Widen(With(1, 1), absl::AbortedError("node 0 trains f by now"), Builds(1)); });
+  ASSERT_TRUE(Until([&] { return built_[1].size() == 1; }));
+  OnLoop([&] {
+    job(1).extensions().PutOffWidening(MonotonicNow(), absl::Hours(1));
+    job(1).Advance();
+    EXPECT_EQ(built_[1].size(), 1u) << "it is put off";
+    job(1).extensions().PutOffWidening(MonotonicNow(), absl::ZeroDuration());
+    job(1).Advance();
+    EXPECT_EQ(built_[1].size(), 2u);
+    EXPECT_FALSE(job(1).closed());
+  });
+  EXPECT_THAT(std::string(TryAttach(1).message()), HasSubstr("goes on with more to train"));
+}
+
 class JobCutNodesExtend : public JobNodesExtend {
  protected:
   JobCutNodesExtend() : JobNodesExtend(v1::STRATEGY_FULL_SHARD) {}
