@@ -56,7 +56,9 @@ bool SameOptimizersOf(const v1::OptimizerConfig& asked, const v1::OptimizerConfi
   return true;
 }
 
-std::string WhatIsNew(const ShardPlan& now, const ShardPlan& before) {
+// Sets `what` and `trains_more`.
+void NameWhatIsNew(const ShardPlan& before, Extension* extension) {
+  const ShardPlan& now = extension->plan;
   std::string first;
   int more = 0;
   for (const ParamPlan& param : now.params) {
@@ -66,11 +68,13 @@ std::string WhatIsNew(const ShardPlan& now, const ShardPlan& before) {
       first = first.empty() ? param.fqn : first;
     }
   }
-  if (first.empty()) {
-    return now.digest == before.digest ? "" : "optimizer groups";
+  extension->trains_more = !first.empty();
+  if (extension->trains_more) {
+    extension->what = absl::StrCat("parameter ", plan_internal::Quoted(first),
+                                   more > 0 ? absl::StrCat(" (and ", more, " more)") : "");
+  } else if (now.digest != before.digest) {
+    extension->what = "optimizer groups";
   }
-  return absl::StrCat("parameter ", plan_internal::Quoted(first),
-                      more > 0 ? absl::StrCat(" (and ", more, " more)") : "");
 }
 
 // The bytes of a parameter's state are copied as they are.
@@ -122,7 +126,7 @@ absl::StatusOr<Extension> Extend(const v1::JobSpec& asked, const v1::JobSpec& jo
     return absl::FailedPreconditionError(difference);
   }
   SHARDD_RETURN_IF_ERROR(CheckKindsStay(result.plan, plan));
-  result.what = WhatIsNew(result.plan, plan);
+  NameWhatIsNew(plan, &result);
   return result;
 }
 

@@ -23,6 +23,8 @@ struct Extension {
   v1::JobSpec spec;
   ShardPlan plan;
   std::string what;  // `parameter "a.b" (and 2 more)`, else `optimizer groups`; empty: nothing to extend
+  // Parameters that were frozen. Else each of two specs extends the other one.
+  bool trains_more = false;
 };
 
 // The job after a rank's request for `asked`. INVALID_ARGUMENT as PlanShards. FAILED_PRECONDITION: `asked` differs in

@@ -155,7 +155,7 @@ class Core final : public JobsSource {
   // What takes a job's place, made beside it (core_extend.cc).
   struct Extending;
   // The node `as` trains more already: so does this one. Any thread.
-  void WidenJob(uint64_t id, int as, Extension extension);
+  void WidenJob(uint64_t id, int as, std::shared_ptr<const Extension> extension);
   // (core_make.cc) Allocates slabs and journal; `reserved_bytes` of memory are promised to others. `extends`: it takes
   // the place of a job whose ranks have gradient slots.
   absl::StatusOr<JobCore::Init> MakeInit(uint64_t id, const Tenant& owner, const v1::JobSpec& spec, ShardPlan plan,

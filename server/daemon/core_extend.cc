@@ -10,13 +10,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/extend.h"
-#include "common/plan/node_part.h"
 #include "common/status/status_macros.h"
 #include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/device/device_memory.h"
 #include "server/job/job_extend.h"
 #include "server/loop/monotonic_now.h"
+#include "server/multinode/same_job.h"
 #include "server/observe/log.h"
 #include "server/session/session.h"
 #include "server/storage/job_slab.h"
@@ -24,44 +24,10 @@
 namespace shardd {
 namespace {
 
-// UNIMPLEMENTED: a job on several nodes cannot train more once it is open.
-absl::Status CheckExtendsOverNodes(const ShardPlan& plan, bool on_gpus) {
-  const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-  const bool edits = plan.writes_edits_back();  // of which nobody tried what becomes
-  if (plan.nodes() == 1 || (!on_gpus && !in_trainers && !edits)) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat("more to train is not served on several nodes ",
-                   in_trainers ? "with an optimizer that steps in the trainers (got OPTIMIZER_KIND_TRAINER, want an "
-                                 "optimizer of the daemon's)"
-                   : on_gpus   ? "on GPUs (want devices cpu:N)"
-                               : "beside edits in place (got trainers_never_write false, want true; in PyTorch "
-                                 "in_place_edits=False)",
-                   "; say what is trained when the job is opened"));
-}
-
-// UNIMPLEMENTED: parts of parameters would have to move between nodes.
-absl::Status CheckNodesHoldTheSame(const ShardPlan& from, const ShardPlan& to) {
-  for (int param = 0; to.cut_over_nodes && param < static_cast<int>(to.params.size()); ++param) {
-    const std::string& fqn = to.params[static_cast<size_t>(param)].fqn;
-    for (int node = 0; node < to.nodes(); ++node) {
-      const ParamRange before = NodeRangeOf(from, from.FindParam(fqn), node);
-      const ParamRange now = NodeRangeOf(to, param, node);
-      if (before.numel == now.numel && (now.numel == 0 || before.first == now.first)) continue;
-      return absl::UnimplementedError(absl::StrCat(
-          "parameter \"", fqn, "\": node ", node, " would hold another part of it (got elements ", now.first, " to ",
-          now.first + now.numel, ", want ", before.first, " to ", before.first + before.numel,
-          "), and parts do not move between nodes; use layout dim0, in which they stay, or say what is trained when "
-          "the "
-          "job is opened"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 constexpr absl::Duration kWidenAgain = absl::Seconds(1);
 
 // The custodian is away, or others have the memory.
-bool Passes(const absl::Status& why) {
+bool MayComeToPass(const absl::Status& why) {
   return absl::IsUnavailable(why) || absl::IsDeadlineExceeded(why) || absl::IsResourceExhausted(why);
 }
 
@@ -70,7 +36,7 @@ bool Passes(const absl::Status& why) {
 void PutOffWidening(CoreLoop* loop, JobCore& job, const absl::Status& why) {
   if (absl::IsCancelled(why)) return;  // the next daemon has the job as it is, and meets the others again
   const absl::Time now = MonotonicNow();
-  if (Passes(why)) {
+  if (MayComeToPass(why)) {
     const absl::Duration put_off = job.extensions().PutOffWidening(now, kWidenAgain);
     if (put_off < absl::Milliseconds(job.plan()->config.grace_ms())) {
       if (put_off == absl::ZeroDuration()) {
@@ -181,7 +147,7 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
     SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec spec,
                             FillIn(request.spec(), (*job)->identity().spec.config().trainer_sums()));
     SHARDD_ASSIGN_OR_RETURN(Extension extension, Extend(spec, (*job)->identity().spec, *(*job)->plan()));
-    SHARDD_RETURN_IF_ERROR(CheckNodesHoldTheSame(*(*job)->plan(), extension.plan));
+    SHARDD_RETURN_IF_ERROR(CheckExtension(*(*job)->plan(), extension));
     return extension;
   };
   absl::StatusOr<Extension> extension = extend();
@@ -285,7 +251,10 @@ absl::StatusOr<std::shared_ptr<JobCore::Init>> Core::Extending::Make() const {
     return failed(copied);
   }
   init->committed = std::move(found.committed);
-  if (init->nodes != nullptr && init->committed.version > 0) init->nodes->left.emplace();
+  if (init->nodes != nullptr) {
+    init->nodes->events->SetHasParameters();  // all nodes have agreed on what it trains, also where it lacks the state
+    if (init->committed.version > 0) init->nodes->left.emplace();
+  }
   return init;
 }
 
@@ -335,8 +304,8 @@ void Core::Extending::Start(Core* core, const std::shared_ptr<JobCore>& job,
   });
 }
 
-void Core::WidenJob(uint64_t id, int as, Extension extension) {
-  loop_.Post([this, id, as, shared = std::make_shared<const Extension>(std::move(extension))] {
+void Core::WidenJob(uint64_t id, int as, std::shared_ptr<const Extension> extension) {
+  loop_.Post([this, id, as, shared = std::move(extension)] {
     JobCore* const job = FindJob(id);
     if (job == nullptr) return;
     const std::string& address = job->plan()->config.nodes().addresses(as);

@@ -2,14 +2,13 @@
 
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "common/plan/extend.h"
 #include "common/status/status_macros.h"
 #include "server/collective/nodes/links/peer_exchange.h"
 #include "server/collective/nodes/links/peer_gather.h"
 #include "server/collective/nodes/node_collective.h"
 #include "server/daemon/core.h"
+#include "server/multinode/same_job.h"
 #include "server/peer/late_links.h"
 #include "server/storage/job_slab.h"
 #ifndef SHARDD_NO_GPUS
@@ -18,78 +17,6 @@
 #endif
 
 namespace shardd {
-namespace {
-
-constexpr size_t kMoreOfSpecBytes = size_t{64} << 10;
-
-constexpr size_t kMostShownBytes = 100;  // of another node's text
-
-// Whether `wide` describes the job of `narrow` with more to train, and no other difference.
-absl::StatusOr<Extension> ExtensionTo(const v1::JobSpec& wide, const ShardPlan& planned, const v1::JobSpec& narrow,
-                                      const ShardPlan& plan) {
-  SHARDD_ASSIGN_OR_RETURN(Extension extension, Extend(wide, narrow, plan));
-  if (extension.what.empty() || extension.plan.digest != planned.digest) {
-    return absl::FailedPreconditionError("it does not train more");
-  }
-  return extension;
-}
-
-// This node's part of a job, as other nodes are compared with it.
-struct OwnJob {
-  v1::JobSpec spec;
-  std::string serialized;
-  std::shared_ptr<const ShardPlan> plan;
-  std::string data_path;
-};
-
-// Whether another node's spec describes the job, and its gradients move as here. A node that has missed an extension
-// describes what was trained before. Where that is this node, UNAVAILABLE, and `missed` is called with what it missed;
-// where it is the other one, OK: it learns so from this node's answer.
-absl::Status CheckSameJob(const OwnJob& own, bool has_parameters, const v1::PeerHello& hello,
-                          const std::function<void(Extension)>& missed) {
-  const auto& [spec, serialized, plan_of_own, data_path] = own;
-  const ShardPlan& plan = *plan_of_own;
-  if (!hello.data_path().empty() && hello.data_path() != data_path) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("gradients of node ", hello.node(), " move otherwise (got ",
-                     absl::CHexEscape(hello.data_path().substr(0, kMostShownBytes)), ", want ", data_path,
-                     "); ranks train on GPUs on all nodes or on none, and their daemons' NCCL_ settings are alike"));
-  }
-  if (hello.spec() == serialized) {
-    return absl::OkStatus();
-  }
-  if (hello.spec().size() > serialized.size() + kMoreOfSpecBytes) {  // planning it would take long, and say the same
-    return absl::FailedPreconditionError(
-        absl::StrCat("node ", hello.node(), " describes another job under this name: a larger one (got ",
-                     hello.spec().size(), " bytes of description, want ", serialized.size(), ")"));
-  }
-  v1::JobSpec other;
-  if (!other.ParseFromString(hello.spec())) {
-    return absl::FailedPreconditionError(
-        "its description of the job cannot be read; install the same version on all nodes");
-  }
-  SHARDD_ASSIGN_OR_RETURN(const ShardPlan others, PlanShards(other));
-  if (others.digest == plan.digest) {
-    return absl::OkStatus();
-  }
-  if (hello.has_parameters() && hello.takes_extensions()) {
-    if (absl::StatusOr<Extension> wider = ExtensionTo(other, others, spec, plan); wider.ok()) {
-      const std::string what = wider->what;
-      missed(*std::move(wider));
-      return absl::UnavailableError(
-          absl::StrCat("node ", hello.node(), " trains ", what, " by now, as this node does soon; it is tried again"));
-    }
-  }
-  if (has_parameters && hello.takes_extensions() && ExtensionTo(spec, plan, other, others).ok()) {
-    return absl::OkStatus();
-  }
-  const std::string difference = FirstDifference(other, spec);
-  return absl::FailedPreconditionError(absl::StrCat("node ", hello.node(), " describes another job under this name: ",
-                                                    difference.empty() ? "plans differ" : difference));
-}
-
-}  // namespace
-
 absl::Status Core::CheckNode(absl::string_view what, const ShardPlan& plan, int node) const {
   const int nodes = plan.nodes();
   if (node < 0 || node >= nodes) {
@@ -134,12 +61,13 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
 #ifndef SHARDD_NO_GPUS
   if (on_gpus) join.data_path = NcclLibrary::Settings();
 #endif
-  nodes->events = std::make_shared<NodeEvents>(
-      &loop_, [this, id = init->id, own = OwnJob{init->spec, serialized, init->plan, join.data_path}](
-                  const v1::PeerHello& hello, bool has_parameters) {
-        return CheckSameJob(own, has_parameters, hello, [this, id, node = hello.node()](Extension extension) {
-          WidenJob(id, node, std::move(extension));
-        });
+  const auto own = std::make_shared<OwnJob>(init->spec, serialized, init->plan, join.data_path, on_gpus);
+  nodes->events =
+      std::make_shared<NodeEvents>(&loop_, [this, id = init->id, own](const v1::PeerHello& hello, bool has_parameters) {
+        return own->CheckSame(hello, has_parameters,
+                              [this, id, node = hello.node()](std::shared_ptr<const Extension> missed) {
+                                WidenJob(id, node, std::move(missed));
+                              });
       });
   join.job = init->spec.name();
   join.uid = init->owner.uid;

@@ -52,7 +52,7 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
   // Loop-confined. What has come before comes now. Null: nothing comes any more.
   void SetListener(Listener* listener);
 
-  // All nodes have agreed on parameters of the job: other nodes are told so from here on.
+  // All nodes have agreed on parameters of the job, and so on what it trains: other nodes are told so from here on.
   void SetHasParameters() { has_parameters_ = true; }
 
   absl::Status CheckHello(int node, const v1::PeerHello& hello) override;

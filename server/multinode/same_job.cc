@@ -102,15 +102,14 @@ absl::Status OwnJob::CheckSame(const v1::PeerHello& hello, bool has_parameters, 
     missed(std::move(known));
     return again;
   }
-  SHARDD_RETURN_IF_ERROR(
-      CheckSize(hello, hello.takes_extensions() && (hello.has_parameters() || has_parameters)));
+  SHARDD_RETURN_IF_ERROR(CheckSize(hello, hello.takes_extensions() && (hello.has_parameters() || has_parameters)));
   return ComparePlans(hello, has_parameters, missed);
 }
 
 std::shared_ptr<const Extension> OwnJob::KnownAsMissed(const v1::PeerHello& hello) {
   absl::MutexLock lock(&mutex_);
-  const bool is_known = missed_ != nullptr && hello.has_parameters() && hello.takes_extensions() &&
-                        HashOf(hello.spec()) == missed_hash_;
+  const bool is_known =
+      missed_ != nullptr && hello.has_parameters() && hello.takes_extensions() && HashOf(hello.spec()) == missed_hash_;
   return is_known ? missed_ : nullptr;
 }
 
@@ -123,10 +122,9 @@ absl::Status OwnJob::CheckSize(const v1::PeerHello& hello, bool may_train_more) 
     for (const ParamPlan& param : plan_->params) most_bytes += param.fqn.size() + kMoreOfParamBytes;
   }
   if (hello.spec().size() <= most_bytes) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("node ", hello.node(),
-                                                    " describes another job under this name: a larger one (got ",
-                                                    hello.spec().size(), " bytes of description, want ",
-                                                    serialized_.size(), ")"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("node ", hello.node(), " describes another job under this name: a larger one (got ",
+                   hello.spec().size(), " bytes of description, want ", serialized_.size(), ")"));
 }
 
 absl::Status OwnJob::ComparePlans(const v1::PeerHello& hello, bool has_parameters, const Missed& missed) {

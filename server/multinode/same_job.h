@@ -1,8 +1,8 @@
 #ifndef SHARDD_SERVER_MULTINODE_SAME_JOB_H_
 #define SHARDD_SERVER_MULTINODE_SAME_JOB_H_
 
-// Whether the daemons of several nodes mean the same job by its name, also where some of them have missed that it trains
-// more by now; and what of that is served over nodes.
+// Whether the daemons of several nodes mean the same job by its name, also where some of them have missed that it
+// trains more by now; and what of that is served over nodes.
 
 #include <cstddef>
 #include <functional>
@@ -20,9 +20,9 @@ namespace shardd {
 
 // UNIMPLEMENTED: a job of `plan` that spans several nodes cannot train more once it is open. OK on one node.
 absl::Status CheckExtendsOverNodes(const ShardPlan& plan, bool on_gpus);
-// UNIMPLEMENTED: a job of `plan` that spans several nodes cannot become `extension`. It trains nothing new, so that nodes
-// could not tell which of two descriptions is the later one; or parts of parameters would have to move between nodes.
-// OK on one node, and where nothing is extended.
+// UNIMPLEMENTED: a job of `plan` that spans several nodes cannot become `extension`. It trains nothing new, so that
+// nodes could not tell which of two descriptions is the later one; or parts of parameters would have to move between
+// nodes. OK on one node, and where nothing is extended.
 absl::Status CheckExtension(const ShardPlan& plan, const Extension& extension);
 
 // This node's part of a job, as other nodes are compared with it. Thread-safe.

@@ -110,6 +110,10 @@ class Wire {
   void Refuse(int node, int by, const absl::Status& why) {
     loop_.RunAndWait([&] { ends_[static_cast<size_t>(node)]->OnDown(by, why); });
   }
+  // `by` does not take the call of `node`.
+  void TurnAway(int node, int by, const absl::Status& why) {
+    loop_.RunAndWait([&] { ends_[static_cast<size_t>(by)]->OnRefused(node, why); });
+  }
   // Its daemon is of a release that takes no values after the initial ones where parameters are cut over nodes, and
   // trains no more than a job had at first. Before any session.
   void IsOfOlderDaemon(int node) { of_older_daemon_ = node; }

@@ -233,6 +233,21 @@ TEST_F(JobNodesExtend, ANodeThatMissedItBecomesWhatTheOthersAre) {
   });
 }
 
+// Ranks that wait for it would be told that it has another job, and end.
+TEST_F(JobNodesExtend, ANodeThatIsAboutToBeTheSameIsWaitedFor) {
+  Begin();
+  Train(0, 1);
+  wire_.TurnAway(1, 0, absl::UnavailableError("node 1 trains f by now, as this node does soon"));
+  OnLoop([] {});
+  EXPECT_EQ(Why(0), "");
+  Train(1, 3);
+  for (int node = 0; node < 2; ++node) IsAt(node, 1);
+  Train(0, 1);
+  wire_.TurnAway(1, 0, absl::FailedPreconditionError("node 1 describes another job"));
+  ASSERT_TRUE(Gone(0));
+  EXPECT_THAT(Why(0), HasSubstr("describes another job"));
+}
+
 // Its custodian is away, or memory is short.
 TEST_F(JobNodesExtend, WhatCannotBeMadeNowIsMadeLater) {
   Begin();
