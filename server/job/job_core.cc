@@ -102,7 +102,7 @@ JobCore::JobCore(Init init)
             },
             [this](const absl::Status& cause) { AwaitEndBehindStep(cause); }},
            [this](const absl::Status& cause) { EndEpoch(end_.TakeOr(cause)); },
-           [this](bool made) { NodesExtend(made); }}),
+           [this](bool made) { return NodesExtend(made); }}),
       memory_account_({&identity_.spec, plan().get(), memory_.get(), &sessions_, &renewal_.writers(),
                        &snapshots_.snapshot(), &summons_.full_params()},
                       std::move(init.reserved_by_all)),

@@ -177,7 +177,7 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   std::shared_ptr<void> Keep() override { return shared_from_this(); }
   int world_size() const { return plan()->world_size; }
   void EndEpoch(EpochEnd::Pending end);
-  void NodesExtend(bool made);
+  bool NodesExtend(bool made);  // as JobNodes::Results::extend
   bool EndsBeforePass() const;
   bool MayEndBeforePass() const;
   bool MayTellOfPass() const;

@@ -92,12 +92,16 @@ void JobCore::AwaitExtension(Session* session, std::shared_ptr<const Extension> 
   Advance();
 }
 
-void JobCore::NodesExtend(bool made) {
-  if (!made) {
-    extensions_.StartBuild();
-  } else if (const Extensions::TakeItsPlace take = extensions_.TakeBuilt(); take != nullptr) {
+bool JobCore::NodesExtend(bool made) {
+  if (made) {
+    const Extensions::TakeItsPlace take = extensions_.TakeBuilt();
+    if (take == nullptr) return false;
     take();
+  } else {
+    if (!extensions_.awaits_nodes()) return false;
+    extensions_.StartBuild();
   }
+  return true;
 }
 
 void JobCore::ExtensionBuilt(const Extension& extension, Extensions::TakeItsPlace take) {

@@ -113,7 +113,7 @@ const Extension& Extensions::BeginAsking() {
 void Extensions::Built(TakeItsPlace take) { built_ = std::move(take); }
 
 Extensions::TakeItsPlace Extensions::TakeBuilt() {
-  decided_ = built_ != nullptr;
+  decided_ = decided_ || built_ != nullptr;
   return std::exchange(built_, nullptr);
 }
 

@@ -85,6 +85,8 @@ class Extensions final : public JobPart {
   // Over several nodes, before StartBuild: all ranks have asked, and this node asks the others. Returns what for.
   // REQUIRES: all_asked().
   const Extension& BeginAsking();
+  // ... and has not heard that they do, so that StartBuild may follow.
+  bool awaits_nodes() const { return building_ && !by_rank_.empty() && by_rank_.begin()->second.build != nullptr; }
   // ... this node has built it, and nobody uses it before all nodes have theirs.
   void Built(TakeItsPlace take);
   // All nodes have: whatever becomes of the ranks now, the job is what was built. Null: nothing was.

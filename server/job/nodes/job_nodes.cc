@@ -289,10 +289,9 @@ absl::Status JobNodes::CheckOthersExtend() const {
   return absl::OkStatus();
 }
 
-// Nothing that comes after that is for this job: who has taken its place on another node ends its links.
+// Nothing that comes after the last word is for this job: who has taken its place on another node ends its links.
 void JobNodes::NodesExtend(bool made) {
-  if (made) member_->Stop();
-  tell_.extend(made);
+  if (tell_.extend(made) && made) member_->Stop();
 }
 
 bool JobNodes::MayWriteBack() const {

@@ -87,7 +87,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
     SumsOverNodes::Add add;
     StepsOverNodes::Results steps;
     std::function<void(const absl::Status& cause)> end_attempt;  // all nodes do, whatever this one has promised
-    std::function<void(bool made)> extend;                       // as NodesExtend
+    std::function<bool(bool made)> extend;  // as NodesExtend; false: this node is in no state to, and nothing happens
   };
   // All outlive it. Takes links, events and the gather out of `parts`; null: the job is on one node.
   JobNodes(NodeParts* parts, const Facts& facts, const Services& services, Results results);

@@ -233,6 +233,30 @@ TEST_F(JobNodesExtend, ANodeThatMissedItBecomesWhatTheOthersAre) {
   });
 }
 
+TEST_F(JobNodesExtend, WordsOutOfTurnAreIgnored) {
+  Begin();
+  TrainsTo(1);
+  const auto say = [&](bool made) {
+    v1::PeerMessage message;
+    OnLoop([&] { message.set_generation(job(1).nodes().generation()); });
+    message.mutable_may_extend()->set_made(made);
+    wire_.Say(0, 1, message);
+    OnLoop([] {});
+  };
+  say(false);
+  say(true);
+  TrainsTo(2);
+  Ask(0);
+  Ask(1);
+  ASSERT_TRUE(Until([&] { return !built_[1].empty(); }));
+  say(false);
+  say(true);
+  OnLoop([&] { EXPECT_EQ(built_[1].size(), 1u); });
+  Made(0);
+  Made(1);
+  EXPECT_TRUE(Takes(0) && Takes(1));
+}
+
 // Ranks that wait for it would be told that it has another job, and end.
 TEST_F(JobNodesExtend, ANodeThatIsAboutToBeTheSameIsWaitedFor) {
   Begin();
