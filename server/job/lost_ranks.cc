@@ -48,6 +48,8 @@ void JobCore::EndDetached(int rank, bool finished) {
     leavers_.Defer(rank, /*finished=*/true);  // they close backwards first
     return;
   }
+  // The other nodes may wait for what all ranks of this one have asked for.
+  const bool extends = nodes_.over_nodes() && !extensions_.by_rank().empty();
   committed_.ForgetProcess(rank, finished);  // the next daemon knows what the rank is told now
   v1::SessionEvent event;
   event.mutable_detached();
@@ -59,12 +61,15 @@ void JobCore::EndDetached(int rank, bool finished) {
     if (slots != nullptr) slots->Drop(rank);
   });
   leavers_.Left(rank, finished);
-  if (in_order) {
+  if (in_order && !extends) {
     return;  // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
   }
-  if (!finished || leavers_.AnyMidway()) {  // with nobody else attached it only drops what the rank had begun
+  // With nobody else attached it only drops what the rank had begun.
+  if (!finished || extends || leavers_.AnyMidway()) {
     Abort(committed_.RankError(absl::StatusCode::kAborted, rank, "session",
-                               finished ? "the rank finished while others were in a step" : "the rank detached"),
+                               !finished ? "the rank detached"
+                               : extends ? "the rank finished while ranks asked to train more"
+                                         : "the rank finished while others were in a step"),
           {rank});
     return;
   }

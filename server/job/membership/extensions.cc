@@ -169,10 +169,12 @@ void Extensions::Answer(const ByRank& asked, const absl::Status& status) {
 }
 
 void Extensions::SessionEnds(Session* session) {
-  if (building_) {
-    (void)TakeAll();
+  const int rank = session->rank();
+  if (building_) {  // over several nodes ranks may wait for those to ask, too
+    Answer(TakeAll(), see_.committed->RankError(absl::StatusCode::kAborted, rank, "ExtendJob",
+                                                "the rank has left, so nothing comes of what all had asked for"));
   }
-  (void)GoOn(session->rank());
+  (void)GoOn(rank);
 }
 
 }  // namespace shardd

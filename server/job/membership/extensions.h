@@ -108,7 +108,8 @@ class Extensions final : public JobPart {
   absl::Status GoOn(int rank);
   // Nobody asks any more; what is being built comes to nothing.
   ByRank TakeAll();
-  // What is being built comes to nothing without the rank.
+  // What is being built, or asked of other nodes, comes to nothing without the rank. Whoever waits for that is told
+  // ABORTED, unless the builder is to answer.
   void SessionEnds(Session* session) override;
   // Answers all that wait.
   static void Answer(const ByRank& asked, const absl::Status& status);

@@ -76,6 +76,22 @@ TEST_F(ExtensionsTest, NobodyAsksBetweenPartsOfAStep) {
   EXPECT_TRUE(extensions_.CheckMayAsk(0).ok());
 }
 
+// Over several nodes.
+TEST_F(ExtensionsTest, RanksThatWaitForNodesAreToldOfOneThatLeaves) {
+  Attach(0);
+  Ask(0, "a");
+  Ask(1, "a");
+  EXPECT_FALSE(extensions_.awaits_nodes());
+  EXPECT_EQ(extensions_.BeginAsking().what, "a");
+  EXPECT_TRUE(extensions_.awaits_nodes());
+  extensions_.SessionEnds(sessions_[0].get());
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(answers_[rank].code(), absl::StatusCode::kAborted) << rank;
+    EXPECT_THAT(std::string(answers_[rank].message()), ::testing::HasSubstr("(rank=0")) << rank;
+  }
+  EXPECT_FALSE(extensions_.building() || extensions_.awaits_nodes());
+}
+
 TEST_F(ExtensionsTest, WhatCannotBeWidenedIsTriedAgainLaterOn) {
   const absl::Time now = absl::UnixEpoch() + absl::Hours(1);
   EXPECT_FALSE(extensions_.MayWiden(now)) << "no other node trains more";

@@ -151,6 +151,23 @@ TEST_F(JobNodesExtend, ARankLostWhileItIsMadeDropsItOnAllNodes) {
   EXPECT_TRUE(Takes(0) && Takes(1));
 }
 
+TEST_F(JobNodesExtend, ARankThatLeavesInsteadIsAnsweredAndEndsTheWaitOfAll) {
+  for (const bool finished : {false, true}) {
+    SCOPED_TRACE(::testing::Message() << finished);
+    if (!finished) Begin();
+    Ask(0);
+    OnLoop([&] {
+      EXPECT_TRUE(job(0).extensions().awaits_nodes());
+      job(0).Detach(0, finished);
+    });
+    ASSERT_EQ(answers_[0].size(), 1u);
+    EXPECT_EQ(answers_[0][0].code(), absl::StatusCode::kAborted) << answers_[0][0];
+    answers_[0].clear();
+    ASSERT_TRUE(Gone(1)) << "node 0 has heard that no rank of its own asks any more";
+    if (!finished) AttachAgain();
+  }
+}
+
 TEST_F(JobNodesExtend, ALinkLostWhileItIsMadeDropsItOnAllNodes) {
   Begin();
   TrainsTo(1);
