@@ -142,6 +142,9 @@ class Core final : public JobsSource {
     absl::Time empty_since = absl::InfiniteFuture();  // since when the job has no session, and no launcher
     JobLauncher launcher;
     bool freed = false;  // its ranks may still come
+    // Of what waits to take the job's place, while that is in memory. The larger of the two counts: the other one goes.
+    std::weak_ptr<const ShardPlan> made;
+    int64_t QuotaBytes(const Device& device) const;  // (core_make.cc)
   };
 
   // What the daemon before has left of a job. Blocks.

@@ -26,9 +26,10 @@ namespace {
 
 constexpr absl::Duration kWidenAgain = absl::Seconds(1);
 
-// The custodian is away, or others have the memory.
+// The custodian is away, others have the memory, or jobs are being taken up.
 bool MayComeToPass(const absl::Status& why) {
-  return absl::IsUnavailable(why) || absl::IsDeadlineExceeded(why) || absl::IsResourceExhausted(why);
+  return absl::IsUnavailable(why) || absl::IsDeadlineExceeded(why) || absl::IsResourceExhausted(why) ||
+         absl::IsAborted(why);
 }
 
 // What was to be what the other nodes have could not be made. Here is state that none of them may have, so the job
@@ -161,6 +162,11 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
     done(response);
     return;
   }
+  // As where a job is opened: quotas and free memory do not tell what those take.
+  if (absl::Status known = take_ups_.CheckAny(absl::StrCat("extend job \"", (*job)->name(), "\"")); !known.ok()) {
+    done(std::move(known));
+    return;
+  }
   response.set_extended(true);
   auto answer = [done, response](const absl::Status& status) {
     done(status.ok() ? absl::StatusOr<v1::ExtendJobResponse>(response) : status);
@@ -185,6 +191,7 @@ absl::StatusOr<std::shared_ptr<JobCore::Init>> Core::Extending::Make() const {
   if (core->stopping_) {
     return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
   }
+  SHARDD_RETURN_IF_ERROR(core->take_ups_.CheckAny(what));  // other nodes may be met before they have ended
   struct Found {
     int64_t reserved_bytes = 0;
     int64_t bytes_of_uid = 0;
@@ -198,7 +205,7 @@ absl::StatusOr<std::shared_ptr<JobCore::Init>> Core::Extending::Make() const {
     for (const auto& [name, entry] : core->jobs_) {
       result.reserved_bytes += entry.job->memory_account().reserved_bytes();
       if (entry.job->identity().owner.uid == job->identity().owner.uid && entry.job != job) {
-        result.bytes_of_uid += QuotaBytesOf(*entry.job->plan(), *core->devices_.front());
+        result.bytes_of_uid += entry.QuotaBytes(*core->devices_.front());
       }
     }
     result.new_id = core->next_job_id_++;
@@ -296,6 +303,7 @@ void Core::Extending::Start(Core* core, const std::shared_ptr<JobCore>& job,
         answer(self->TakePlace(init.get(), /*decided=*/false));
         return;
       }
+      if (Entry* const entry = core->FindEntryOf(job); entry != nullptr) entry->made = init->plan;
       // Whoever asked is answered when all nodes have theirs, or when this comes to nothing.
       job.ExtensionBuilt(*self->extension, [core, self, init, answer = AnswerOnce(&core->loop_, self->what(), answer)] {
         core->loop_.Post([self, init, answer] { (*answer)(self->TakePlace(init.get(), /*decided=*/true)); });

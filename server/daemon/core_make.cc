@@ -9,6 +9,7 @@
 #include "common/status/status_macros.h"
 #include "server/collective/local/local_collective.h"
 #include "server/collective/trainers/trainer_collective.h"
+#include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/device/cpu/cpu_device.h"
 #include "server/device/device_memory.h"
@@ -17,6 +18,11 @@
 #include "server/storage/job_slab.h"
 
 namespace shardd {
+
+int64_t Core::Entry::QuotaBytes(const Device& device) const {
+  const std::shared_ptr<const ShardPlan> next = made.lock();
+  return std::max(QuotaBytesOf(*job->plan(), device), next == nullptr ? 0 : QuotaBytesOf(*next, device));
+}
 
 absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, const v1::JobSpec& spec, ShardPlan plan,
                                              int64_t reserved_bytes, bool extends, int node, std::string link_key,

@@ -215,7 +215,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
           result.taken_up_bytes += entry.job->memory().taken_up_bytes();
           if (entry.job->identity().owner.uid == peer.uid) {
             ++result.jobs_of_uid;
-            result.bytes_of_uid += QuotaBytesOf(*entry.job->plan(), *devices_.front());
+            result.bytes_of_uid += entry.QuotaBytes(*devices_.front());
           }
         }
         auto it = jobs_.find({peer.uid, name});

@@ -382,16 +382,15 @@ void NodeCoordinator::CheckSilence(absl::Time now, absl::Duration limit) {
       may_write_times_ > 0 && std::all_of(nodes_.begin(), nodes_.end(), [this](const Node& node) {
         return node.up && node.asks_to_write.times() == may_write_times_ && !node.asks_to_write.of_pass();
       });
-  if (source_ >= 0 || SomeFetch() || some_write || extending_) {  // or memory is allocated, and links notice a loss
+  if (source_ >= 0 || SomeFetch() || some_write) {
     progress_ = now;
   }
   if (AwaitsLeaver() && now - progress_ >= std::min(kLeave, limit)) {
     NextGeneration(absl::AbortedError("a node's daemon was to be replaced, and its link has not gone"));
     return;
   }
-  if (waiting.empty() || now - progress_ < limit) {
-    return;
-  }
+  limit = PatienceOf(limit);
+  if (waiting.empty() || now - progress_ < limit) return;
   NextGeneration(
       absl::DeadlineExceededError(absl::StrCat(waiting, " for ", absl::FormatDuration(now - progress_), " (limit ",
                                                absl::FormatDuration(limit), "); other nodes wait for it")));

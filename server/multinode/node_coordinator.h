@@ -129,6 +129,8 @@ class NodeCoordinator {
   // The node goes on, with what is for node 0, while others wait for it to ask to train more.
   absl::Status CheckNobodyExtends(int node) const;
   std::string UnextendedText() const;  // for which nodes the others wait; empty: for none
+  // How long a node that others wait for may say nothing, where that is `limit` otherwise.
+  absl::Duration PatienceOf(absl::Duration limit) const;
   absl::Status CheckAllCanCome() const;
   absl::Status CheckStep(absl::string_view what, int64_t step) const;
   absl::Status TryGo(const Key& key);

@@ -12,6 +12,9 @@
 namespace shardd {
 namespace {
 
+// Memory is allocated, and the job's values are copied into it. Links notice a node that is lost.
+constexpr absl::Duration kMakes = absl::Minutes(10);
+
 constexpr absl::string_view kTogether = "; the ranks of all nodes unfreeze the same before the same forward";
 
 }  // namespace
@@ -75,6 +78,10 @@ absl::Status NodeCoordinator::CheckNobodyExtends(int node) const {
         kTogether));
   }
   return absl::OkStatus();
+}
+
+absl::Duration NodeCoordinator::PatienceOf(absl::Duration limit) const {
+  return extending_ ? std::max(limit, kMakes) : limit;
 }
 
 std::string NodeCoordinator::UnextendedText() const {

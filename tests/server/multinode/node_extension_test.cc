@@ -142,13 +142,16 @@ TEST_F(NodeExtensionTest, AnotherVersionAndASecondWordAreRefused) {
   EXPECT_THAT(Ended(), HasSubstr("has made what trains"));
 }
 
-// Memory is allocated for as long as that takes; a node that has not asked is waited for as for anything.
-TEST_F(NodeExtensionTest, SilenceCountsBeforeAllHaveAskedAlone) {
+// Memory is allocated; a node that has not asked is waited for as for anything.
+TEST_F(NodeExtensionTest, WhatIsMadeTakesLongerThanAnyWord) {
   for (int node = 0; node < 3; ++node) Extends(node);
+  Extends(0, /*made=*/true);
+  Extends(1, /*made=*/true);
   sent_.clear();
-  coordinator_.CheckSilence(MonotonicNow() + absl::Hours(1), absl::Seconds(10));
+  coordinator_.CheckSilence(MonotonicNow() + absl::Minutes(9), absl::Seconds(10));
   EXPECT_THAT(Ended(), IsEmpty());
-  coordinator_.OnDown(1, absl::UnavailableError("the link broke"));
+  coordinator_.CheckSilence(MonotonicNow() + absl::Minutes(11), absl::Seconds(10));
+  EXPECT_THAT(Ended(), HasSubstr("node 2 (host2:7000) has not made what trains parameter \"wide\""));
   sent_.clear();
   Extends(0);
   coordinator_.CheckSilence(MonotonicNow() + absl::Hours(1), absl::Seconds(10));
