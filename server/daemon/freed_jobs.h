@@ -5,7 +5,6 @@
 #include <deque>
 #include <string>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/time/time.h"
 #include "server/loop/monotonic_now.h"
 #include "server/tenant/tenant.h"
@@ -24,9 +23,9 @@ class FreedJobs {
   // Null: none whose owner admits the caller.
   const v1::LostJob* Find(const std::string& name, const Tenant& caller) const;
   void Forget(const std::string& name, uint32_t uid);
-  // Another one, of its name, has taken the job's place.
-  void Replace(uint64_t id) { replaced_.insert(id); }
-  bool replaced(uint64_t id) const { return replaced_.contains(id); }
+  // Another one, of its name, has taken the job's place. The oldest are forgotten, whose ranks have long come again.
+  void Replace(uint64_t id);
+  bool replaced(uint64_t id) const;
   // Some were freed so lately that their ranks may still come.
   bool Awaits(absl::Time now) const;
 
@@ -37,8 +36,8 @@ class FreedJobs {
     v1::LostJob lost;
     absl::Time time;
   };
-  std::deque<Freed> jobs_;  // oldest first
-  absl::flat_hash_set<uint64_t> replaced_;
+  std::deque<Freed> jobs_;         // oldest first
+  std::deque<uint64_t> replaced_;  // oldest first
 };
 
 }  // namespace shardd
