@@ -57,7 +57,7 @@ struct CoreOptions {
   bool nccl_by_name = false;  // make_collective was asked for, so the trainers add nothing unless a job says so
   std::string collective;     // for status: what adds gradients between GPUs, and why; empty on CPUs
   // Null: no jobs that span several nodes. Else makes a job's links, on the setup thread; the events outlive them.
-  std::function<absl::StatusOr<std::unique_ptr<PeerLinks>>(PeerJoin, PeerLinks::Events*)> join_nodes;
+  std::function<absl::StatusOr<std::unique_ptr<PeerLinks>>(const PeerJoin&, PeerLinks::Events*)> join_nodes;
   // On GPUs: what adds a job's gradients over its nodes (NcclExchanges::Make).
   std::function<absl::StatusOr<std::unique_ptr<NcclExchange>>(
       const std::string& job, int node, int nodes, std::vector<Device*> devices, std::vector<char*> greetings,

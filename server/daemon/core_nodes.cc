@@ -76,6 +76,11 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
   join.addresses.assign(plan.config.nodes().addresses().begin(), plan.config.nodes().addresses().end());
   join.spec = std::move(serialized);
   if (late) {  // the job whose place it takes has its links until it is freed
+    if (join.spec.size() > static_cast<size_t>(kMaxPeerSpecBytes)) {  // it would be told so when that job is gone
+      return absl::InvalidArgumentError(
+          absl::StrCat("open job \"", join.job, "\": its description is too large for other nodes (got ",
+                       join.spec.size(), " bytes, want at most ", kMaxPeerSpecBytes, ")"));
+    }
     nodes->links = std::make_unique<LateLinks>(
         node, plan.nodes(), [this, join, events = nodes->events.get()] { return options_.join_nodes(join, events); },
         [events = nodes->events.get(), nodes = plan.nodes(), node](const absl::Status& why) {
@@ -84,7 +89,7 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
           }
         });
   } else {
-    SHARDD_ASSIGN_OR_RETURN(nodes->links, options_.join_nodes(std::move(join), nodes->events.get()));
+    SHARDD_ASSIGN_OR_RETURN(nodes->links, options_.join_nodes(join, nodes->events.get()));
   }
   std::shared_ptr<NodeExchange> exchange;
   if (!on_gpus) {

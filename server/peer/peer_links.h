@@ -16,13 +16,15 @@
 
 namespace shardd {
 
+inline constexpr int64_t kMaxPeerSpecBytes = int64_t{64} << 20;
+
 // A daemon's part in one job, for which it wants links.
 struct PeerJoin {
   std::string job;  // its name
   uint32_t uid = 0;
   int node = 0;                        // of this daemon
   std::vector<std::string> addresses;  // "host:port", by node
-  std::string spec;                    // serialized JobSpec, at most 64 MiB
+  std::string spec;                    // serialized JobSpec, at most kMaxPeerSpecBytes
   std::string link_key = {};           // of the job's secret (server/tenant/tenant.h); empty: the job has none
   std::string data_path = {};          // of this node (PeerHello)
 };

@@ -112,7 +112,7 @@ class GrpcPeerNetwork final : public PeerNetwork {
                         credentials_.tls ? ", mutual TLS" : ", without TLS");
   }
 
-  absl::StatusOr<std::unique_ptr<PeerLinks>> Join(PeerJoin options, PeerLinks::Events* events) override {
+  absl::StatusOr<std::unique_ptr<PeerLinks>> Join(const PeerJoin& options, PeerLinks::Events* events) override {
     const std::string job = absl::StrCat("join nodes of job \"", options.job, "\": ");
     if (options.node < 0 || options.node >= static_cast<int>(options.addresses.size())) {
       return absl::InvalidArgumentError(absl::StrCat(job, "no such node (got ", options.node, ", want 0 to ",
@@ -127,7 +127,7 @@ class GrpcPeerNetwork final : public PeerNetwork {
       SHARDD_RETURN_IF_ERROR(CheckPeerAddress(absl::StrCat(job, "nodes.addresses"), address));
     }
     std::shared_ptr<LinkLoop> loop =
-        service_->Add(std::move(options), events,
+        service_->Add(options, events,
                       {.make_channel = [this](const std::string& address) { return MakeChannel(address); },
                        .own_problem = credentials_.own_problem,
                        .handshake_patience = options_.handshake_patience});

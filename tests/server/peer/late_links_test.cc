@@ -80,15 +80,41 @@ TEST(LateLinks, WhatIsSaidWhileTheyAreMadeIsSent) {
   EXPECT_EQ(sent.messages, 1);
 }
 
-TEST(LateLinks, AnErrorIsToldAndAnEndIsNotAwaited) {
-  absl::Notification told;
-  LateLinks refused(
-      1, 2, [] { return absl::InvalidArgumentError("no such node"); }, [&](const absl::Status&) { told.Notify(); });
-  refused.Start();
-  told.WaitForNotification();
+TEST(LateLinks, AnErrorIsToldOnceAndIsTheLast) {
+  std::atomic<int> tries = 0;
+  std::atomic<int> told = 0;
+  {
+    LateLinks refused(
+        1, 2,
+        [&]() -> absl::StatusOr<std::unique_ptr<PeerLinks>> {
+          if (++tries < 3) return absl::AlreadyExistsError("taken");
+          return absl::InvalidArgumentError("no such node");
+        },
+        [&](const absl::Status& why) {
+          EXPECT_EQ(why.code(), absl::StatusCode::kInvalidArgument) << why;
+          ++told;
+        });
+    refused.Start();
+    EXPECT_TRUE(testing::PollUntil([&] { return told == 1; }));
+    absl::Status sent;
+    refused.SendData(0, {}, "", [&](absl::Status status) { sent = std::move(status); });
+    EXPECT_EQ(sent.code(), absl::StatusCode::kUnavailable) << "there are none, and will be none";
+  }
+  EXPECT_EQ(tries, 3);
+  EXPECT_EQ(told, 1);
+}
+
+TEST(LateLinks, WhoEndsThemWaitsForNoName) {
+  std::atomic<int> tries = 0;
   LateLinks waits(
-      1, 2, [] { return absl::AlreadyExistsError("taken"); }, [](const absl::Status& why) { ADD_FAILURE() << why; });
+      1, 2,
+      [&]() -> absl::StatusOr<std::unique_ptr<PeerLinks>> {
+        ++tries;
+        return absl::AlreadyExistsError("taken");
+      },
+      [](const absl::Status& why) { ADD_FAILURE() << why; });
   waits.Start();
+  EXPECT_TRUE(testing::PollUntil([&] { return tries >= 2; }));
 }
 
 }  // namespace
