@@ -316,15 +316,11 @@ void Core::WidenJob(uint64_t id, int as, std::shared_ptr<const Extension> extens
   loop_.Post([this, id, as, shared = std::move(extension)] {
     JobCore* const job = FindJob(id);
     if (job == nullptr) return;
-    const std::string& address = job->plan()->config.nodes().addresses(as);
-    job->Widen(
-        shared,
-        absl::AbortedError(absl::StrCat("node ", as, " (", address, ") trains ", shared->what,
-                                        " by now, and this node missed that; attach again, to the job as it is")),
-        [this, held = job->weak_from_this()](const std::shared_ptr<const Extension>& agreed,
-                                             std::vector<Extensions::Done> asked) {
-          if (const auto of = held.lock(); of != nullptr) Extending::Start(this, of, agreed, std::move(asked));
-        });
+    job->Widen(shared, as,
+               [this, held = job->weak_from_this()](const std::shared_ptr<const Extension>& agreed,
+                                                    std::vector<Extensions::Done> asked) {
+                 if (const auto of = held.lock(); of != nullptr) Extending::Start(this, of, agreed, std::move(asked));
+               });
   });
 }
 

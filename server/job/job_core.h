@@ -160,8 +160,9 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   Extensions& extensions() { return extensions_; }
   // Over several nodes: what was built is this node's part, and `take` makes it the job when all nodes have theirs.
   void ExtensionBuilt(const Extension& extension, Extensions::TakeItsPlace take);
-  // Other nodes train more already: the epoch ends with `cause`, and `build` is called when nothing of it is left.
-  void Widen(std::shared_ptr<const Extension> extension, const absl::Status& cause, Extensions::Build build);
+  // The node `as` trains more already: the epoch ends, and `build` is called when nothing of it is left; again and
+  // again where it could not be built (Extensions::PutOffWidening).
+  void Widen(std::shared_ptr<const Extension> extension, int as, Extensions::Build build);
   CommittedFacts committed_facts() const;  // as its successor begins
 
   // The job is over: no daemon takes it up.

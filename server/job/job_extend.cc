@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/plan/node_part.h"
 #include "server/job/job_core.h"
 #include "server/loop/monotonic_now.h"
@@ -109,11 +110,17 @@ void JobCore::ExtensionBuilt(const Extension& extension, Extensions::TakeItsPlac
   nodes_.SayExtends(extension, /*made=*/true);
 }
 
-void JobCore::Widen(std::shared_ptr<const Extension> extension, const absl::Status& cause, Extensions::Build build) {
+void JobCore::Widen(std::shared_ptr<const Extension> extension, int as, Extensions::Build build) {
   if (end_.closed() || extensions_.widens()) return;
+  const std::string what = extension->what;
   extensions_.Widen(std::move(extension), std::move(build));
   if (!extensions_.widens()) return;  // what all nodes have decided is about to be here
-  if (sessions_.attached() > 0) Abort(cause, {});
+  events_.Add(-1, "extend", absl::StrCat(what, ", as node ", as));
+  if (sessions_.attached() > 0) {
+    Abort(absl::AbortedError(absl::StrCat("node ", as, " (", plan()->config.nodes().addresses(as), ") trains ", what,
+                                          " by now, and this node missed that; attach again, to the job as it is")),
+          {});
+  }
   Advance();
 }
 

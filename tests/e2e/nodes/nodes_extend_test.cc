@@ -79,6 +79,7 @@ TEST_P(NodesExtend, DaemonsKilledMeanwhileCostNothing) {
   Start(2, 1);
   const std::vector<TrainerReport> want = RunAll(Training().With({{"name", "undisturbed"}}));
   std::mt19937 random(static_cast<unsigned>(testing::LongRun("SHARDD_DEATH_SEED", 41)));
+  int widened = 0;
   for (int kill = 0; kill < Kills(); ++kill) {
     const Args args = Training().With({{"name", absl::StrCat("job", kill)}, {"pause", "extending@0"}});
     std::vector<Child> ranks = StartRanks(args);
@@ -90,7 +91,9 @@ TEST_P(NodesExtend, DaemonsKilledMeanwhileCostNothing) {
     if (HasFatalFailure()) return;
     ExpectUndisturbed(args, ranks, want);
     ASSERT_FALSE(HasFailure()) << "kill " << kill << " of node " << kill % 2 << " after " << us << " us";
+    for (int k = 0; k < 2; ++k) widened += node(k).HasEvent(args.Text("name"), "extend", ", as node ") ? 1 : 0;
   }
+  RecordProperty("widened", widened);  // where a node died between what was decided and its hearing of it
   ExpectNothingLeft();
 }
 
@@ -138,6 +141,7 @@ TEST_F(Nodes, ANodeThatHasLostAllBecomesWhatTheOthersTrain) {
   ExpectAllOk(got);
   for (size_t k = 0; k < 2; ++k) EXPECT_EQ(got[k].bits, want[k].bits) << k;
   EXPECT_EQ(got[1].Note("extended at"), "") << "its rank did not ask";
+  EXPECT_TRUE(node(1).HasEvent("job", "extend", ", as node 0"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, NodesExtend, ::testing::Values("HYBRID_SHARD", "FULL_SHARD"), [](const auto& info) {

@@ -237,11 +237,11 @@ TEST_F(JobNodesExtend, ANodeThatMissedItBecomesWhatTheOthersAre) {
   Submit(1, 5);
   built_[1].clear();
   OnLoop([&] {
-    job(1).Widen(With(1, 1), absl::AbortedError("node 0 trains f by now"), Builds(1));
-    job(1).Widen(With(1, 1), absl::AbortedError("node 0 trains f by now"), Builds(1));
+    job(1).Widen(With(1, 1), /*as=*/0, Builds(1));
+    job(1).Widen(With(1, 1), /*as=*/0, Builds(1));
   });
   ASSERT_TRUE(Gone(1));
-  EXPECT_THAT(Why(1), HasSubstr("node 0 trains f by now"));
+  EXPECT_THAT(Why(1), HasSubstr("node 0 (host0:7000) trains parameter \"f\" by now"));
   ASSERT_TRUE(Until([&] { return built_[1].size() == 1; }));
   EXPECT_THAT(std::string(TryAttach(1).message()), HasSubstr("goes on with more to train"));
   OnLoop([&] {
@@ -293,7 +293,7 @@ TEST_F(JobNodesExtend, ANodeThatIsAboutToBeTheSameIsWaitedFor) {
 TEST_F(JobNodesExtend, WhatCannotBeMadeNowIsMadeLater) {
   Begin();
   TrainsTo(1);
-  OnLoop([&] { job(1).Widen(With(1, 1), absl::AbortedError("node 0 trains f by now"), Builds(1)); });
+  OnLoop([&] { job(1).Widen(With(1, 1), /*as=*/0, Builds(1)); });
   ASSERT_TRUE(Until([&] { return built_[1].size() == 1; }));
   OnLoop([&] {
     job(1).extensions().PutOffWidening(MonotonicNow(), absl::Hours(1));
