@@ -228,7 +228,7 @@ absl::StatusOr<std::shared_ptr<JobCore::Init>> Core::Extending::Make() const {
   }
   absl::StatusOr<JobCore::Init> made =
       core->MakeInit(found.new_id, job->identity().owner, extension->spec, extension->plan, found.reserved_bytes,
-                     /*extends=*/true, job->nodes().node(), job->nodes().link_key());
+                     /*extends=*/true, job->nodes().node(), job->identity().link_key);
   if (!made.ok()) {
     return failed(made.status());
   }

@@ -26,8 +26,14 @@ constexpr absl::Duration kFreeSessions = absl::Seconds(20);
 }  // namespace
 
 JobCore::JobCore(Init init)
-    : identity_{init.id,     init.owner,           std::move(init.spec),        std::move(init.plan),
-                absl::Now(), std::move(init.lost), std::move(init.kept_formats)},
+    : identity_{init.id,
+                init.owner,
+                std::move(init.spec),
+                std::move(init.plan),
+                absl::Now(),
+                std::move(init.lost),
+                std::move(init.kept_formats),
+                init.nodes == nullptr ? "" : init.nodes->link_key},
       memory_(std::move(init.memory)),
       devices_(std::move(init.devices)),
       committed_(name(), static_cast<int>(plan()->params.size()), world_size(), std::move(init.journal)),

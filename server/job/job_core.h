@@ -182,7 +182,6 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   bool EndsBeforePass() const;
   bool MayEndBeforePass() const;
   bool MayTellOfPass() const;
-  bool MaySayStores() const;
   bool AwaitEndBehindStep(const absl::Status& cause);
   void EndDetached(int rank, bool finished);
   void EndSession(int rank);

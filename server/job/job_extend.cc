@@ -107,7 +107,7 @@ bool JobCore::NodesExtend(bool made) {
 
 void JobCore::ExtensionBuilt(const Extension& extension, Extensions::TakeItsPlace take) {
   extensions_.Built(std::move(take));
-  nodes_.SayExtends(extension, /*made=*/true);
+  nodes_.steps().SayExtends(extension, /*made=*/true);
 }
 
 void JobCore::Widen(std::shared_ptr<const Extension> extension, int as, Extensions::Build build) {

@@ -123,11 +123,6 @@ bool JobCore::MayTellOfPass() const {
   return !end_.awaits_step() && !end_.awaits_pass() && !(takes_snapshot && committed_.outlives_daemon());
 }
 
-// Over nodes: all have closed the step that ranks have stored, or they have stored none.
-bool JobCore::MaySayStores() const {
-  return !writes_.passes().saying() && (writes_.passes().stepped(0) ? nodes_.MayDecide() : nodes_.MaySayPass());
-}
-
 // Where ranks update, they make a step where its pass begins: the epoch ends behind one of which the snapshot is, and
 // hosts that are ahead of their GPUs have not been told of that pass.
 bool JobCore::AwaitEndBehindStep(const absl::Status& cause) {

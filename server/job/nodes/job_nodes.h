@@ -11,10 +11,10 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "common/plan/extend.h"
 #include "common/plan/plan.h"
 #include "server/job/job_part.h"
 #include "server/job/membership/leavers.h"
+#include "server/job/nodes/other_daemons.h"
 #include "server/job/nodes/steps_over_nodes.h"
 #include "server/job/nodes/sums_over_nodes.h"
 #include "server/multinode/backwards.h"
@@ -125,12 +125,13 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   std::string WaitText() const;
   void Describe(v1::Job* out) const;
 
-  // REQUIRES of these four: over_nodes().
+  // REQUIRES of these: over_nodes().
   SumsOverNodes& sums() { return *sums_; }
   const SumsOverNodes& sums() const { return *sums_; }
   StepsOverNodes& steps() { return *steps_; }
   StateTransfers& states() { return *states_; }
   const StateTransfers& states() const { return *states_; }
+  const OtherDaemons& others() const { return others_; }
   uint64_t generation() const;
   // Null where nothing is cut over nodes.
   NodeGathers* gathers() const { return gathers_.get(); }
@@ -140,8 +141,6 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   // Where parameters are cut over nodes the others are asked first, because they gather them: all are let in when all
   // have asked. REQUIRES: nothing of the version is being gathered here.
   bool MayAskToWrite() const;
-  // UNIMPLEMENTED: another node's daemon does not know that. REQUIRES: MayAskToWrite().
-  absl::Status CheckOthersTakeWrites() const;
   void AskToWrite();
   // Where parameters are cut over nodes and trainers edit them, all ranks of all nodes enter a pass together: nobody
   // enters before every node has said whether its ranks have edited.
@@ -154,12 +153,6 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   // Nobody gathers what lies here from now on, until there is another version or what was written is taken back.
   void BeginWriting();
   void EndWriting();
-  // Ranks ask to train more, all of this node's; or what does so is `made`. REQUIRES: over_nodes().
-  void SayExtends(const Extension& extension, bool made);
-  // UNIMPLEMENTED: another node's daemon does not know that.
-  absl::Status CheckOthersExtend() const;
-  // What derives from the job's secret, for links (JobSecret::LinkKey).
-  const std::string& link_key() const { return link_key_; }
 
   // Values are asked to be committed, which they are when all nodes have the same.
   void SayValues();
@@ -198,7 +191,6 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   void Advance() override { use_.job->Advance(); }
   // The other nodes may gather the parameters of this version; 0: of none.
   void SetReadable(uint64_t version);
-  void Promise();  // written values are about to be said
   // With an optimizer in the trainers: what is written is kept before it is said.
   void TakeNext(std::function<void()> then);
   void EndStep();
@@ -210,6 +202,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   // All null on one node.
   const std::shared_ptr<NodeEvents> events_;
   const std::unique_ptr<PeerLinks> links_;
+  const OtherDaemons others_;
   std::unique_ptr<NodeMember> member_;
   std::unique_ptr<ModelDigests> digests_;
   std::unique_ptr<SumsOverNodes> sums_;
@@ -217,8 +210,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   std::unique_ptr<StateTransfers> states_;
   std::unique_ptr<NodeGathers> gathers_;
   std::optional<NodeLeft> left_;  // until Start
-  const std::string link_key_;
-  bool finished_said_ = false;  // that all ranks have, over the links that are there
+  bool finished_said_ = false;    // that all ranks have, over the links that are there
   // Where parameters are cut over nodes:
   bool asks_to_write_ = false;  // all ranks, and this node has said so
   bool says_entering_ = false;  // likewise
