@@ -130,4 +130,13 @@ absl::StatusOr<Extension> Extend(const v1::JobSpec& asked, const v1::JobSpec& jo
   return result;
 }
 
+absl::StatusOr<bool> DescribesEarlier(const v1::JobSpec& asked, const ShardPlan& plan) {
+  SHARDD_ASSIGN_OR_RETURN(const ShardPlan planned, PlanShards(asked, plan.node));
+  return std::all_of(planned.params.begin(), planned.params.end(), [&plan](const ParamPlan& param) {
+    const int index = plan.FindParam(param.fqn);
+    return !param.requires_grad || (index >= 0 && plan.params[index].requires_grad &&
+                                    plan.params[index].optimizer_group == param.optimizer_group);
+  });
+}
+
 }  // namespace shardd

@@ -31,6 +31,10 @@ struct Extension {
 // something else; the text has the first difference.
 absl::StatusOr<Extension> Extend(const v1::JobSpec& asked, const v1::JobSpec& job, const ShardPlan& plan);
 
+// Whether `asked` describes what the job of `plan` was before it trained more: all that `asked` trains is trained, in
+// the same optimizer group. INVALID_ARGUMENT as PlanShards.
+absl::StatusOr<bool> DescribesEarlier(const v1::JobSpec& asked, const ShardPlan& plan);
+
 }  // namespace shardd
 
 #endif  // SHARDD_COMMON_PLAN_EXTEND_H_

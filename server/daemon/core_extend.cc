@@ -148,6 +148,11 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
     SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec spec,
                             FillIn(request.spec(), (*job)->identity().spec.config().trainer_sums()));
     SHARDD_ASSIGN_OR_RETURN(Extension extension, Extend(spec, (*job)->identity().spec, *(*job)->plan()));
+    if ((*job)->plan()->nodes() > 1 && !extension.trains_more && !extension.what.empty()) {
+      // A program that was restarted and has not come to all that the job trains: its groups are the job's first ones.
+      SHARDD_ASSIGN_OR_RETURN(const bool is_earlier, DescribesEarlier(spec, *(*job)->plan()));
+      if (is_earlier) extension.what.clear();
+    }
     SHARDD_RETURN_IF_ERROR(CheckExtension(*(*job)->plan(), extension));
     return extension;
   };
