@@ -77,7 +77,7 @@ TEST_F(ExtensionsTest, NobodyAsksBetweenPartsOfAStep) {
 }
 
 // Over several nodes.
-TEST_F(ExtensionsTest, RanksThatWaitForNodesAreToldOfOneThatLeaves) {
+TEST_F(ExtensionsTest, RanksThatWaitForNodesHearOfOneThatLeaves) {
   Attach(0);
   Ask(0, "a");
   Ask(1, "a");

@@ -151,7 +151,7 @@ TEST_F(JobNodesExtend, ARankLostWhileItIsMadeDropsItOnAllNodes) {
   EXPECT_TRUE(Takes(0) && Takes(1));
 }
 
-TEST_F(JobNodesExtend, ARankThatLeavesInsteadIsAnsweredAndEndsTheWaitOfAll) {
+TEST_F(JobNodesExtend, ARankThatLeavesInsteadEndsTheWaitOfAll) {
   for (const bool finished : {false, true}) {
     SCOPED_TRACE(::testing::Message() << finished);
     if (!finished) Begin();
@@ -275,7 +275,7 @@ TEST_F(JobNodesExtend, WordsOutOfTurnAreIgnored) {
 }
 
 // Ranks that wait for it would be told that it has another job, and end.
-TEST_F(JobNodesExtend, ANodeThatIsAboutToBeTheSameIsWaitedFor) {
+TEST_F(JobNodesExtend, ANodeThatBecomesTheSameIsWaitedFor) {
   Begin();
   Train(0, 1);
   wire_.TurnAway(1, 0, absl::UnavailableError("node 1 trains f by now, as this node does soon"));
