@@ -39,7 +39,8 @@ void PutOffWidening(CoreLoop* loop, JobCore& job, const absl::Status& why) {
   const absl::Time now = MonotonicNow();
   if (MayComeToPass(why)) {
     const absl::Duration put_off = job.extensions().PutOffWidening(now, kWidenAgain);
-    if (put_off < absl::Milliseconds(job.plan()->config.grace_ms())) {
+    const bool ends_by_itself = absl::IsAborted(why);  // that jobs are being taken up
+    if (ends_by_itself || put_off < absl::Milliseconds(job.plan()->config.grace_ms())) {
       if (put_off == absl::ZeroDuration()) {
         LogWarning(
             absl::StrCat(why.message(), "; the job goes on as the other nodes do when it can, and is tried again"));
