@@ -281,8 +281,8 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   // Outlives the core, which is never destroyed.
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<PeerNetwork> made_network, MakePeerNetwork(&options.peer_address));
   if (PeerNetwork* const network = made_network.release(); network != nullptr) {
-    options.join_nodes = [network](PeerJoin join, PeerLinks::Events* events) {
-      return network->Join(std::move(join), events);
+    options.join_nodes = [network](const PeerJoin& join, PeerLinks::Events* events) {
+      return network->Join(join, events);
     };
   }
   options.on_idle = [] { kill(getpid(), SIGTERM); };

@@ -56,7 +56,9 @@ bool SameOptimizersOf(const v1::OptimizerConfig& asked, const v1::OptimizerConfi
   return true;
 }
 
-std::string WhatIsNew(const ShardPlan& now, const ShardPlan& before) {
+// Sets `what` and `trains_more`.
+void NameWhatIsNew(const ShardPlan& before, Extension* extension) {
+  const ShardPlan& now = extension->plan;
   std::string first;
   int more = 0;
   for (const ParamPlan& param : now.params) {
@@ -66,11 +68,13 @@ std::string WhatIsNew(const ShardPlan& now, const ShardPlan& before) {
       first = first.empty() ? param.fqn : first;
     }
   }
-  if (first.empty()) {
-    return now.digest == before.digest ? "" : "optimizer groups";
+  extension->trains_more = !first.empty();
+  if (extension->trains_more) {
+    extension->what = absl::StrCat("parameter ", plan_internal::Quoted(first),
+                                   more > 0 ? absl::StrCat(" (and ", more, " more)") : "");
+  } else if (now.digest != before.digest) {
+    extension->what = "optimizer groups";
   }
-  return absl::StrCat("parameter ", plan_internal::Quoted(first),
-                      more > 0 ? absl::StrCat(" (and ", more, " more)") : "");
 }
 
 // The bytes of a parameter's state are copied as they are.
@@ -115,15 +119,24 @@ absl::StatusOr<v1::JobSpec> Widened(const v1::JobSpec& asked, const v1::JobSpec&
 absl::StatusOr<Extension> Extend(const v1::JobSpec& asked, const v1::JobSpec& job, const ShardPlan& plan) {
   Extension result;
   SHARDD_ASSIGN_OR_RETURN(result.spec, Widened(asked, job, plan, /*own_groups=*/true));
-  SHARDD_ASSIGN_OR_RETURN(result.plan, PlanShards(result.spec));
+  SHARDD_ASSIGN_OR_RETURN(result.plan, PlanShards(result.spec, plan.node));
   // The job's own spec, widened the same way: a remaining difference is one that Extend does not allow.
   SHARDD_ASSIGN_OR_RETURN(v1::JobSpec same, Widened(job, result.spec, result.plan, /*own_groups=*/false));
   if (const std::string difference = FirstDifference(result.spec, same); !difference.empty()) {
     return absl::FailedPreconditionError(difference);
   }
   SHARDD_RETURN_IF_ERROR(CheckKindsStay(result.plan, plan));
-  result.what = WhatIsNew(result.plan, plan);
+  NameWhatIsNew(plan, &result);
   return result;
+}
+
+absl::StatusOr<bool> DescribesEarlier(const v1::JobSpec& asked, const ShardPlan& plan) {
+  SHARDD_ASSIGN_OR_RETURN(const ShardPlan planned, PlanShards(asked, plan.node));
+  return std::all_of(planned.params.begin(), planned.params.end(), [&plan](const ParamPlan& param) {
+    const int index = plan.FindParam(param.fqn);
+    return !param.requires_grad || (index >= 0 && plan.params[index].requires_grad &&
+                                    plan.params[index].optimizer_group == param.optimizer_group);
+  });
 }
 
 }  // namespace shardd

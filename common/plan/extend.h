@@ -23,11 +23,17 @@ struct Extension {
   v1::JobSpec spec;
   ShardPlan plan;
   std::string what;  // `parameter "a.b" (and 2 more)`, else `optimizer groups`; empty: nothing to extend
+  // Parameters that were frozen. Else each of two specs extends the other one.
+  bool trains_more = false;
 };
 
 // The job after a rank's request for `asked`. INVALID_ARGUMENT as PlanShards. FAILED_PRECONDITION: `asked` differs in
 // something else; the text has the first difference.
 absl::StatusOr<Extension> Extend(const v1::JobSpec& asked, const v1::JobSpec& job, const ShardPlan& plan);
+
+// Whether `asked` describes what the job of `plan` was before it trained more: all that `asked` trains is trained, in
+// the same optimizer group. INVALID_ARGUMENT as PlanShards.
+absl::StatusOr<bool> DescribesEarlier(const v1::JobSpec& asked, const ShardPlan& plan);
 
 }  // namespace shardd
 

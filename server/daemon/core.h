@@ -57,7 +57,7 @@ struct CoreOptions {
   bool nccl_by_name = false;  // make_collective was asked for, so the trainers add nothing unless a job says so
   std::string collective;     // for status: what adds gradients between GPUs, and why; empty on CPUs
   // Null: no jobs that span several nodes. Else makes a job's links, on the setup thread; the events outlive them.
-  std::function<absl::StatusOr<std::unique_ptr<PeerLinks>>(PeerJoin, PeerLinks::Events*)> join_nodes;
+  std::function<absl::StatusOr<std::unique_ptr<PeerLinks>>(const PeerJoin&, PeerLinks::Events*)> join_nodes;
   // On GPUs: what adds a job's gradients over its nodes (NcclExchanges::Make).
   std::function<absl::StatusOr<std::unique_ptr<NcclExchange>>(
       const std::string& job, int node, int nodes, std::vector<Device*> devices, std::vector<char*> greetings,
@@ -142,6 +142,9 @@ class Core final : public JobsSource {
     absl::Time empty_since = absl::InfiniteFuture();  // since when the job has no session, and no launcher
     JobLauncher launcher;
     bool freed = false;  // its ranks may still come
+    // Of what waits to take the job's place, while that is in memory. The larger of the two counts: the other one goes.
+    std::weak_ptr<const ShardPlan> made;
+    int64_t QuotaBytes(const Device& device) const;  // (core_make.cc)
   };
 
   // What the daemon before has left of a job. Blocks.
@@ -152,17 +155,19 @@ class Core final : public JobsSource {
                                                      const v1::OpenJobRequest& request, bool create);
   void ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequest& request,
                         Done<v1::ExtendJobResponse> done);
-  // Makes what takes the place of the job, whose ranks wait for it. An error where the epoch is not `epoch` any more.
-  absl::Status BuildExtended(const std::shared_ptr<JobCore>& job, const Extension& extension, uint64_t epoch);
-  // Allocates slabs and journal; `reserved_bytes` of memory are promised to others. `extends`: it takes the place of a
-  // job whose ranks have gradient slots.
+  // What takes a job's place, made beside it (core_extend.cc).
+  struct Extending;
+  // The node `as` trains more already: so does this one. Any thread.
+  void WidenJob(uint64_t id, int as, std::shared_ptr<const Extension> extension);
+  // (core_make.cc) Allocates slabs and journal; `reserved_bytes` of memory are promised to others. `extends`: it takes
+  // the place of a job whose ranks have gradient slots.
   absl::StatusOr<JobCore::Init> MakeInit(uint64_t id, const Tenant& owner, const v1::JobSpec& spec, ShardPlan plan,
                                          int64_t reserved_bytes, bool extends, int node = 0, std::string link_key = "",
                                          TakenUpJob* taken_up = nullptr);
   // Several nodes (core_nodes.cc). FAILED_PRECONDITION: the daemon has no address for others, or another one.
   absl::Status CheckNode(absl::string_view what, const ShardPlan& plan, int node) const;
-  // `link_key`: JobSecret::LinkKey.
-  absl::Status AddNodes(int node, std::string link_key, JobCore::Init* init);
+  // `link_key`: JobSecret::LinkKey. `late`: another job may have the name on its links, and ends.
+  absl::Status AddNodes(int node, std::string link_key, bool late, JobCore::Init* init);
   // For what is freed by another thread; a GPU that hangs may keep it, and then others' jobs do without that memory.
   static constexpr absl::Duration kFreeLimit = absl::Seconds(10);
   // Runs `make` on the setup thread. If memory is short while the reaper frees what others have let go, runs it once

@@ -63,8 +63,12 @@ struct Core::Attaching {
 
   std::string what() const { return absl::StrCat("attach rank ", request.rank(), " of job ", request.job_id()); }
   // NOT_FOUND where there is no job (null), also where another user has it; CANCELLED where the next daemon may have
-  // it. PERMISSION_DENIED: the secret is missing.
-  absl::Status Check(const JobCore* job, const LastEpochs& last_epochs) const {
+  // it. PERMISSION_DENIED: the secret is missing. ABORTED: another one of its name has taken its place (`replaced`).
+  absl::Status Check(const JobCore* job, const LastEpochs& last_epochs, bool replaced) const {
+    if (job == nullptr && replaced) {
+      return absl::AbortedError(
+          absl::StrCat(what(), ": another one that trains more has taken its place; open it again"));
+    }
     if (job == nullptr ? last_epochs.begun() : !last_epochs.MayCome(*job)) {
       return absl::CancelledError(absl::StrCat(what(), ": the daemon is shutting down"));
     }
@@ -103,7 +107,8 @@ void Core::Attach(const std::shared_ptr<Attaching>& attaching) {
     if (absl::Status here = take_ups_.CheckId(attaching->what(), attaching->request.job_id()); !here.ok()) {
       return attaching->finish(std::move(here));
     }
-    if (absl::Status status = attaching->Check(job, last_epochs_); !status.ok()) {
+    const bool replaced = freed_.replaced(attaching->request.job_id());
+    if (absl::Status status = attaching->Check(job, last_epochs_, replaced); !status.ok()) {
       attaching->finish(std::move(status));
       return;
     }
@@ -150,7 +155,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
     SHARDD_ASSIGN_OR_RETURN(
         Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
           JobCore* job = FindJob(request.job_id());
-          SHARDD_RETURN_IF_ERROR(attaching.Check(job, last_epochs_));
+          SHARDD_RETURN_IF_ERROR(attaching.Check(job, last_epochs_, freed_.replaced(request.job_id())));
           if (rank < 0 || rank >= job->plan()->world_size) {
             return absl::InvalidArgumentError(
                 absl::StrCat(what, ": no such rank (got ", rank, ", want 0 to ", job->plan()->world_size - 1, ")"));
@@ -211,7 +216,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
     absl::StatusOr<v1::AttachRankResponse> response =
         OnLoop<v1::AttachRankResponse>([&]() -> absl::StatusOr<v1::AttachRankResponse> {
           JobCore* job = FindJob(request.job_id());
-          SHARDD_RETURN_IF_ERROR(attaching.Check(job, last_epochs_));
+          SHARDD_RETURN_IF_ERROR(attaching.Check(job, last_epochs_, freed_.replaced(request.job_id())));
           v1::AttachRankResponse result;
           const bool apart = session->memory()->host_slots != nullptr;
           result.set_session_id(session->id());

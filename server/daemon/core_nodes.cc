@@ -2,13 +2,14 @@
 
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "server/collective/nodes/links/peer_exchange.h"
 #include "server/collective/nodes/links/peer_gather.h"
 #include "server/collective/nodes/node_collective.h"
 #include "server/daemon/core.h"
+#include "server/multinode/same_job.h"
+#include "server/peer/late_links.h"
 #include "server/storage/job_slab.h"
 #ifndef SHARDD_NO_GPUS
 #include "server/collective/nccl/nccl_library.h"
@@ -16,45 +17,6 @@
 #endif
 
 namespace shardd {
-namespace {
-
-constexpr size_t kMoreOfSpecBytes = size_t{64} << 10;
-
-constexpr size_t kMostShownBytes = 100;  // of another node's text
-
-// Whether another node's spec describes the job of `spec` and `plan`, and its gradients move as here.
-absl::Status CheckSameJob(const v1::JobSpec& spec, const std::string& serialized, const ShardPlan& plan,
-                          const std::string& data_path, const v1::PeerHello& hello) {
-  if (!hello.data_path().empty() && hello.data_path() != data_path) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("gradients of node ", hello.node(), " move otherwise (got ",
-                     absl::CHexEscape(hello.data_path().substr(0, kMostShownBytes)), ", want ", data_path,
-                     "); ranks train on GPUs on all nodes or on none, and their daemons' NCCL_ settings are alike"));
-  }
-  if (hello.spec() == serialized) {
-    return absl::OkStatus();
-  }
-  if (hello.spec().size() > serialized.size() + kMoreOfSpecBytes) {  // planning it would take long, and say the same
-    return absl::FailedPreconditionError(
-        absl::StrCat("node ", hello.node(), " describes another job under this name: a larger one (got ",
-                     hello.spec().size(), " bytes of description, want ", serialized.size(), ")"));
-  }
-  v1::JobSpec other;
-  if (!other.ParseFromString(hello.spec())) {
-    return absl::FailedPreconditionError(
-        "its description of the job cannot be read; install the same version on all nodes");
-  }
-  SHARDD_ASSIGN_OR_RETURN(const ShardPlan others, PlanShards(other));
-  if (others.digest == plan.digest) {
-    return absl::OkStatus();
-  }
-  const std::string difference = FirstDifference(other, spec);
-  return absl::FailedPreconditionError(absl::StrCat("node ", hello.node(), " describes another job under this name: ",
-                                                    difference.empty() ? "plans differ" : difference));
-}
-
-}  // namespace
-
 absl::Status Core::CheckNode(absl::string_view what, const ShardPlan& plan, int node) const {
   const int nodes = plan.nodes();
   if (node < 0 || node >= nodes) {
@@ -80,10 +42,11 @@ absl::Status Core::CheckNode(absl::string_view what, const ShardPlan& plan, int 
   return absl::OkStatus();
 }
 
-absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init) {
+absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::Init* init) {
   const ShardPlan& plan = *init->plan;
   auto nodes = std::make_unique<NodeParts>();
   nodes->node = node;
+  nodes->link_key = link_key;
   nodes->worker = &node_values_;
   std::string serialized = init->spec.SerializeAsString();
   const bool on_gpus = devices_.front()->memory() != nullptr;
@@ -98,9 +61,13 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
 #ifndef SHARDD_NO_GPUS
   if (on_gpus) join.data_path = NcclLibrary::Settings();
 #endif
-  nodes->events = std::make_shared<NodeEvents>(
-      &loop_, [spec = init->spec, serialized, shared = init->plan, path = join.data_path](const v1::PeerHello& hello) {
-        return CheckSameJob(spec, serialized, *shared, path, hello);
+  const auto own = std::make_shared<OwnJob>(init->spec, serialized, init->plan, join.data_path, on_gpus);
+  nodes->events =
+      std::make_shared<NodeEvents>(&loop_, [this, id = init->id, own](const v1::PeerHello& hello, bool has_parameters) {
+        return own->CheckSame(hello, has_parameters,
+                              [this, id, node = hello.node()](std::shared_ptr<const Extension> missed) {
+                                WidenJob(id, node, std::move(missed));
+                              });
       });
   join.job = init->spec.name();
   join.uid = init->owner.uid;
@@ -108,7 +75,22 @@ absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init)
   join.node = node;
   join.addresses.assign(plan.config.nodes().addresses().begin(), plan.config.nodes().addresses().end());
   join.spec = std::move(serialized);
-  SHARDD_ASSIGN_OR_RETURN(nodes->links, options_.join_nodes(std::move(join), nodes->events.get()));
+  if (late) {  // the job whose place it takes has its links until it is freed
+    if (join.spec.size() > static_cast<size_t>(kMaxPeerSpecBytes)) {  // it would be told so when that job is gone
+      return absl::InvalidArgumentError(
+          absl::StrCat("open job \"", join.job, "\": its description is too large for other nodes (got ",
+                       join.spec.size(), " bytes, want at most ", kMaxPeerSpecBytes, ")"));
+    }
+    nodes->links = std::make_unique<LateLinks>(
+        node, plan.nodes(), [this, join, events = nodes->events.get()] { return options_.join_nodes(join, events); },
+        [events = nodes->events.get(), nodes = plan.nodes(), node](const absl::Status& why) {
+          for (int other = 0; other < nodes; ++other) {
+            if (other != node) events->OnDown(other, absl::FailedPreconditionError(why.message()));
+          }
+        });
+  } else {
+    SHARDD_ASSIGN_OR_RETURN(nodes->links, options_.join_nodes(join, nodes->events.get()));
+  }
   std::shared_ptr<NodeExchange> exchange;
   if (!on_gpus) {
     exchange = std::make_shared<PeerExchange>(

@@ -199,6 +199,13 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
       *response->mutable_spec() = spec;
     }
   };
+  const auto check_node = [&](const JobCore& job) {
+    const int node = job.nodes().node();
+    return node == request.node() ? absl::OkStatus()
+                                  : absl::FailedPreconditionError(
+                                        absl::StrCat(what, ": this rank is of another node than the first one (got ",
+                                                     request.node(), ", want ", node, ")"));
+  };
   SHARDD_ASSIGN_OR_RETURN(
       Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
         Found result;
@@ -208,7 +215,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
           result.taken_up_bytes += entry.job->memory().taken_up_bytes();
           if (entry.job->identity().owner.uid == peer.uid) {
             ++result.jobs_of_uid;
-            result.bytes_of_uid += QuotaBytesOf(*entry.job->plan(), *devices_.front());
+            result.bytes_of_uid += entry.QuotaBytes(*devices_.front());
           }
         }
         auto it = jobs_.find({peer.uid, name});
@@ -237,11 +244,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
           fill(job, &result.response);
           return result;
         }
-        if (job.nodes().node() != request.node()) {
-          return absl::FailedPreconditionError(absl::StrCat(what,
-                                                            ": this rank is of another node than the first one (got ",
-                                                            request.node(), ", want ", job.nodes().node(), ")"));
-        }
+        SHARDD_RETURN_IF_ERROR(check_node(job));
         it->second.empty_since = absl::InfiniteFuture();  // its grace time begins anew: somebody is coming
         if (launcher.known()) {
           it->second.launcher = std::move(launcher);
@@ -258,6 +261,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
                             Widened(spec, found.other->identity().spec, *found.other->plan(), /*own_groups=*/false));
     const absl::StatusOr<ShardPlan> as_widened = PlanShards(widened);
     if (as_widened.ok() && as_widened->digest == found.other->plan()->digest) {
+      SHARDD_RETURN_IF_ERROR(check_node(*found.other));
       *found.response.mutable_spec() = found.other->identity().spec;
       return found.response;
     }

@@ -49,7 +49,8 @@ void Core::TakeUpJob(uint64_t id, absl::StatusOr<JobMemory::Kept> left, const Ta
       Entry& entry = jobs_[{owner.uid, spec.name()}];
       if (entry.job != nullptr) {
         entry.job->EndCustody();
-        entry.job->Close("a later job of its name takes its place");
+        // The others go on with the later one: they hear only that the links are gone.
+        entry.job->Close("a later job of its name takes its place", JobCore::CloseOn::kReplaced);
       }
       entry = Entry();
       entry.job = MakeJob(std::move(init));

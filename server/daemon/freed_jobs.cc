@@ -31,6 +31,17 @@ void FreedJobs::Forget(const std::string& name, uint32_t uid) {
               jobs_.end());
 }
 
+void FreedJobs::Replace(uint64_t id) {
+  if (replaced_.size() == kMostJobs) {
+    replaced_.pop_front();
+  }
+  replaced_.push_back(id);
+}
+
+bool FreedJobs::replaced(uint64_t id) const {
+  return std::find(replaced_.begin(), replaced_.end(), id) != replaced_.end();
+}
+
 bool FreedJobs::Awaits(absl::Time now) const { return !jobs_.empty() && now - jobs_.back().time < kAwaited; }
 
 }  // namespace shardd

@@ -1,6 +1,7 @@
 #ifndef SHARDD_SERVER_DAEMON_FREED_JOBS_H_
 #define SHARDD_SERVER_DAEMON_FREED_JOBS_H_
 
+#include <cstdint>
 #include <deque>
 #include <string>
 
@@ -11,7 +12,8 @@
 
 namespace shardd {
 
-// The newest jobs that had committed something and were freed because no rank came: for whoever comes too late.
+// The newest jobs that had committed something and were freed because no rank came, and those whose place others have
+// taken: for whoever comes too late.
 // Loop-confined.
 class FreedJobs {
  public:
@@ -21,6 +23,9 @@ class FreedJobs {
   // Null: none whose owner admits the caller.
   const v1::LostJob* Find(const std::string& name, const Tenant& caller) const;
   void Forget(const std::string& name, uint32_t uid);
+  // Another one, of its name, has taken the job's place. The oldest are forgotten, whose ranks have long come again.
+  void Replace(uint64_t id);
+  bool replaced(uint64_t id) const;
   // Some were freed so lately that their ranks may still come.
   bool Awaits(absl::Time now) const;
 
@@ -31,7 +36,8 @@ class FreedJobs {
     v1::LostJob lost;
     absl::Time time;
   };
-  std::deque<Freed> jobs_;  // oldest first
+  std::deque<Freed> jobs_;         // oldest first
+  std::deque<uint64_t> replaced_;  // oldest first
 };
 
 }  // namespace shardd

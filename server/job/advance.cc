@@ -41,6 +41,14 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Shards go back to the snapshot when nobody can store into them any more. One that is about to be another "
        "version's is not copied before.",
        "Nobody attaches before it has ended."},
+      {"extend as other nodes have", kOverNodes | kNobodyAttached, kCommitting | kEnding,
+       [](const JobCore& job) {
+         return job.extensions_.MayWiden(MonotonicNow()) && !job.values_.undo().undoing() &&
+                !job.snapshots_.awaits_writers() && !job.nodes_.promised() && !job.nodes_.fetching();
+       },
+       [](JobCore& job) { job.extensions_.StartWidening(); }, nullptr, "",
+       "This node has missed an extension that the others have made: its job becomes what theirs is.",
+       "What the others train is agreed on before anything that this node would say."},
       {"say that ranks have finished", kOverNodes | kNobodyAttached, 0,
        [](const JobCore& job) { return job.nodes_.MaySayFinished(); }, [](JobCore& job) { job.nodes_.SayFinished(); },
        nullptr, "", "Other nodes go on for as long as they like, and need what this node holds.",
@@ -85,9 +93,16 @@ absl::Span<const Transition> JobCore::Transitions() {
        "later. This is done when, and only when, every rank is stuck, so results are the same on every run.",
        "No row below opens by it: sums are under way then."},
       {"extend", kAllExtend, 0, [](const JobCore& job) { return !job.extensions_.building(); },
-       [](JobCore& job) {
+       [](JobCore& job) -> absl::Status {
          job.events_.Add(-1, "extend", job.extensions_.by_rank().begin()->second.extension->what);
-         job.extensions_.StartBuild();
+         if (!job.nodes_.over_nodes()) {
+           job.extensions_.StartBuild();
+           return absl::OkStatus();
+         }
+         SHARDD_RETURN_IF_ERROR(job.nodes_.others().CheckExtend());
+         job.nodes_.steps().SayExtends(job.extensions_.BeginAsking(),
+                                       /*made=*/false);  // and builds when all nodes have
+         return absl::OkStatus();
        },
        [](const JobCore& job, int rank) { return job.extensions_.WaitingFor(rank); }, "ExtendJob of every rank",
        "All ranks have asked for the same more to train: another job takes this one's place.",
@@ -118,7 +133,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        },
        [](JobCore& job) -> absl::Status {
          // Alike on all nodes but that one, which refuses its own ranks.
-         if (absl::Status may = job.nodes_.CheckOthersTakeWrites(); !may.ok()) return job.summons_.Refuse(may);
+         if (absl::Status may = job.nodes_.others().CheckTakeWrites(); !may.ok()) return job.summons_.Refuse(may);
          SHARDD_RETURN_IF_ERROR(job.summons_.CheckUndoFits());
          job.nodes_.AskToWrite();
          return absl::OkStatus();
@@ -179,10 +194,14 @@ absl::Span<const Transition> JobCore::Transitions() {
        "The copies that the pass reads are there.", "Copies that are there are not made again."},
       {"copy for a pass", kPassCopies | kAllEntering, kCommitting | kDeciding | kReducing,
        [](const JobCore& job) {
-         return job.writes_.passes().announced() && !job.writes_.passes().copied() &&
-                !job.writes_.passes().awaits_devices() && job.writes_.NoStepComesFirst() &&
-                !job.snapshots_.snapshot().behind() &&  // it reads the copies of before
-                (!job.nodes_.over_nodes() || (job.unsharding_.pending_fills() == 0 && job.MaySayStores()));
+         const Passes& passes = job.writes_.passes();
+         const bool may_be = passes.announced() && !passes.copied() && !passes.awaits_devices() &&
+                             job.writes_.NoStepComesFirst() &&
+                             !job.snapshots_.snapshot().behind();  // it reads the copies of before
+         if (!may_be || !job.nodes_.over_nodes()) return may_be;
+         // All nodes have closed the step that ranks have stored, or these have stored none.
+         const bool may_say = passes.stepped(0) ? job.nodes_.MayDecide() : job.nodes_.MaySayPass();
+         return may_say && !passes.saying() && job.unsharding_.pending_fills() == 0;
        },
        [](JobCore& job) { return job.pass_commits_.CommitBehindDevices(); }, nullptr, "signals of the ranks' devices",
        "All ranks enter a pass, nothing stores into the shards, and nobody reads the copies of before.",

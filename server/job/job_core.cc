@@ -26,8 +26,14 @@ constexpr absl::Duration kFreeSessions = absl::Seconds(20);
 }  // namespace
 
 JobCore::JobCore(Init init)
-    : identity_{init.id,     init.owner,           std::move(init.spec),        std::move(init.plan),
-                absl::Now(), std::move(init.lost), std::move(init.kept_formats)},
+    : identity_{init.id,
+                init.owner,
+                std::move(init.spec),
+                std::move(init.plan),
+                absl::Now(),
+                std::move(init.lost),
+                std::move(init.kept_formats),
+                init.nodes == nullptr ? "" : init.nodes->link_key},
       memory_(std::move(init.memory)),
       devices_(std::move(init.devices)),
       committed_(name(), static_cast<int>(plan()->params.size()), world_size(), std::move(init.journal)),
@@ -101,7 +107,8 @@ JobCore::JobCore(Init init)
               pass_commits_.Agreed();
             },
             [this](const absl::Status& cause) { AwaitEndBehindStep(cause); }},
-           [this](const absl::Status& cause) { EndEpoch(end_.TakeOr(cause)); }}),
+           [this](const absl::Status& cause) { EndEpoch(end_.TakeOr(cause)); },
+           [this](bool made) { return NodesExtend(made); }}),
       memory_account_({&identity_.spec, plan().get(), memory_.get(), &sessions_, &renewal_.writers(),
                        &snapshots_.snapshot(), &summons_.full_params()},
                       std::move(init.reserved_by_all)),

@@ -125,7 +125,8 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   // Ends all sessions and frees the memory as soon as device work in flight has ended. Of several nodes: here, where
   // the others wait for another daemon or job to take this one's place, or on all of them. A job that is cut over nodes
   // ends everywhere with each of its parts, unless the part goes on with the next daemon of its node.
-  enum class CloseOn { kThisDaemon, kThisNode, kAllNodes };
+  // kReplaced: another job of this daemon has taken its place.
+  enum class CloseOn { kThisDaemon, kThisNode, kAllNodes, kReplaced };
   void Close(const std::string& why, CloseOn on);
   void Close(const std::string& why) override { Close(why, CloseOn::kThisNode); }
   // The epoch advances; see the top.
@@ -153,11 +154,15 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
 
   // More to train (job_extend.cc). The rank asks that another job take this one's place, as `extension` says. `done`
   // runs once, on the loop; with OK when that has happened. When all ranks have asked for the same, `build` is called
-  // with all of `done`, and the job is `extending` until its epoch ends or GiveUpExtension.
+  // with all of `done`, and `extensions` are building until its epoch ends or they are given up (TakeAll).
   void AwaitExtension(Session* session, std::shared_ptr<const Extension> extension, Extensions::Done done,
                       Extensions::Build build);
-  bool extending() const { return extensions_.building(); }
-  void GiveUpExtension() { (void)extensions_.TakeAll(); }
+  Extensions& extensions() { return extensions_; }
+  // Over several nodes: what was built is this node's part, and `take` makes it the job when all nodes have theirs.
+  void ExtensionBuilt(const Extension& extension, Extensions::TakeItsPlace take);
+  // The node `as` trains more already: the epoch ends, and `build` is called when nothing of it is left; again and
+  // again where it could not be built (Extensions::PutOffWidening).
+  void Widen(std::shared_ptr<const Extension> extension, int as, Extensions::Build build);
   CommittedFacts committed_facts() const;  // as its successor begins
 
   // The job is over: no daemon takes it up.
@@ -173,10 +178,10 @@ class JobCore final : public std::enable_shared_from_this<JobCore>, private JobC
   std::shared_ptr<void> Keep() override { return shared_from_this(); }
   int world_size() const { return plan()->world_size; }
   void EndEpoch(EpochEnd::Pending end);
+  bool NodesExtend(bool made);  // as JobNodes::Results::extend
   bool EndsBeforePass() const;
   bool MayEndBeforePass() const;
   bool MayTellOfPass() const;
-  bool MaySayStores() const;
   bool AwaitEndBehindStep(const absl::Status& cause);
   void EndDetached(int rank, bool finished);
   void EndSession(int rank);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
 #include "server/job/job_core.h"
 #include "server/loop/monotonic_now.h"
 #include "server/session/session.h"
@@ -15,9 +17,14 @@ void CopyExtended(const ShardPlan& from, const SlabPointers& source, const Shard
     const ParamPlan& old_param = from.params[from.FindParam(new_param.fqn)];
     const FlatParamPlan& old_flat = from.flat_params[old_param.flat_param];
     const FlatParamPlan& new_flat = to.flat_params[new_param.flat_param];
+    // Where parameters are cut over nodes, what others hold is a hole here.
+    const ParamRange held = to.cut_over_nodes
+                                ? NodeRangeOf(to, static_cast<int>(&new_param - to.params.data()), to.node)
+                                : ParamRange{0, new_param.numel};
+    if (held.numel == 0) continue;
     const auto copy = [&](char* old_slab, int64_t old_offset, char* new_slab, int64_t new_offset, int64_t element) {
-      copy_bytes(new_slab + new_offset + new_param.offset * element, old_slab + old_offset + old_param.offset * element,
-                 new_param.numel * element);
+      copy_bytes(new_slab + new_offset + (new_param.offset + held.first) * element,
+                 old_slab + old_offset + (old_param.offset + held.first) * element, held.numel * element);
     };
     for (int c = 0; c < to.shard_copies; ++c) {
       copy(source.shards + c * from.shards_stride_bytes, old_flat.shards_offset_bytes,
@@ -61,6 +68,12 @@ void JobCore::AwaitExtension(Session* session, std::shared_ptr<const Extension> 
   const int rank = session->rank();
   absl::Status status = extensions_.GoOn(rank);
   status = status.ok() ? extensions_.CheckMayAsk(rank) : status;
+  if (status.ok() && nodes_.over_nodes() && gradients_.pairing().closed(rank) > 0) {
+    status =
+        committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, "ExtendJob",
+                             "a step has begun, and on several nodes more is trained between steps alone; unfreeze "
+                             "behind optimizer.step()");
+  }
   if (!status.ok()) {
     done(std::move(status));
     return;
@@ -76,6 +89,37 @@ void JobCore::AwaitExtension(Session* session, std::shared_ptr<const Extension> 
   if (status = extensions_.CheckEqual(); !status.ok()) {
     Extensions::Answer(extensions_.TakeAll(), status);
     return;
+  }
+  Advance();
+}
+
+bool JobCore::NodesExtend(bool made) {
+  if (made) {
+    const Extensions::TakeItsPlace take = extensions_.TakeBuilt();
+    if (take == nullptr) return false;
+    take();
+  } else {
+    if (!extensions_.awaits_nodes()) return false;
+    extensions_.StartBuild();
+  }
+  return true;
+}
+
+void JobCore::ExtensionBuilt(const Extension& extension, Extensions::TakeItsPlace take) {
+  extensions_.Built(std::move(take));
+  nodes_.steps().SayExtends(extension, /*made=*/true);
+}
+
+void JobCore::Widen(std::shared_ptr<const Extension> extension, int as, Extensions::Build build) {
+  if (end_.closed() || extensions_.widens()) return;
+  const std::string what = extension->what;
+  extensions_.Widen(std::move(extension), std::move(build));
+  if (!extensions_.widens()) return;  // what all nodes have decided is about to be here
+  events_.Add(-1, "extend", absl::StrCat(what, ", as node ", as));
+  if (sessions_.attached() > 0) {
+    Abort(absl::AbortedError(absl::StrCat("node ", as, " (", plan()->config.nodes().addresses(as), ") trains ", what,
+                                          " by now, and this node missed that; attach again, to the job as it is")),
+          {});
   }
   Advance();
 }

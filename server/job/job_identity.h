@@ -22,6 +22,7 @@ struct JobIdentity {
   absl::Time created;
   std::optional<v1::LostJob> lost;  // what one of this name had before, which was not kept
   v1::KeptFormats kept_formats;     // where a custodian keeps it
+  std::string link_key = {};        // of several nodes: what derives from its secret, for links (JobSecret::LinkKey)
 
   const std::string& name() const { return spec.name(); }
 };

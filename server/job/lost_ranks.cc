@@ -48,6 +48,8 @@ void JobCore::EndDetached(int rank, bool finished) {
     leavers_.Defer(rank, /*finished=*/true);  // they close backwards first
     return;
   }
+  // The other nodes may wait for what all ranks of this one have asked for.
+  const bool extends = nodes_.over_nodes() && !extensions_.by_rank().empty();
   committed_.ForgetProcess(rank, finished);  // the next daemon knows what the rank is told now
   v1::SessionEvent event;
   event.mutable_detached();
@@ -59,12 +61,15 @@ void JobCore::EndDetached(int rank, bool finished) {
     if (slots != nullptr) slots->Drop(rank);
   });
   leavers_.Left(rank, finished);
-  if (in_order) {
+  if (in_order && !extends) {
     return;  // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
   }
-  if (!finished || leavers_.AnyMidway()) {  // with nobody else attached it only drops what the rank had begun
+  // With nobody else attached it only drops what the rank had begun.
+  if (!finished || extends || leavers_.AnyMidway()) {
     Abort(committed_.RankError(absl::StatusCode::kAborted, rank, "session",
-                               finished ? "the rank finished while others were in a step" : "the rank detached"),
+                               !finished ? "the rank detached"
+                               : extends ? "the rank finished while ranks asked to train more"
+                                         : "the rank finished while others were in a step"),
           {rank});
     return;
   }
@@ -116,11 +121,6 @@ bool JobCore::MayEndBeforePass() const {
 bool JobCore::MayTellOfPass() const {
   const bool takes_snapshot = memory_->kept() == nullptr || snapshots_.snapshot().IsDueWithPass();
   return !end_.awaits_step() && !end_.awaits_pass() && !(takes_snapshot && committed_.outlives_daemon());
-}
-
-// Over nodes: all have closed the step that ranks have stored, or they have stored none.
-bool JobCore::MaySayStores() const {
-  return !writes_.passes().saying() && (writes_.passes().stepped(0) ? nodes_.MayDecide() : nodes_.MaySayPass());
 }
 
 // Where ranks update, they make a step where its pass begins: the epoch ends behind one of which the snapshot is, and
@@ -246,7 +246,8 @@ void JobCore::Close(const std::string& why, CloseOn on) {
       EndSession(rank);
     }
   }
-  nodes_.Close(why, {.everywhere = on == CloseOn::kAllNodes, .goes_on = on == CloseOn::kThisDaemon});
+  nodes_.Close(
+      why, {.everywhere = on == CloseOn::kAllNodes, .goes_on = on == CloseOn::kThisDaemon || on == CloseOn::kReplaced});
   waits_.EndEpoch();
   trace_.EndAll(why);
   Extensions::Answer(extensions, absl::AbortedError(message));

@@ -91,7 +91,9 @@ void NodeCoordinator::ForgetStep() {
   all_closed_ = 0;
   deciding_ = false;
   may_write_times_ = 0;
+  extending_ = false;
   for (Node& node : nodes_) {
+    node.extends.reset();
     node.asks_to_write.Clear();
     node.closed = 0;
     node.step.reset();
@@ -181,6 +183,7 @@ void NodeCoordinator::OnRefused(int node, const absl::Status& why) {
 }
 
 absl::Status NodeCoordinator::Handle(int node, const v1::PeerMessage& message) {
+  if (!message.has_extends()) SHARDD_RETURN_IF_ERROR(CheckNobodyExtends(node));
   switch (message.kind_case()) {
     case v1::PeerMessage::kReady:
       return OnReady(node, message.ready());
@@ -192,6 +195,8 @@ absl::Status NodeCoordinator::Handle(int node, const v1::PeerMessage& message) {
       return OnAsksToWrite(node, message.asks_to_write());
     case v1::PeerMessage::kValues:
       return OnValues(node, message.values());
+    case v1::PeerMessage::kExtends:
+      return OnExtends(node, message.extends());
     default:
       return absl::InvalidArgumentError(absl::StrCat(NodeText(node), " said what is not for node 0 (got kind ",
                                                      static_cast<int>(message.kind_case()), ")"));
@@ -324,6 +329,9 @@ std::string NodeCoordinator::Waiting() const {
   if (showing_) {
     return Unheld();
   }
+  if (std::string unextended = UnextendedText(); !unextended.empty()) {
+    return unextended;
+  }
   if (!pending_.empty()) {
     const auto& [key, gives] = *pending_.begin();
     const auto [backward, group, occurrence] = key;
@@ -381,9 +389,8 @@ void NodeCoordinator::CheckSilence(absl::Time now, absl::Duration limit) {
     NextGeneration(absl::AbortedError("a node's daemon was to be replaced, and its link has not gone"));
     return;
   }
-  if (waiting.empty() || now - progress_ < limit) {
-    return;
-  }
+  limit = PatienceOf(limit);
+  if (waiting.empty() || now - progress_ < limit) return;
   NextGeneration(
       absl::DeadlineExceededError(absl::StrCat(waiting, " for ", absl::FormatDuration(now - progress_), " (limit ",
                                                absl::FormatDuration(limit), "); other nodes wait for it")));

@@ -101,7 +101,8 @@ class NodeCoordinator {
     std::optional<v1::Step> step;
     std::optional<v1::PeerMessage::Reduced> reduced;
     std::optional<v1::PeerMessage::Values> values;
-    v1::PeerMessage::AsksToWrite asks_to_write;  // the last
+    v1::PeerMessage::AsksToWrite asks_to_write;       // the last
+    std::optional<v1::PeerMessage::Extends> extends;  // likewise
     bool leaves = false;  // its link is about to go: its daemon wanted the attempt to end behind the decided step
   };
   using Key = std::tuple<int, int, int>;                    // backward, group, occurrence
@@ -122,6 +123,14 @@ class NodeCoordinator {
   absl::Status OnReduced(int node, const v1::PeerMessage::Reduced& reduced);
   absl::Status OnAsksToWrite(int node, const v1::PeerMessage::AsksToWrite& asks);
   absl::Status OnValues(int node, const v1::PeerMessage::Values& values);
+  // (node_extension.cc)
+  absl::Status OnExtends(int node, const v1::PeerMessage::Extends& extends);
+  absl::Status CompareExtends() const;
+  // The node goes on, with what is for node 0, while others wait for it to ask to train more.
+  absl::Status CheckNobodyExtends(int node) const;
+  std::string UnextendedText() const;  // for which nodes the others wait; empty: for none
+  // How long a node that others wait for may say nothing, where that is `limit` otherwise.
+  absl::Duration PatienceOf(absl::Duration limit) const;
   absl::Status CheckAllCanCome() const;
   absl::Status CheckStep(absl::string_view what, int64_t step) const;
   absl::Status TryGo(const Key& key);
@@ -165,6 +174,7 @@ class NodeCoordinator {
   std::map<std::pair<int, int>, int> gone_;  // by (backward, group): how many sums were sent on their way
   int all_closed_ = 0;
   int may_write_times_ = 0;  // all nodes have asked so often in this version
+  bool extending_ = false;   // all nodes have asked to train more, and make what does so
   bool deciding_ = false;
   absl::Time progress_ = absl::InfinitePast();  // when a node last said something that fits
 };

@@ -56,7 +56,7 @@ void NodeEvents::Deliver(std::function<void(Listener*)> event) {
 }
 
 absl::Status NodeEvents::CheckHello(int node, const v1::PeerHello& hello) {
-  absl::Status same = same_job_(hello);
+  absl::Status same = same_job_(hello, has_parameters_);
   if (!same.ok()) {
     Deliver([node, same](Listener* listener) { listener->OnRefused(node, same); });
   }

@@ -4,6 +4,7 @@
 // What the links of a job's nodes say, brought from the network's threads to the loop; and gradients and parameters,
 // straight to those who send and receive them.
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -25,8 +26,8 @@ class NodeGather;
 // Held by the links' owner and by what is posted to the loop. Thread-safe, but for what says "loop-confined".
 class NodeEvents final : public PeerLinks::Events, public std::enable_shared_from_this<NodeEvents> {
  public:
-  using SameJob = std::function<absl::Status(const v1::PeerHello&)>;
-  // `same_job`: whether another node describes this job; any thread.
+  using SameJob = std::function<absl::Status(const v1::PeerHello&, bool has_parameters)>;
+  // `same_job`: whether another node describes this job; `has_parameters`: this one's has some. Any thread.
   NodeEvents(CoreLoop* loop, SameJob same_job) : loop_(loop), same_job_(std::move(same_job)) {}
 
   // Who hears, on the network's threads, of gradients and of parameters that other nodes send or ask for; null: nobody.
@@ -51,7 +52,11 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
   // Loop-confined. What has come before comes now. Null: nothing comes any more.
   void SetListener(Listener* listener);
 
+  // All nodes have agreed on parameters of the job, and so on what it trains: other nodes are told so from here on.
+  void SetHasParameters() { has_parameters_ = true; }
+
   absl::Status CheckHello(int node, const v1::PeerHello& hello) override;
+  bool HasParameters() const override { return has_parameters_; }
   void OnRefused(int node, const absl::Status& why) override;
   void OnUp(int node) override;
   void OnMessage(int node, v1::PeerMessage message, PeerReceipt receipt) override;
@@ -66,6 +71,7 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
 
   CoreLoop* const loop_;
   const SameJob same_job_;
+  std::atomic<bool> has_parameters_ = false;
   absl::Mutex mutex_;
   bool has_exchange_ ABSL_GUARDED_BY(mutex_) = false;
   NodeExchange* exchange_ ABSL_GUARDED_BY(mutex_) = nullptr;  // called with the lock shared

@@ -59,6 +59,9 @@ class NodeAttemptsListener {
   // Exchanges of earlier generations are to be ended.
   virtual void NodeGeneration(uint64_t generation) = 0;
   virtual void NodeIsUp() = 0;  // a link is there
+  // All nodes' ranks ask to train the same more; `made`: all nodes have made the job that does so, and whatever comes
+  // next belongs to that.
+  virtual void NodesExtend(bool made) = 0;
   virtual void NodeClose(const std::string& why) = 0;
   // What came has been said, or NodeMember::held_step has grown: the job goes on with what may happen now.
   virtual void Advance() = 0;

@@ -125,6 +125,13 @@ void NodeMember::AsksToWrite(v1::PeerMessage::AsksToWrite asks) {
   Say(std::move(message));
 }
 
+void NodeMember::Extends(v1::PeerMessage::Extends extends) {
+  v1::PeerMessage message;
+  extends.set_version(facts_->NodeVersion());
+  *message.mutable_extends() = std::move(extends);
+  Say(std::move(message));
+}
+
 void NodeMember::Decide(const v1::PeerMessage::Decided& decided) {
   promised_ = false;
   awaits_next_ = plan_->cut_over_nodes && !decided.ends_attempt().empty();

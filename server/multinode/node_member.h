@@ -57,9 +57,11 @@ class NodeMember final : public NodeEvents::Listener {
   // The job says:
   void Ready(v1::PeerMessage::Ready ready);
   void Closed(v1::PeerMessage::Closed closed);
-  void Reduced(v1::PeerMessage::Reduced reduced);        // promised, once it is on its way
-  void Values(v1::PeerMessage::Values values);           // likewise
-  void AsksToWrite(v1::PeerMessage::AsksToWrite asks);   // its ranks have (MayWrite); the version is told here
+  void Reduced(v1::PeerMessage::Reduced reduced);       // promised, once it is on its way
+  void Values(v1::PeerMessage::Values values);          // likewise
+  void AsksToWrite(v1::PeerMessage::AsksToWrite asks);  // its ranks have (MayWrite); the version is told here
+  // Its ranks ask to train more, or the job that does so is made; the version is told here.
+  void Extends(v1::PeerMessage::Extends extends);
   void Decide(const v1::PeerMessage::Decided& decided);  // node 0
   // It wants to give the attempt up and is promised.
   void WantsToEnd(const absl::Status& cause);

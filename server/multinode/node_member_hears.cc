@@ -86,6 +86,7 @@ void NodeMember::HearDown(int node, const absl::Status& why) {
 // Its own ranks are told over there; the ones here would wait for it.
 void NodeMember::OnRefused(int node, const absl::Status& why) {
   links_state_[static_cast<size_t>(node)].why = std::string(why.message());
+  if (absl::IsUnavailable(why)) return;  // one of the two is about to be what the other is
   // As in HearDown: who has not the secret ends nothing of a job that trains.
   if (coordinator_ != nullptr && !(absl::IsPermissionDenied(why) && facts_->NodeInitialized())) {
     coordinator_->OnRefused(node, why);
@@ -171,6 +172,9 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
     case v1::PeerMessage::kMayWrite:
       may_write_times_ = message.may_write().times();
       pass_edited_ = message.may_write().edited();
+      return;
+    case v1::PeerMessage::kMayExtend:
+      hear_.attempts->NodesExtend(message.may_extend().made());
       return;
     default:
       return;

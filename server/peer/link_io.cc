@@ -1,4 +1,4 @@
-// Traffic on links that are up, and their end with the job's (link_loop.h).
+// What a link begins with, traffic on links that are up, and their end with the job's (link_loop.h).
 
 #include <algorithm>
 #include <utility>
@@ -27,6 +27,13 @@ absl::Status CheckGeneration(uint64_t generation) {
 }
 
 }  // namespace
+
+v1::PeerHello LinkLoop::LinkHello(absl::string_view token, int to) const {
+  v1::PeerHello hello = greeting_.Hello(token, to);
+  hello.set_spec(join_.spec);
+  hello.set_has_parameters(events_->HasParameters());
+  return hello;
+}
 
 LinkLoop::LinkPtr LinkLoop::UpLink(int node) const {
   absl::MutexLock lock(&mutex_);

@@ -151,8 +151,7 @@ void LinkLoop::Call(int node) {
   link->calls = true;
   link->deadline = MonotonicNow() + transport_.handshake_patience;
   v1::PeerMessage message;
-  *message.mutable_hello() = greeting_.Hello(link->token, node);
-  message.mutable_hello()->set_spec(join_.spec);
+  *message.mutable_hello() = LinkHello(link->token, node);
   absl::StatusOr<grpc::ByteBuffer> bytes = EncodePeer(message, kMaxPeerHelloBytes);
   if (!bytes.ok()) {  // Join has checked this
     LogError(absl::StrCat(Name(node), ": ", bytes.status().ToString()));
@@ -192,6 +191,7 @@ void LinkLoop::HandleAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer
   }
   link->protocol_version = PeerGreeting::CommonProtocol(message.hello()).value_or(0);  // Check has found one
   link->takes_writes_where_cut = message.hello().takes_writes_where_cut();
+  link->takes_extensions = message.hello().takes_extensions();
   v1::PeerData first;
   *first.mutable_hello() = greeting_.Hello(link->token, link->node);
   link->data = CallNode(link->node, kDataMethod);
@@ -283,11 +283,11 @@ void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::
   link->token = hello.token();
   link->protocol_version = PeerGreeting::CommonProtocol(hello).value_or(0);  // Check has found one
   link->takes_writes_where_cut = hello.takes_writes_where_cut();
+  link->takes_extensions = hello.takes_extensions();
   link->deadline = MonotonicNow() + transport_.handshake_patience;
   link->control = control;
   v1::PeerMessage answer;
-  *answer.mutable_hello() = greeting_.Hello(link->token, node);
-  answer.mutable_hello()->set_spec(join_.spec);
+  *answer.mutable_hello() = LinkHello(link->token, node);
   peer.link = link;
   control->Write(*EncodePeer(answer, kMaxPeerHelloBytes), kMaxPeerHelloBytes);
   ReadControl(link);  // to notice its end; no message comes before Data is answered

@@ -65,6 +65,10 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
     const LinkPtr link = UpLink(node);
     return link == nullptr || link->takes_writes_where_cut;
   }
+  bool takes_extensions(int node) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    const LinkPtr link = UpLink(node);
+    return link == nullptr || link->takes_extensions;
+  }
   PeerTraffic traffic(int node) const { return {peers_[node]->sent_bytes, peers_[node]->received_bytes}; }
   // As in PeerLinks.
   void Send(int node, const v1::PeerMessage& message);
@@ -82,6 +86,7 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
     std::string token;
     int protocol_version = 0;             // constant once the link is up
     bool takes_writes_where_cut = false;  // likewise
+    bool takes_extensions = false;        // likewise
     bool calls = false;                   // this node is the caller
     absl::Time deadline;                  // of the handshake; all times here are MonotonicNow's
     std::shared_ptr<PeerStream> control;
@@ -126,6 +131,7 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   // Refuses a call of which it is not known whose it is: the right daemon may still call.
   void RefuseCall(Peer& peer, int node, const absl::Status& why, const std::shared_ptr<PeerStream>& control);
   absl::Status AskEvents(const v1::PeerHello& hello);
+  v1::PeerHello LinkHello(absl::string_view token, int to) const;
   // Sends `answer` first on the data stream; null: it was sent already.
   void Up(const LinkPtr& link, const grpc::ByteBuffer* answer);
   // True if neither the link nor the loop has ended.

@@ -16,13 +16,15 @@
 
 namespace shardd {
 
+inline constexpr int64_t kMaxPeerSpecBytes = int64_t{64} << 20;
+
 // A daemon's part in one job, for which it wants links.
 struct PeerJoin {
   std::string job;  // its name
   uint32_t uid = 0;
   int node = 0;                        // of this daemon
   std::vector<std::string> addresses;  // "host:port", by node
-  std::string spec;                    // serialized JobSpec, at most 64 MiB
+  std::string spec;                    // serialized JobSpec, at most kMaxPeerSpecBytes
   std::string link_key = {};           // of the job's secret (server/tenant/tenant.h); empty: the job has none
   std::string data_path = {};          // of this node (PeerHello)
 };
@@ -46,6 +48,8 @@ class PeerLinks {
     virtual ~Events() = default;
     // Whether the caller's hello describes the same job. Version and numbers are checked already.
     virtual absl::Status CheckHello(int node, const v1::PeerHello& hello) = 0;
+    // What this node says with its own (PeerHello.has_parameters).
+    virtual bool HasParameters() const { return false; }
     // A caller was refused before CheckHello because it has not the job's secret. PERMISSION_DENIED; the caller has it
     // too.
     virtual void OnRefused(int /*node*/, const absl::Status& /*why*/) {}
@@ -69,6 +73,10 @@ class PeerLinks {
   virtual int protocol_version(int /*node*/) const { return 0; }
   // The node's daemon takes AsksToWrite and MayWrite, or there is no link: one that has just gone says nothing of it.
   virtual bool takes_writes_where_cut(int /*node*/) const { return true; }
+  // Likewise Extends and MayExtend.
+  virtual bool takes_extensions(int /*node*/) const { return true; }
+  // Links that wait for that are made from here on.
+  virtual void Start() {}
   // Sends in order; drops the message if there is no link. Never blocks. A node that leaves 64 MiB unread loses its
   // link.
   virtual void Send(int node, v1::PeerMessage message) = 0;

@@ -51,6 +51,7 @@ class JoinedLinks final : public PeerLinks {
   PeerTraffic traffic(int node) const override { return loop_->traffic(node); }
   int protocol_version(int node) const override { return loop_->protocol_version(node); }
   bool takes_writes_where_cut(int node) const override { return loop_->takes_writes_where_cut(node); }
+  bool takes_extensions(int node) const override { return loop_->takes_extensions(node); }
   void Send(int node, v1::PeerMessage message) override { loop_->Send(node, message); }
   void SendData(int node, const v1::PeerData& header, absl::string_view elements,
                 std::function<void(absl::Status)> sent) override {
@@ -111,7 +112,7 @@ class GrpcPeerNetwork final : public PeerNetwork {
                         credentials_.tls ? ", mutual TLS" : ", without TLS");
   }
 
-  absl::StatusOr<std::unique_ptr<PeerLinks>> Join(PeerJoin options, PeerLinks::Events* events) override {
+  absl::StatusOr<std::unique_ptr<PeerLinks>> Join(const PeerJoin& options, PeerLinks::Events* events) override {
     const std::string job = absl::StrCat("join nodes of job \"", options.job, "\": ");
     if (options.node < 0 || options.node >= static_cast<int>(options.addresses.size())) {
       return absl::InvalidArgumentError(absl::StrCat(job, "no such node (got ", options.node, ", want 0 to ",
@@ -126,7 +127,7 @@ class GrpcPeerNetwork final : public PeerNetwork {
       SHARDD_RETURN_IF_ERROR(CheckPeerAddress(absl::StrCat(job, "nodes.addresses"), address));
     }
     std::shared_ptr<LinkLoop> loop =
-        service_->Add(std::move(options), events,
+        service_->Add(options, events,
                       {.make_channel = [this](const std::string& address) { return MakeChannel(address); },
                        .own_problem = credentials_.own_problem,
                        .handshake_patience = options_.handshake_patience});

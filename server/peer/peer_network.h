@@ -49,7 +49,7 @@ class PeerNetwork {
   // because another may still come.
   // `events` must outlive the links and may be called before this returns. ALREADY_EXISTS: this daemon has joined a job
   // of that name and uid. INVALID_ARGUMENT: bad options.
-  virtual absl::StatusOr<std::unique_ptr<PeerLinks>> Join(PeerJoin options, PeerLinks::Events* events) = 0;
+  virtual absl::StatusOr<std::unique_ptr<PeerLinks>> Join(const PeerJoin& options, PeerLinks::Events* events) = 0;
 
  protected:
   PeerNetwork() = default;

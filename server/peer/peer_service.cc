@@ -30,13 +30,14 @@ class PluginRemover final : public grpc::ServerBuilderOption {
 
 std::unique_ptr<grpc::ServerBuilderOption> WithoutPlugins() { return std::make_unique<PluginRemover>(); }
 
-std::shared_ptr<LinkLoop> PeerService::Add(PeerJoin join, PeerLinks::Events* events, LinkLoop::Transport transport) {
+std::shared_ptr<LinkLoop> PeerService::Add(const PeerJoin& join, PeerLinks::Events* events,
+                                           LinkLoop::Transport transport) {
   absl::MutexLock lock(&mutex_);
   auto [place, added] = jobs_.try_emplace({join.job, join.uid}, nullptr);
   if (!added) {
     return nullptr;
   }
-  place->second = LinkLoop::Start(std::move(join), events, std::move(transport));
+  place->second = LinkLoop::Start(join, events, std::move(transport));
   return place->second;
 }
 

@@ -24,7 +24,7 @@ using RawPeerService =
 class PeerService final : public RawPeerService {
  public:
   // Returns null if the user has a job of that name.
-  std::shared_ptr<LinkLoop> Add(PeerJoin join, PeerLinks::Events* events, LinkLoop::Transport transport)
+  std::shared_ptr<LinkLoop> Add(const PeerJoin& join, PeerLinks::Events* events, LinkLoop::Transport transport)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Removes the job: it gets no more streams.
   void Remove(const PeerJoin& join) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -11,12 +11,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "grpcpp/grpcpp.h"
+#include "server/peer/peer_links.h"
 #include "shardd/v1/peer.pb.h"
 
 namespace shardd {
 
 // Limit for a hello, which carries a JobSpec; no other message is nearly as large.
-inline constexpr int64_t kMaxPeerSpecBytes = int64_t{64} << 20;
 inline constexpr int64_t kMaxPeerHelloBytes = kMaxPeerSpecBytes + (64 << 10);
 inline constexpr int64_t kMaxPeerMessageBytes = int64_t{16} << 20;
 // Limit for a message without a spec: names, numbers, the header of a piece.

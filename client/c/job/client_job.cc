@@ -107,12 +107,16 @@ absl::StatusOr<bool> ClientJob::Extend(v1::JobSpec spec) {
   if (status.ok()) {
     return response.extended();
   }
+  // All may have decided it, also where this call was not waited for, or hears that the epoch has ended.
+  if (absl::IsUnavailable(status) || absl::IsAborted(status) || absl::IsDeadlineExceeded(status) ||
+      absl::IsCancelled(status)) {
+    attachment_.MayBeExtended();
+  }
   // What ended the session says more than that the call has failed.
   const absl::Time known = absl::Now() + kEndIsKnown;
   while (absl::IsUnavailable(status) && attachment_.Live().ok() && absl::Now() < known) {
     SHARDD_RETURN_IF_ERROR(attachment_.interrupt().Sleep(absl::Milliseconds(1), "extend_job"));
   }
-  if (absl::IsUnavailable(status)) attachment_.MayBeExtended();
   const absl::Status ended = attachment_.Live();
   // All had asked, and the daemon died between what it said to everybody and its answer to this call.
   if (absl::IsUnavailable(status) && absl::IsNotFound(ended) && absl::StrContains(ended.message(), kMoreToTrain)) {

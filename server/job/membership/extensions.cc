@@ -105,6 +105,42 @@ void Extensions::StartBuild() {
   build(agreed.extension, std::move(waiting));
 }
 
+const Extension& Extensions::BeginAsking() {
+  building_ = true;
+  return *by_rank_.begin()->second.extension;
+}
+
+void Extensions::Built(TakeItsPlace take) { built_ = std::move(take); }
+
+Extensions::TakeItsPlace Extensions::TakeBuilt() {
+  decided_ = decided_ || built_ != nullptr;
+  return std::exchange(built_, nullptr);
+}
+
+void Extensions::Widen(std::shared_ptr<const Extension> extension, Build build) {
+  if (!decided_ && !widens()) widening_ = {std::move(extension), nullptr, std::move(build)};
+}
+
+void Extensions::StartWidening() {
+  building_ = true;
+  const Build build = widening_.build;  // it is called again where the epoch ends before it has built
+  build(widening_.extension, {});
+}
+
+absl::Duration Extensions::PutOffWidening(absl::Time now, absl::Duration pause) {
+  building_ = false;
+  widen_at_ = now + pause;
+  put_off_since_ = std::min(put_off_since_, now);
+  return now - put_off_since_;
+}
+
+absl::Status Extensions::CheckMayBegin(const std::string& what) {
+  if (!decided_ && !widens()) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat(what, "the job goes on with more to train, as on the other nodes",
+                                         widens() ? absl::StrCat(": ", widening_.extension->what) : "",
+                                         "; open it again"));
+}
+
 absl::Status Extensions::GoOn(int rank) {
   if (!Has(rank)) {
     return absl::OkStatus();
@@ -120,6 +156,7 @@ absl::Status Extensions::GoOn(int rank) {
 
 Extensions::ByRank Extensions::TakeAll() {
   building_ = false;
+  built_ = nullptr;
   return std::exchange(by_rank_, {});
 }
 
@@ -132,10 +169,12 @@ void Extensions::Answer(const ByRank& asked, const absl::Status& status) {
 }
 
 void Extensions::SessionEnds(Session* session) {
-  if (building_) {
-    (void)TakeAll();
+  const int rank = session->rank();
+  if (building_) {  // over several nodes ranks may wait for those to ask, too
+    Answer(TakeAll(), see_.committed->RankError(absl::StatusCode::kAborted, rank, "ExtendJob",
+                                                "the rank has left, so nothing comes of what all had asked for"));
   }
-  (void)GoOn(session->rank());
+  (void)GoOn(rank);
 }
 
 }  // namespace shardd

@@ -34,7 +34,8 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
       tell_(std::move(results)),
       collective_(parts == nullptr ? nullptr : parts->collective),
       events_(parts == nullptr ? nullptr : std::move(parts->events)),
-      links_(parts == nullptr ? nullptr : std::move(parts->links)) {
+      links_(parts == nullptr ? nullptr : std::move(parts->links)),
+      others_(see_.plan.get(), links_.get()) {
   if (parts == nullptr) {
     return;
   }
@@ -45,7 +46,16 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
   left_ = std::move(parts->left);
   digests_ = std::make_unique<ModelDigests>(
       ModelDigests::Facts{plan, see_.memory, use_.committed, &use_.snapshots->snapshot()},
-      ModelDigests::Services{member, parts->worker, use_.work, use_.job, [this] { Promise(); },
+      ModelDigests::Services{member, parts->worker, use_.work, use_.job,
+                             [this] {
+                               // Nobody could send the next daemon the part that it lacks of what was agreed on.
+                               const uint64_t version = use_.committed->version();
+                               if (see_.plan->cut_over_nodes && version > 0) {
+                                 use_.committed->PromiseValues(member_->generation());
+                               }
+                               use_.events->Add(-1, "parameters",
+                                                absl::StrCat("version ", version + 1, " is said to node 0"));
+                             },
                              [this](std::function<void()> then) { TakeNext(std::move(then)); }});
   sums_ = std::make_unique<SumsOverNodes>(
       SumsOverNodes::Facts{plan, use_.committed, see_.decision, see_.steps, use_.pairing},
@@ -60,7 +70,8 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
                                see_.devices, use_.events, use_.job},
       StateTransfers::Results{
           [values = use_.values] { values->BeginRestore(); },
-          [values = use_.values, snapshots = use_.snapshots] {
+          [this, values = use_.values, snapshots = use_.snapshots] {
+            events_->SetHasParameters();
             values->Restored();
             if (snapshots->snapshot().two()) snapshots->Restored();
           },
@@ -80,7 +91,9 @@ void JobNodes::Start() {
       if (gathers_ != nullptr) use_.committed->SetWriting(writing_);  // else all is taken back
       if (!writing_) SetReadable(use_.committed->version());
     }
+    if (use_.committed->version() > 0) events_->SetHasParameters();
     member_->Start({sums_.get(), steps_.get(), states_.get(), this});
+    links_->Start();
   }
 }
 
@@ -108,13 +121,6 @@ void JobNodes::SayValues() {
   use_.values->BeginSaying();
   digests_->SayValues(use_.values->StaleParts(), use_.values->written_parts(),
                       [values = use_.values] { values->EndReading(); });
-}
-
-// Where parameters are cut over nodes, nobody could send the next daemon the part that it lacks of what was agreed on.
-void JobNodes::Promise() {
-  const uint64_t version = use_.committed->version();
-  if (see_.plan->cut_over_nodes && version > 0) use_.committed->PromiseValues(member_->generation());
-  use_.events->Add(-1, "parameters", absl::StrCat("version ", version + 1, " is said to node 0"));
 }
 
 void JobNodes::TakeNext(std::function<void()> then) {
@@ -258,12 +264,18 @@ void JobNodes::VersionCommitted() {
   asked_to_write_ = 0;
   if (std::exchange(writing_, false)) use_.committed->SetWriting(false);
   SetReadable(use_.committed->version());
+  if (over_nodes()) events_->SetHasParameters();
 }
 
 int64_t JobNodes::NodeStep() const { return use_.committed->step() + (see_.decision->decided() ? 1 : 0); }
 
 // A step or values: whichever is being made is one more version.
 uint64_t JobNodes::NodeVersion() const { return use_.committed->version() + (see_.decision->committing() ? 1 : 0); }
+
+// Nothing that comes after the last word is for this job: who has taken its place on another node ends its links.
+void JobNodes::NodesExtend(bool made) {
+  if (tell_.extend(made) && made) member_->Stop();
+}
 
 bool JobNodes::MayWriteBack() const {
   if (gathers_ != nullptr) return asks_to_write_ && member_->may_write_times() >= asked_to_write_;
@@ -272,17 +284,6 @@ bool JobNodes::MayWriteBack() const {
 
 bool JobNodes::MayAskToWrite() const {
   return gathers_ != nullptr && !asks_to_write_ && !writing_ && member_->Unreached().empty();
-}
-
-absl::Status JobNodes::CheckOthersTakeWrites() const {
-  for (int node = 0; node < see_.plan->nodes(); ++node) {
-    if (node == member_->node() || links_->takes_writes_where_cut(node)) continue;
-    return absl::UnimplementedError(
-        absl::StrCat("the daemon of node ", node, " (", see_.plan->config.nodes().addresses(node),
-                     ") is of an older release, which takes no values after the initial ones where parameters are cut "
-                     "over nodes; upgrade it, or load before the job is opened"));
-  }
-  return absl::OkStatus();
 }
 
 void JobNodes::AskToWrite() {

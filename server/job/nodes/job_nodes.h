@@ -14,6 +14,7 @@
 #include "common/plan/plan.h"
 #include "server/job/job_part.h"
 #include "server/job/membership/leavers.h"
+#include "server/job/nodes/other_daemons.h"
 #include "server/job/nodes/steps_over_nodes.h"
 #include "server/job/nodes/sums_over_nodes.h"
 #include "server/multinode/backwards.h"
@@ -52,6 +53,7 @@ struct NodeParts {
   std::unique_ptr<NodeGather> gather;    // where parameters are cut over nodes, else null; uses `links` and slabs
   CoreLoop* worker = nullptr;            // reads initial values
   std::optional<NodeLeft> left;          // by the daemon before, which the job has outlived
+  std::string link_key = {};             // JobSecret::LinkKey
   ~NodeParts();
 };
 
@@ -85,6 +87,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
     SumsOverNodes::Add add;
     StepsOverNodes::Results steps;
     std::function<void(const absl::Status& cause)> end_attempt;  // all nodes do, whatever this one has promised
+    std::function<bool(bool made)> extend;  // as NodesExtend; false: this node is in no state to, and nothing happens
   };
   // All outlive it. Takes links, events and the gather out of `parts`; null: the job is on one node.
   JobNodes(NodeParts* parts, const Facts& facts, const Services& services, Results results);
@@ -122,12 +125,13 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   std::string WaitText() const;
   void Describe(v1::Job* out) const;
 
-  // REQUIRES of these four: over_nodes().
+  // REQUIRES of these: over_nodes().
   SumsOverNodes& sums() { return *sums_; }
   const SumsOverNodes& sums() const { return *sums_; }
   StepsOverNodes& steps() { return *steps_; }
   StateTransfers& states() { return *states_; }
   const StateTransfers& states() const { return *states_; }
+  const OtherDaemons& others() const { return others_; }
   uint64_t generation() const;
   // Null where nothing is cut over nodes.
   NodeGathers* gathers() const { return gathers_.get(); }
@@ -137,8 +141,6 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   // Where parameters are cut over nodes the others are asked first, because they gather them: all are let in when all
   // have asked. REQUIRES: nothing of the version is being gathered here.
   bool MayAskToWrite() const;
-  // UNIMPLEMENTED: another node's daemon does not know that. REQUIRES: MayAskToWrite().
-  absl::Status CheckOthersTakeWrites() const;
   void AskToWrite();
   // Where parameters are cut over nodes and trainers edit them, all ranks of all nodes enter a pass together: nobody
   // enters before every node has said whether its ranks have edited.
@@ -151,6 +153,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   // Nobody gathers what lies here from now on, until there is another version or what was written is taken back.
   void BeginWriting();
   void EndWriting();
+
   // Values are asked to be committed, which they are when all nodes have the same.
   void SayValues();
   // The decision is journaled here, and shards are about to change. REQUIRES: over_nodes().
@@ -183,11 +186,11 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   void NodeAbort(const absl::Status& cause) override { tell_.end_attempt(cause); }
   void NodeGeneration(uint64_t generation) override;
   void NodeIsUp() override;
+  void NodesExtend(bool made) override;
   void NodeClose(const std::string& why) override { use_.job->Close(why); }
   void Advance() override { use_.job->Advance(); }
   // The other nodes may gather the parameters of this version; 0: of none.
   void SetReadable(uint64_t version);
-  void Promise();  // written values are about to be said
   // With an optimizer in the trainers: what is written is kept before it is said.
   void TakeNext(std::function<void()> then);
   void EndStep();
@@ -199,6 +202,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   // All null on one node.
   const std::shared_ptr<NodeEvents> events_;
   const std::unique_ptr<PeerLinks> links_;
+  const OtherDaemons others_;
   std::unique_ptr<NodeMember> member_;
   std::unique_ptr<ModelDigests> digests_;
   std::unique_ptr<SumsOverNodes> sums_;

@@ -59,6 +59,14 @@ void StepsOverNodes::SayDecided() {
   use_.member->Holding(step);  // before the update, which takes longer than all nodes' answers
 }
 
+void StepsOverNodes::SayExtends(const Extension& extension, bool made) {
+  v1::PeerMessage::Extends extends;
+  extends.set_plan_digest(extension.plan.digest);
+  extends.set_what(extension.what);
+  extends.set_made(made);
+  use_.member->Extends(std::move(extends));
+}
+
 void StepsOverNodes::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) {
   all_end_.clear();
   for (size_t node = 0; node < reduced.size() && all_end_.empty(); ++node) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/plan/extend.h"
 #include "common/plan/plan.h"
 #include "common/tensor/norm.h"
 #include "server/multinode/node_listeners.h"
@@ -55,6 +56,8 @@ class StepsOverNodes final : public NodeStepsListener {
   void EndEpoch() { ends_.clear(); }
   // The step is journaled here: node 0 tells the others, the others tell node 0 that they hold it.
   void SayDecided();
+  // Between two steps: all ranks of this node ask to train more, or what does so is `made`.
+  void SayExtends(const Extension& extension, bool made);
 
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
   void NodeDecided(const v1::PeerMessage::Decided& decided) override;

@@ -77,6 +77,27 @@ TEST(ExtendTest, NamesTheFirstParameterAndCountsTheOthers) {
   EXPECT_EQ(Model().Plan().memory.optimizer_bytes, 0) << "nothing was planned for it before";
 }
 
+// As a program does that is restarted, and comes to what it unfroze one after the other.
+TEST(ExtendTest, WhatTheJobWasHasItsGroups) {
+  SpecBuilder job = Model();
+  for (v1::Parameter& param : *job.module(1).mutable_parameters()) param.set_requires_grad(true);
+  job.config().mutable_optimizer()->add_groups()->add_fqns("a.w");
+  job.config().mutable_optimizer()->add_groups()->add_fqns("a.bias");
+  SpecBuilder asked = Model();
+  EXPECT_TRUE(*DescribesEarlier(asked.spec(), job.Plan()));
+  asked.module(1).mutable_parameters(0)->set_requires_grad(true);
+  asked.config().mutable_optimizer()->add_groups()->add_fqns("a.w");
+  const absl::StatusOr<Extension> extension = Extend(asked.spec(), job.spec(), job.Plan());
+  ASSERT_TRUE(extension.ok()) << extension.status();
+  EXPECT_EQ(extension->what, "optimizer groups");
+  EXPECT_FALSE(extension->trains_more);
+  EXPECT_TRUE(*DescribesEarlier(asked.spec(), job.Plan()));
+  EXPECT_FALSE(*DescribesEarlier(job.spec(), asked.Plan())) << "it trains more";
+  SpecBuilder regrouped = asked;
+  regrouped.config().mutable_optimizer()->add_groups()->add_fqns("head");
+  EXPECT_FALSE(*DescribesEarlier(regrouped.spec(), job.Plan())) << "the job has it in no group";
+}
+
 TEST(ExtendTest, RefrozenParametersStayTrainedAndTheAskersGroupsCount) {
   SpecBuilder job = Model();
   job.module(1).mutable_parameters(0)->set_requires_grad(true);

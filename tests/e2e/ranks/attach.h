@@ -25,7 +25,7 @@
 
 namespace shardd::e2e {
 
-// As the test that started this process says: spec (a file), rank, address, replace, device_memory, node,
+// As the test that started this process says: spec (a file), rank, address, replace, adopt, device_memory, node,
 // timeout_ms.
 inline Job::Options OptionsAsTold(const Args& args) {
   Job::Options options;
@@ -34,6 +34,7 @@ inline Job::Options OptionsAsTold(const Args& args) {
   options.rank = args.Int("rank");
   options.address = args.Text("address");
   options.replace = args.Int("replace") != 0;
+  options.adopt = args.Int("adopt") != 0;
   options.device_memory = args.Int("device_memory") != 0;
   options.node = args.Int("node");
   options.timeout_ms = args.Int("timeout_ms", 120'000);

@@ -393,3 +393,103 @@ def restarted(steps: int, folder: str, victim: int, at_step: int, daemon: int = 
         "restarts": int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
         "node": int(os.environ["GROUP_RANK"]),
     }
+
+
+# Parameters by the step from which they are trained, with a learning rate of their own.
+_UNFROZEN = ((3, "layers.2", 5e-3), (5, "layers.1.up.weight", 2e-2))
+_FROZEN = ("embed", "layers")
+
+
+def _thaw(model: nn.Module, optimizer: Any, stages: Any) -> None:
+    for _, prefix, lr in stages:
+        params = [p for n, p in model.named_parameters() if n.startswith(prefix)]
+        for param in params:
+            param.requires_grad_(True)
+        optimizer.add_param_group({"params": params, "lr": lr})
+
+
+def unfreeze(steps: int, impl: str, mesh: tuple[int, ...]) -> dict[str, Any]:
+    """Trains more from a step on, twice. ``impl``: "torch" (FSDP2), or "shardd" with the daemon's AdamW."""
+    case = Case(freeze=_FROZEN, mesh=mesh)
+    model = build(case)
+    if impl == "torch":
+        from torch.distributed.fsdp import fully_shard
+    else:
+        from shardd.torch import fully_shard
+    shard(model, case, fully_shard)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if impl == "torch":
+        optimizer: Any = torch.optim.AdamW(trained, lr=1e-2)
+    else:
+        from shardd.torch.optim import AdamW
+
+        optimizer = AdamW(trained, lr=1e-2)
+    losses = []
+    for step in range(steps):
+        _thaw(model, optimizer, [stage for stage in _UNFROZEN if stage[0] == step])
+        loss = loss_of(model, step, 0, dist.get_rank())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    result: dict[str, Any] = {
+        "losses": losses,
+        "parameters": {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()},
+    }
+    if impl != "torch":
+        from shardd.torch import counters, finish
+
+        result["counters"] = counters(model)
+        result["trained"] = _job_of(model)["info"]
+        dist.barrier()
+        finish(model)
+    return result
+
+
+def unfreeze_both(steps: int, mesh: tuple[int, ...]) -> dict[str, Any]:
+    return {impl: unfreeze(steps, impl, mesh) for impl in ("torch", "shardd")}
+
+
+def unfreeze_alone(mesh: tuple[int, ...], alone: str) -> str:
+    """Ranks 0 and 1 (a node; ``alone`` "node") or rank 0 alone (``alone`` "rank") unfreeze a block that the others do not."""
+    case = Case(freeze=_FROZEN, mesh=mesh)
+    from shardd.torch import fully_shard
+    from shardd.torch.optim import AdamW
+
+    model = build(case)
+    shard(model, case, fully_shard)
+    optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    rank = dist.get_rank()
+    try:
+        for step in range(3):
+            if step == 1 and rank < (2 if alone == "node" else 1):
+                _thaw(model, optimizer, _UNFROZEN[:1])
+            loss_of(model, step, 0, rank).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def unfreeze_refused() -> dict[str, str]:
+    """With an optimizer that steps in the trainers, beside edits, and in the middle of a step."""
+    from shardd.torch import fully_shard
+    from shardd.torch.optim import AdamW
+
+    texts = {}
+    for name in ("trainers", "edits", "midway"):
+        model = build(Case(freeze=_FROZEN, mesh=(2, 2)))
+        shard(model, Case(freeze=_FROZEN, mesh=(2, 2)), fully_shard)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer: Any = torch.optim.AdamW(trained, lr=1e-2)
+        if name != "trainers":
+            optimizer = AdamW(trained, lr=1e-2, in_place_edits=name == "edits" or None)
+        loss_of(model, 0, 0, dist.get_rank()).backward()
+        if name != "midway":
+            optimizer.step()
+            optimizer.zero_grad()
+        _thaw(model, optimizer, _UNFROZEN[:1])
+        texts[name] = _text_of(lambda m=model: loss_of(m, 0, 1, dist.get_rank()))
+        dist.barrier()
+    return texts

@@ -43,6 +43,16 @@ TEST(FreedJobsTest, ForgetsTheOldestOfMany) {
   EXPECT_NE(jobs.Find("job299", {7}), nullptr);
 }
 
+TEST(FreedJobsTest, KnowsTheNewestThatAreReplaced) {
+  FreedJobs jobs;
+  EXPECT_FALSE(jobs.replaced(1));
+  for (uint64_t id = 1; id <= 300; ++id) jobs.Replace(id);
+  EXPECT_FALSE(jobs.replaced(1));
+  EXPECT_TRUE(jobs.replaced(300));
+  EXPECT_TRUE(jobs.replaced(45));
+  EXPECT_FALSE(jobs.replaced(301));
+}
+
 TEST(FreedJobsTest, RanksAreAwaitedForAQuarterOfAnHour) {
   FreedJobs jobs;
   EXPECT_FALSE(jobs.Awaits(kNow));

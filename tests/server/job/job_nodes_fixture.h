@@ -42,6 +42,7 @@ class Wire {
     int node() const override { return node_; }
     int nodes() const override { return static_cast<int>(wire_->ends_.size()); }
     bool takes_writes_where_cut(int node) const override { return node != wire_->of_older_daemon_; }
+    bool takes_extensions(int node) const override { return node != wire_->of_older_daemon_; }
     void Send(int node, v1::PeerMessage message) override {
       wire_->loop_.Post([wire = wire_, from = node_, node, message = std::move(message)]() mutable {
         const bool dropped = wire->drops_ != nullptr && wire->drops_(node, message);
@@ -109,8 +110,12 @@ class Wire {
   void Refuse(int node, int by, const absl::Status& why) {
     loop_.RunAndWait([&] { ends_[static_cast<size_t>(node)]->OnDown(by, why); });
   }
-  // Its daemon is of a release that takes no values after the initial ones where parameters are cut over nodes. Before
-  // any session.
+  // `by` does not take the call of `node`.
+  void TurnAway(int node, int by, const absl::Status& why) {
+    loop_.RunAndWait([&] { ends_[static_cast<size_t>(by)]->OnRefused(node, why); });
+  }
+  // Its daemon is of a release that takes no values after the initial ones where parameters are cut over nodes, and
+  // trains no more than a job had at first. Before any session.
   void IsOfOlderDaemon(int node) { of_older_daemon_ = node; }
   // As if `from` said it.
   void Say(int from, int to, const v1::PeerMessage& message) {
@@ -136,13 +141,14 @@ class JobNodesTest : public ::testing::Test {
  protected:
   // `outlives`: a log of each job says what another daemon would find.
   // `in_trainers`: ranks store their steps themselves. `edits`: ranks edit parameters in place, beside the daemon's
-  // optimizer.
+  // optimizer. `frozen`: there are parameters that nobody trains, too.
   explicit JobNodesTest(int nodes = 2, v1::Strategy strategy = v1::STRATEGY_HYBRID_SHARD, bool outlives = false,
-                        bool in_trainers = false, bool edits = false)
+                        bool in_trainers = false, bool edits = false, bool frozen = false)
       : strategy_(strategy),
         outlives_(outlives),
         in_trainers_(in_trainers),
         edits_(edits),
+        frozen_(frozen),
         wire_(nodes),
         nodes_(static_cast<size_t>(nodes)) {
     for (int node = 0; node < count(); ++node) Open(node);
@@ -177,6 +183,9 @@ class JobNodesTest : public ::testing::Test {
       builder.config().mutable_nodes()->add_addresses(absl::StrCat("host", node, ":7000"));
     }
     builder.Param(0, "w", {64});
+    for (const char* const frozen : {"f", "g"}) {
+      if (frozen_) builder.Param(0, frozen, {8}, {.requires_grad = false});
+    }
     node.plan = std::make_shared<const ShardPlan>(*PlanShards(builder.spec(), number));
     JobCore::Init init;
     init.id = 1;
@@ -204,7 +213,7 @@ class JobNodesTest : public ::testing::Test {
     auto nodes = std::make_unique<NodeParts>();
     nodes->node = number;
     nodes->worker = &worker_;
-    nodes->events = std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&) { return absl::OkStatus(); });
+    nodes->events = std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&, bool) { return absl::OkStatus(); });
     nodes->links = std::make_unique<Wire::End>(&wire_, number);
     auto peers = std::make_shared<PeerExchange>(
         nodes->links.get(), node.plan->node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots,
@@ -445,6 +454,7 @@ class JobNodesTest : public ::testing::Test {
   const bool outlives_;
   const bool in_trainers_;
   const bool edits_;
+  const bool frozen_;
   std::function<void(JobCore::Init*)> before_open_;          // what a daemon finds of its job's; null: nothing
   std::array<std::atomic<int64_t>, 3> promised_bytes_ = {};  // by node: memory of the host, to jobs
   uint64_t sessions_made_ = 0;

@@ -469,7 +469,7 @@ void NodeWorld::MakeNode(int node) {
   made.member.reset();
   made.daemon = ++daemons_made_;
   made.links = std::make_unique<MemoryLinks>(this, node, static_cast<int>(nodes_.size()));
-  made.events = std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&) { return absl::OkStatus(); });
+  made.events = std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&, bool) { return absl::OkStatus(); });
   made.job = std::make_unique<RandomJob>(this, node);
   made.member = std::make_unique<NodeMember>(plan_, node, &loop_, made.links.get(), made.events, made.job.get());
   made.job->member = made.member.get();

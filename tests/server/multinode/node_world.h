@@ -79,6 +79,7 @@ class RandomJob final : public NodeFacts,
   void NodeDecided(const v1::PeerMessage::Decided& decided) override;
   void NodeValuesAgreed() override;
   void NodeIsUp() override;
+  void NodesExtend(bool) override {}
   void NodeAbort(const absl::Status& cause) override;
   void NodeGeneration(uint64_t generation) override;
   void NodeClose(const std::string& why) override;

@@ -76,6 +76,41 @@ TEST_F(ExtensionsTest, NobodyAsksBetweenPartsOfAStep) {
   EXPECT_TRUE(extensions_.CheckMayAsk(0).ok());
 }
 
+// Over several nodes.
+TEST_F(ExtensionsTest, RanksThatWaitForNodesHearOfOneThatLeaves) {
+  Attach(0);
+  Ask(0, "a");
+  Ask(1, "a");
+  EXPECT_FALSE(extensions_.awaits_nodes());
+  EXPECT_EQ(extensions_.BeginAsking().what, "a");
+  EXPECT_TRUE(extensions_.awaits_nodes());
+  extensions_.SessionEnds(sessions_[0].get());
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(answers_[rank].code(), absl::StatusCode::kAborted) << rank;
+    EXPECT_THAT(std::string(answers_[rank].message()), ::testing::HasSubstr("(rank=0")) << rank;
+  }
+  EXPECT_FALSE(extensions_.building() || extensions_.awaits_nodes());
+}
+
+TEST_F(ExtensionsTest, WhatCannotBeWidenedIsTriedAgainLaterOn) {
+  const absl::Time now = absl::UnixEpoch() + absl::Hours(1);
+  EXPECT_FALSE(extensions_.MayWiden(now)) << "no other node trains more";
+  int builds = 0;
+  extensions_.Widen(std::make_shared<Extension>(),
+                    [&](const std::shared_ptr<const Extension>&, const std::vector<Extensions::Done>&) { ++builds; });
+  EXPECT_TRUE(extensions_.MayWiden(now));
+  extensions_.StartWidening();
+  EXPECT_FALSE(extensions_.MayWiden(now)) << "it is being built";
+  EXPECT_EQ(extensions_.PutOffWidening(now, absl::Seconds(1)), absl::ZeroDuration());
+  EXPECT_TRUE(extensions_.widens());
+  EXPECT_FALSE(extensions_.MayWiden(now + absl::Milliseconds(999)));
+  EXPECT_TRUE(extensions_.MayWiden(now + absl::Seconds(1)));
+  extensions_.StartWidening();
+  EXPECT_EQ(builds, 2);
+  EXPECT_EQ(extensions_.PutOffWidening(now + absl::Seconds(3), absl::Seconds(1)), absl::Seconds(3));
+  EXPECT_FALSE(extensions_.building());
+}
+
 TEST_F(ExtensionsTest, WhoeverGoesOnIsToldWhatOthersWaitFor) {
   EXPECT_TRUE(extensions_.CheckNobodyWentOn(0, "the head").ok());
   Submit(1);

@@ -97,6 +97,7 @@ class OverNodesTest : public ::testing::Test,
   void NodeAbort(const absl::Status& cause) override { member_.AttemptEnded(cause); }
   void NodeGeneration(uint64_t) override {}
   void NodeIsUp() override {}
+  void NodesExtend(bool) override {}
   void NodeClose(const std::string& why) override { ADD_FAILURE() << why; }
   void Advance() override { job_.Advance(); }
 
@@ -115,7 +116,7 @@ class OverNodesTest : public ::testing::Test,
   CoreLoop worker_;
   Links links_;
   const std::shared_ptr<NodeEvents> events_ =
-      std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&) { return absl::OkStatus(); });
+      std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&, bool) { return absl::OkStatus(); });
   Committed committed_{"job", params_, 1, NewJournal()};
   StepDecision decision_;
   AskedSteps steps_{1, &committed_};

@@ -68,7 +68,7 @@ TEST_F(ExtendTest, IsBuiltOnceWhenAllRanksAskForTheSame) {
   Ask(1);
   EXPECT_EQ(built_, std::vector<std::string>{"parameter \"f\""});
   OnLoop([&] {
-    EXPECT_TRUE(job_->extending());
+    EXPECT_TRUE(job_->extensions().building());
     EXPECT_EQ(job_->committed_facts().epoch, job_->committed().epoch() + 1);
     for (const auto& done : asked_) done(absl::OkStatus());
   });
@@ -116,7 +116,7 @@ TEST_F(ExtendTest, ALostRankEndsTheWaitAndVoidsTheBuild) {
   Ask(0);
   Ask(1);
   OnLoop([&] { job_->SessionLost(1, "its process ended"); });
-  OnLoop([&] { EXPECT_FALSE(job_->extending()); });
+  OnLoop([&] { EXPECT_FALSE(job_->extensions().building()); });
   EXPECT_TRUE(Answers(0).empty()) << "its builder answers";
   for (int rank = 0; rank < kRanks; ++rank) Attach(rank);
   Ask(0);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +22,18 @@ from shardd.torch._units.placement import first_element, rows_of, shard_dim, ten
 from shardd.torch._units.shard_group import calls_weakly
 from shardd.torch._units.subclasses import inner_of, lay_in_row, row_bytes, stored_of
 
-__all__ = ["bind", "own_uses"]
+__all__ = ["bind", "own_uses", "weakly"]
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that calls ``method``, and keeps nothing alive for it: without its object it returns its last argument."""
+    bound = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        alive = bound()
+        return alive(*args) if alive is not None else args[-1] if args else None
+
+    return call
 
 
 def _leave_to_state_dicts(params: list[Any]) -> None:

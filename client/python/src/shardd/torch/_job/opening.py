@@ -8,15 +8,14 @@ import json
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from shardd import errors
 from shardd.torch._job import committed_jobs, spec
 from shardd.torch._job import job as attached
 from shardd.torch._job.beside import differing_steps
-from shardd.torch._job.binding import bind
+from shardd.torch._job.binding import bind, weakly
 from shardd.torch._job.description import Description
 from shardd.torch._job.gradient_moves import GradientMoves
 from shardd.torch._job.initial_values import drop_initial_values, initial_values, write_values
@@ -132,17 +131,19 @@ def unfreeze(root: ShardState) -> TorchJob:
     """
     job = job_of(root)
     assert job is not None
-    job.refuse_on_nodes("unfreeze parameters", "freeze and unfreeze them before the first forward")
-    gradients = GradientMoves(job.fsdp_params())
     optimizers = _optimizers_of(root, anew=True)
-    if _has_other_optimizer(job, optimizers):
+    other = _has_other_optimizer(job, optimizers)
+    if other or not optimizers or job.on_gpu:
+        job.refuse_on_nodes("unfreeze", "do it before the first forward, or on CPUs with the daemon's optimizers")
+    gradients = GradientMoves(job.fsdp_params())
+    if other:
         root._register_again(state_is_lost=False)  # nothing where the choice has given the job up
         successor = register(root)
         gradients.place()
         return successor
     engine, memory = job.engine, job.memory
     assert engine is not None and memory is not None
-    description = spec.describe(root, job.name, job.ranks.local_world, optimizers)
+    description = spec.describe(root, job.name, job.ranks.local_world, optimizers, job.ranks.addresses)
     _settle_grace(description, job.ranks)  # the job's own, which must not change
     with Progress(f'job "{job.name}"', shown=job.ranks.rank == 0) as progress:
         progress.doing("waiting for the other ranks to unfreeze parameters")
@@ -153,7 +154,8 @@ def unfreeze(root: ShardState) -> TorchJob:
         job.end(finished=False)
         identity = Identity(job.name, resumes=True)
         try:
-            successor = _Opening(root, identity, description, job.ranks, optimizers, progress, memory).open()
+            again = _Opening(root, identity, description, job.ranks, optimizers, progress, memory)
+            successor = opened(job.ranks, again.open)
             gradients.place()
             return successor
         except BaseException:
@@ -186,17 +188,6 @@ def _settle_grace(description: Description, ranks: JobRanks) -> bool:
     if alone and not environment.of_launcher() and not environment.value(environment.GRACE):
         description.spec["config"]["graceMs"] = _NAMELESS_GRACE_MS
     return alone
-
-
-def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that calls ``method``, and keeps nothing alive for it: without its object it returns its last argument."""
-    bound = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> Any:
-        alive = bound()
-        return alive(*args) if alive is not None else args[-1] if args else None
-
-    return call
 
 
 @dataclass
@@ -301,10 +292,10 @@ class _Opening:
         engine = job.engine
         assert engine is not None
         job.places.update(bind(engine, self.description))
-        engine.set_replaced(_weakly(job.take_object))
-        engine.set_followed(_weakly(job.follow))
+        engine.set_replaced(weakly(job.take_object))
+        engine.set_followed(weakly(job.follow))
         if any(len(state._modules) > 1 for state in self.description.states):
-            engine.set_complete_partial(_weakly(self.root._complete_partial))
+            engine.set_complete_partial(weakly(self.root._complete_partial))
 
     def _size_optimizer(self, job: TorchJob, exists: bool) -> None:
         """Sets how many param groups and states the job has; one that exists may have more than this program describes."""

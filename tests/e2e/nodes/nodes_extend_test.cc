@@ -1,0 +1,152 @@
+// Jobs over two nodes whose ranks train more from a step on: the same bits as on one node, and through deaths.
+
+#include <signal.h>
+
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/e2e/nodes/nodes.h"
+#include "tests/testing/files.h"
+#include "tests/testing/long_run.h"
+#include "tests/testing/poll.h"
+
+namespace shardd::e2e {
+namespace {
+
+using testing::Child;
+
+// For each kind of job. A long run: SHARDD_DEATHS=250, and SHARDD_DEATH_SEED.
+int Kills() { return testing::LongRun("SHARDD_DEATHS", 6); }
+
+class NodesExtend : public Nodes, public ::testing::WithParamInterface<const char*> {
+ protected:
+  bool cut() const { return GetParam() == std::string("FULL_SHARD"); }
+  // Biases are frozen before step 3, and trained from there on.
+  static Args Training() {
+    return {{"model", "blocks"}, {"blocks", "2"},  {"numel", "20011"},      {"strategy", GetParam()},
+            {"layout", "DIM0"},  {"bits", "1"},    {"optimizer", "adamw"},  {"extend", "3"},
+            {"steps", "6"},      {"recover", "1"}, {"silence_ms", "60000"}, {"timeout_ms", "60000"}};
+  }
+  std::vector<Child> StartRanks(const Args& args) {
+    std::vector<Child> ranks;
+    for (int k = 0; k < count(); ++k) ranks.push_back(StartRank(k, 0, args));
+    return ranks;
+  }
+  void ExpectUndisturbed(const Args& args, std::vector<Child>& ranks, const std::vector<TrainerReport>& want) {
+    std::vector<TrainerReport> reports;
+    for (int k = 0; k < count(); ++k) {
+      EXPECT_EQ(ranks[static_cast<size_t>(k)].Wait(2 * testing::kLimit), 0)
+          << k << testing::ReadWholeFile(absl::StrCat(node(k).Folder(args), "/log.0"));
+      reports.push_back(Report(k, 0, args));
+    }
+    ExpectAllOk(reports);
+    for (size_t k = 0; k < want.size(); ++k) {
+      EXPECT_EQ(reports[k].bits, want[k].bits) << k;
+      // A process that comes later knows no earlier ones.
+      ASSERT_EQ(reports[k].losses.size(), want[k].losses.size()) << k;
+      for (size_t step = 3; step < want[k].losses.size(); ++step) {
+        EXPECT_EQ(reports[k].losses[step], want[k].losses[step]) << k << " in step " << step;
+      }
+    }
+  }
+};
+
+TEST_P(NodesExtend, TrainsMoreFromAStepOnAsOneNodeDoes) {
+  Start(2, 1);
+  const Args args = Training().With({{"recover", "0"}});
+  const std::vector<TrainerReport> got = RunAll(args);
+  ExpectAllOk(got);
+  const Args alone = args.With({{"name", "alone"}, {"world", cut() ? "2" : "1"}});
+  std::vector<Child> ranks;
+  for (int rank = 0; rank < (cut() ? 2 : 1); ++rank) ranks.push_back(node(0).StartRank(rank, alone));
+  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
+  for (int k = 0; k < 2; ++k) {
+    EXPECT_EQ(got[static_cast<size_t>(k)].Note("extended at 3"), "extended at 3") << k;
+    const TrainerReport want = node(0).Report(alone, cut() ? k : 0);
+    EXPECT_FALSE(want.bits.empty());
+    EXPECT_EQ(got[static_cast<size_t>(k)].bits, want.bits) << k;
+    EXPECT_EQ(got[static_cast<size_t>(k)].losses, want.losses) << k;
+    EXPECT_FALSE(node(k).HasEvent("job", "abort", "")) << k;
+  }
+}
+
+TEST_P(NodesExtend, DaemonsKilledMeanwhileCostNothing) {
+  WithCustodians();
+  Start(2, 1);
+  const std::vector<TrainerReport> want = RunAll(Training().With({{"name", "undisturbed"}}));
+  std::mt19937 random(static_cast<unsigned>(testing::LongRun("SHARDD_DEATH_SEED", 41)));
+  int widened = 0;
+  for (int kill = 0; kill < Kills(); ++kill) {
+    const Args args = Training().With({{"name", absl::StrCat("job", kill)}, {"pause", "extending@0"}});
+    std::vector<Child> ranks = StartRanks(args);
+    for (int k = 0; k < 2; ++k) node(k).AwaitPause(args, "extending", 0);
+    for (int k = 0; k < 2; ++k) node(k).LetGo(args, "extending", 0);
+    const unsigned us = random() % 40'000;
+    absl::SleepFor(absl::Microseconds(us));
+    ReplaceDaemon(kill % 2);
+    if (HasFatalFailure()) return;
+    ExpectUndisturbed(args, ranks, want);
+    ASSERT_FALSE(HasFailure()) << "kill " << kill << " of node " << kill % 2 << " after " << us << " us";
+    for (int k = 0; k < 2; ++k) widened += node(k).HasEvent(args.Text("name"), "extend", ", as node ") ? 1 : 0;
+  }
+  RecordProperty("widened", widened);  // where a node died between what was decided and its hearing of it
+  ExpectNothingLeft();
+}
+
+TEST_P(NodesExtend, ARankKilledMeanwhileIsReplaced) {
+  Start(2, 1);
+  const std::vector<TrainerReport> want = RunAll(Training().With({{"name", "undisturbed"}}));
+  for (int victim = 0; victim < 2; ++victim) {
+    const Args args = Training().With({{"name", absl::StrCat("job", victim)}});
+    Child other = StartRank(1 - victim, 0, args);
+    EXPECT_EQ(StartRank(victim, 0, args.With({{"kill", "extending@0"}})).Wait(), kKilled);
+    Child again = StartRank(victim, 0, args);
+    std::vector<Child> ranks;
+    ranks.push_back(std::move(victim == 0 ? again : other));
+    ranks.push_back(std::move(victim == 0 ? other : again));
+    ExpectUndisturbed(args, ranks, want);
+  }
+}
+
+// Its program begins with the model as it was at first, and its daemon has nothing.
+TEST_F(Nodes, ANodeThatHasLostAllBecomesWhatTheOthersTrain) {
+  Start(2, 1);
+  const Args args({{"model", "blocks"},
+                   {"blocks", "2"},
+                   {"numel", "2011"},
+                   {"layout", "DIM0"},
+                   {"bits", "1"},
+                   {"extend", "3"},
+                   {"optimizer", "adamw"},
+                   {"recover", "1"},
+                   {"steps", "300"},
+                   {"await_daemon", "1"},
+                   {"silence_ms", "60000"},
+                   {"timeout_ms", "60000"}});
+  const std::vector<TrainerReport> want = RunAll(args.With({{"name", "undisturbed"}}));
+  Child stays = StartRank(0, 0, args);
+  Child lost = StartRank(1, 0, args);
+  ASSERT_TRUE(testing::PollUntil([&] { return node(1).Job().committed_step() >= 10; }));
+  lost.Kill(SIGKILL);
+  lost.Wait();
+  ReplaceDaemon(1);
+  Child again = StartRank(1, 0, args.With({{"adopt", "1"}}));  // as programs do that a launcher restarts
+  EXPECT_EQ(stays.Wait(2 * testing::kLimit), 0);
+  EXPECT_EQ(again.Wait(2 * testing::kLimit), 0);
+  const std::vector<TrainerReport> got = Reports(args);
+  ExpectAllOk(got);
+  for (size_t k = 0; k < 2; ++k) EXPECT_EQ(got[k].bits, want[k].bits) << k;
+  EXPECT_EQ(got[1].Note("extended at"), "") << "its rank did not ask";
+  EXPECT_TRUE(node(1).HasEvent("job", "extend", ", as node 0"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, NodesExtend, ::testing::Values("HYBRID_SHARD", "FULL_SHARD"), [](const auto& info) {
+  return std::string(info.param == std::string("FULL_SHARD") ? "Cut" : "Replicas");
+});
+
+}  // namespace
+}  // namespace shardd::e2e
