@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/server/multinode/node_world.h"
+#include "tests/testing/long_run.h"
 
 namespace shardd {
 namespace {
@@ -91,6 +92,24 @@ TEST_P(NodeMemberSchedules, WithParametersCutOverNodesPromisesOutlastAnySilence)
   for (uint64_t seed = 1; seed <= 1000; ++seed) {
     NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0, {.cut = true});
     ASSERT_EQ(world.Run(/*events=*/static_cast<int>(50 + seed % 900)), "") << "seed " << seed;
+  }
+}
+
+// A node that misses the last word meets the others, which have heard it.
+TEST_P(NodeMemberSchedules, MoreIsTrainedBetweenTheSameTwoStepsWhateverDies) {
+  for (const bool cut : {false, true}) {
+    int extended = 0;
+    int widened = 0;
+    const int seeds = testing::LongRun("SHARDD_SCHEDULES", 1000);
+    for (uint64_t seed = 1; seed <= static_cast<uint64_t>(seeds); ++seed) {
+      NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0,
+                      {.daemons_die = true, .custodians = cut || seed % 3 != 0, .cut = cut, .extends = true});
+      ASSERT_EQ(world.Run(/*events=*/static_cast<int>(300 + seed % 1700)), "") << "seed " << seed << ", cut " << cut;
+      extended += world.extended();
+      widened += world.widened();
+    }
+    EXPECT_GT(extended, seeds) << cut;
+    EXPECT_GT(widened, seeds / 10) << cut;
   }
 }
 

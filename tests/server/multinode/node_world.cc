@@ -33,6 +33,7 @@ class MemoryLinks final : public PeerLinks {
 void RandomJob::BeginAttempt() {
   begun_ = true;
   said_values_ = said_reduced_ = said_all_ = loads_ = false;
+  extends_ = Extends::kNo;
   backward_ = closed_ = 0;
   to_give_.clear();
   waits_.clear();
@@ -72,6 +73,38 @@ void RandomJob::LoadNext() {
   member->Values(std::move(values));
 }
 
+bool RandomJob::MustExtend() const { return initialized && trains < world_->TrainsAt(step); }
+
+void RandomJob::ExtendNext() {
+  if (extends_ == Extends::kAsked || extends_ == Extends::kMade) return;
+  if (extends_ == Extends::kMakes) {
+    if (world_->Random(4) != 0) return;
+    if (!world_->calm() && world_->Random(8) == 0) {
+      Abort(absl::ResourceExhaustedError("what trains more has no memory"));
+      return;
+    }
+  }
+  v1::PeerMessage::Extends extends;
+  extends.set_version(NodeVersion());
+  extends.set_plan_digest(absl::StrCat("trains ", trains + 1));
+  extends.set_what("more");
+  extends.set_made(extends_ == Extends::kMakes);
+  extends_ = extends_ == Extends::kMakes ? Extends::kMade : Extends::kAsked;
+  member->Extends(std::move(extends));
+}
+
+void RandomJob::NodesExtend(bool made) {
+  if (replaced || extends_ != (made ? Extends::kMade : Extends::kAsked)) {
+    world_->Fail(absl::StrCat("node ", node_, " is told to extend", made ? ", by what is made," : "", " out of turn"));
+  }
+  if (!made) {
+    extends_ = Extends::kMakes;
+    return;
+  }
+  replaced = true;
+  member->Stop();
+}
+
 std::string RandomJob::StepShown() const {
   const auto is_step = [](const std::string& commit) { return absl::StartsWith(commit, "step "); };
   return *std::find_if(commits.rbegin(), commits.rend(), is_step);
@@ -90,7 +123,7 @@ void RandomJob::GiveNext() {
 }
 
 void RandomJob::Act() {
-  if (stopped) {
+  if (stopped || replaced) {
     return;
   }
   if (committing_) {
@@ -119,7 +152,7 @@ void RandomJob::Act() {
     return;
   }
   if (!begun_) {
-    if (!member->Lacking().empty()) return;  // nobody attaches
+    if (!member->Lacking().empty() || becomes > 0) return;  // nobody attaches
     if (step > 0) world_->Shown(node_, step, StepShown());
     BeginAttempt();
     GiveNext();
@@ -131,6 +164,10 @@ void RandomJob::Act() {
       for (size_t param = 0; param < world_->plan().params.size(); ++param) values.add_digests(7 + param);
       member->Values(std::move(values));
     }
+    return;
+  }
+  if (MustExtend()) {
+    ExtendNext();
     return;
   }
   if (MustLoad()) {
@@ -199,7 +236,7 @@ void RandomJob::Act() {
 }
 
 void RandomJob::Abort(const absl::Status& cause) {
-  if (stopped) {
+  if (stopped || replaced) {
     return;
   }
   if ((committing_ && !applied_) || member->promised()) {
@@ -209,6 +246,7 @@ void RandomJob::Abort(const absl::Status& cause) {
   }
   ++aborts;
   begun_ = said_reduced_ = asks_to_write_ = false;
+  extends_ = Extends::kNo;
   if (!applied_) loads_ = false;
   asked_to_write_ = 0;
   member->AttemptEnded(cause);
@@ -268,6 +306,7 @@ void RandomJob::Finish() {
 // A step that it had decided, or heard to be decided, is journaled and completes.
 void RandomJob::TakeUp(const RandomJob& before) {
   NodeLeft left;
+  trains = before.trains;
   if (before.initialized) {
     commits = before.commits;
     step = before.step;
@@ -293,10 +332,22 @@ void RandomJob::TakeUp(const RandomJob& before) {
   }
 }
 
+void RandomJob::TakePlaceOf(const RandomJob& before, int trains_now) {
+  if (before.InTheMiddle()) {
+    world_->Fail(absl::StrCat("node ", node_, " trains more in the middle of something: ", before.Text()));
+  }
+  trains = trains_now;
+  commits = before.commits;
+  step = before.step;
+  initialized = before.initialized;
+  if (initialized) member->TakeUp({});
+}
+
 std::string RandomJob::Text() const {
-  std::string text = absl::StrCat("step ", step, committing_ ? ", committing" : "", applied_ ? ", applied" : "",
-                                  begun_ ? ", begun" : "", said_reduced_ ? ", reduced" : "", ", backward ", backward_,
-                                  " of ", backwards_, ", closed ", closed_, ", gives");
+  std::string text = absl::StrCat(
+      "step ", step, ", trains ", trains, replaced ? ", replaced" : "", becomes > 0 ? ", becomes more" : "",
+      committing_ ? ", committing" : "", applied_ ? ", applied" : "", begun_ ? ", begun" : "",
+      said_reduced_ ? ", reduced" : "", ", backward ", backward_, " of ", backwards_, ", closed ", closed_, ", gives");
   for (const Give& give : to_give_) absl::StrAppend(&text, " ", give.group, "x", give.times);
   text += ", waits for";
   for (const auto& [key, occurrence] : waits_) absl::StrAppend(&text, " ", key.first, ".", key.second, ".", occurrence);
@@ -505,12 +556,60 @@ void NodeWorld::Kill(int node) {
   killed.added.clear();
   MakeNode(node);
   if (leaves && before->initialized) killed.daemon = daemon;
+  ForgetSums();
+  if (leaves) killed.job->TakeUp(*before);
+  Start(node);
+}
+
+void NodeWorld::ForgetSums() {
   std::erase_if(added_, [this](const auto& generation) {  // what nobody knows of may come again
     return std::none_of(nodes_.begin(), nodes_.end(),
                         [&](const Node& left) { return left.added.contains(generation.first); });
   });
-  if (leaves) killed.job->TakeUp(*before);
+}
+
+int NodeWorld::TrainsAt(int64_t step) const {
+  int trains = 0;
+  for (int64_t at = 1; options_.extends && at <= step; ++at) {
+    trains += std::mt19937_64(seed_ * 104729 + static_cast<uint64_t>(at))() % 3 == 0 ? 1 : 0;
+  }
+  return trains;
+}
+
+void NodeWorld::TakePlace(int node, int trains) {
+  Node& taken = nodes_[static_cast<size_t>(node)];
+  const int nodes = static_cast<int>(nodes_.size());
+  for (int other = 0; other < nodes; ++other) {
+    if (other != node) Break(node, other, /*loses=*/true);
+  }
+  taken.member->Stop();
+  const std::unique_ptr<RandomJob> before = std::move(taken.job);
+  const std::unique_ptr<NodeMember> member = std::move(taken.member);
+  const int daemon = taken.daemon;
+  taken.comes.clear();
+  taken.added.clear();
+  MakeNode(node);
+  taken.daemon = daemon;
+  ForgetSums();
+  taken.job->TakePlaceOf(*before, trains);
   Start(node);
+  ++extended_;
+  for (int other = 0; calm() && other < nodes; ++other) {
+    if (other != node) Make(node, other);
+  }
+}
+
+bool NodeWorld::Meet(int a, int b) {
+  const RandomJob& first = *nodes_[static_cast<size_t>(a)].job;
+  const RandomJob& second = *nodes_[static_cast<size_t>(b)].job;
+  if (first.replaced || second.replaced) return false;
+  if (first.trains == second.trains) return true;
+  RandomJob& narrow = *nodes_[static_cast<size_t>(first.trains < second.trains ? a : b)].job;
+  if (narrow.becomes == 0) {
+    narrow.becomes = std::max(first.trains, second.trains);
+    narrow.Abort(absl::AbortedError("the other trains more by now"));
+  }
+  return false;
 }
 
 void NodeWorld::Shown(int node, int64_t step, const std::string& commit) {
@@ -580,7 +679,7 @@ void NodeWorld::Leave(int node) {
 }
 
 void NodeWorld::Make(int a, int b) {
-  if (std::exchange(Linked(a, b), true)) {
+  if (Linked(a, b) || !Meet(a, b) || std::exchange(Linked(a, b), true)) {
     return;
   }
   nodes_[static_cast<size_t>(a)].comes[b].push_back({Event::Kind::kUp, {}});
@@ -588,6 +687,7 @@ void NodeWorld::Make(int a, int b) {
 }
 
 void NodeWorld::Added(int node, uint64_t generation, const v1::PeerMessage::Go& go) {
+  generation += static_cast<uint64_t>(nodes_[static_cast<size_t>(node)].job->trains) << 32;  // each job has its own
   std::vector<std::string>& all = added_[generation];
   size_t& count = nodes_[static_cast<size_t>(node)].added[generation];
   const std::string text = go.ShortDebugString();
@@ -611,7 +711,7 @@ bool NodeWorld::Deliver(int to) {
   const int from = senders[static_cast<size_t>(Random(static_cast<int>(senders.size())))];
   const Event event = std::move(node.comes[from].front());
   node.comes[from].pop_front();
-  if (node.job->stopped) {
+  if (node.job->stopped || node.job->replaced) {
     return true;
   }
   switch (event.kind) {
@@ -663,7 +763,7 @@ void NodeWorld::Trouble() {
       node.job->Abort(absl::AbortedError(absl::StrCat("rank of node ", a, " is lost")));
       return;
     default:
-      if (Random(3) == 0) {
+      if (Random(3) == 0 && !node.job->replaced) {
         node.member->CheckSilence(MonotonicNow() + absl::Hours(1), absl::Minutes(1));
       }
   }
@@ -687,8 +787,14 @@ bool NodeWorld::Ended() const {
 void NodeWorld::Turn() {
   for (int i = 1 + Random(4); i > 0 && !Ended(); --i) {
     const int node = Random(static_cast<int>(nodes_.size()));
+    const RandomJob& its_job = *nodes_[static_cast<size_t>(node)].job;
     if (std::exchange(node0_dies_, false)) {
       Kill(0);
+    } else if (its_job.replaced && Random(4) == 0) {
+      TakePlace(node, its_job.trains + 1);
+    } else if (its_job.becomes > 0 && !its_job.InTheMiddle()) {
+      ++widened_;
+      TakePlace(node, its_job.becomes);
     } else if (target_ == 0 && Random(25) == 0) {
       Trouble();
     } else if (Random(3) == 0 || !Deliver(node)) {

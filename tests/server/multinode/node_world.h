@@ -59,12 +59,18 @@ class RandomJob final : public NodeFacts,
   // The daemon of `before` is killed, and this is what its successor makes of what it has left; to be called once there
   // is a member, which has not started.
   void TakeUp(const RandomJob& before);
+  // Likewise where it trains more, and takes the place of `before`, which is between two steps.
+  void TakePlaceOf(const RandomJob& before, int trains);
+  bool InTheMiddle() const { return committing_ || said_reduced_ || member->promised() || member->fetching(); }
   std::string Text() const;
 
   NodeMember* member = nullptr;
   int64_t step = 0;
   bool initialized = false;
   bool stopped = false;
+  int trains = 0;         // more than at first: how often its ranks have asked for that
+  int becomes = 0;        // what it is to train as others do, and cannot yet; 0: nothing
+  bool replaced = false;  // all nodes have made what trains more, and here it is about to take this one's place
   int aborts = 0;
   std::vector<std::string> commits;
 
@@ -79,7 +85,7 @@ class RandomJob final : public NodeFacts,
   void NodeDecided(const v1::PeerMessage::Decided& decided) override;
   void NodeValuesAgreed() override;
   void NodeIsUp() override;
-  void NodesExtend(bool) override {}
+  void NodesExtend(bool made) override;
   void NodeAbort(const absl::Status& cause) override;
   void NodeGeneration(uint64_t generation) override;
   void NodeClose(const std::string& why) override;
@@ -100,6 +106,9 @@ class RandomJob final : public NodeFacts,
   // Before some steps all load values: ranks that attach again do not know that they have, and do it anew.
   bool MustLoad() const;
   void LoadNext();
+  // Behind some steps all train more, once.
+  bool MustExtend() const;
+  void ExtendNext();
   std::string StepShown() const;  // the commit of `step`
   void GiveNext();
   void FinishRestore();
@@ -128,6 +137,7 @@ class RandomJob final : public NodeFacts,
   bool loaded_ = false;     // its ranks have, before the next step
   bool loads_ = false;      // what is committed, or promised, is no step and not the initial values
   uint64_t loads_in_ = 0;   // the generation
+  enum class Extends { kNo, kAsked, kMakes, kMade } extends_ = Extends::kNo;
   bool said_reduced_ = false;
   bool leaves_ = false;  // with the end of this attempt, which it has asked for
   int reduced_in_life_ = 0;
@@ -149,6 +159,7 @@ class NodeWorld {
     bool daemons_die = false;  // trouble is also that
     bool custodians = false;   // every second daemon that dies leaves what it had; where parameters are cut, each
     bool cut = false;          // parameters are cut over the nodes, so that nobody could be sent any
+    bool extends = false;      // more is trained behind some steps
   };
   NodeWorld(int nodes, uint64_t seed, bool allow_missing, Options options);
   ~NodeWorld();
@@ -167,6 +178,8 @@ class NodeWorld {
   const ShardPlan& plan() const { return *plan_; }
   int64_t target() const { return target_; }
   uint64_t seed() const { return seed_; }
+  // What jobs must train more at a step, which is the same on all nodes.
+  int TrainsAt(int64_t step) const;
   bool calm() const { return target_ > 0; }
   // Behind Run: how often node 0 was sent a state with a step, and a decided step was taken from it that its earlier
   // daemon had decided.
@@ -199,6 +212,10 @@ class NodeWorld {
   // How often an attempt has ended where a node showed a step, because a daemon was about to be replaced.
   void EndedBehindStep() { ++ended_behind_step_; }
   int ended_behind_step() const { return ended_behind_step_; }
+  // How often a job that trains more took another's place, and how often because it had missed what the others had
+  // heard.
+  int extended() const { return extended_; }
+  int widened() const { return widened_; }
   void Decided(int reduced_in_life) { carried_over_ += delivers_begin_ && reduced_in_life < life_ ? 1 : 0; }
 
  private:
@@ -224,6 +241,10 @@ class NodeWorld {
   bool Deliver(int node);
   void Break(int a, int b, bool loses);
   void Make(int a, int b);
+  // Whether their jobs are the same, as SameJob has it: one that trains less becomes what the other is.
+  bool Meet(int a, int b);
+  void TakePlace(int node, int trains);
+  void ForgetSums();
   bool& Linked(int a, int b) { return linked_[{std::min(a, b), std::max(a, b)}]; }
   void Trouble();
   void CalmDown();
@@ -246,6 +267,8 @@ class NodeWorld {
   std::string failure_;
   int recoveries_ = 0;
   int ended_behind_step_ = 0;
+  int extended_ = 0;
+  int widened_ = 0;
   int carried_over_ = 0;
   int taken_up_ = 0;
   int promises_taken_up_ = 0;
