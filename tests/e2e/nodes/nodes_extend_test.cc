@@ -97,6 +97,38 @@ TEST_P(NodesExtend, DaemonsKilledMeanwhileCostNothing) {
   ExpectNothingLeft();
 }
 
+// Node 0 stands still while it makes its job, and node 1, which has said that it has made its own, loses the link
+// there: what node 0 says then, and has done, never comes.
+TEST_P(NodesExtend, WhoMissesTheLastWordBecomesWhatTheOthersAre) {
+  WithCustodians();
+  BehindProxies();
+  Start(2, 1);
+  const Args training = Training().With({{"numel", "4000037"}});
+  const std::vector<TrainerReport> want = RunAll(training.With({{"name", "undisturbed"}}));
+  int widened = 0;
+  for (int once = 0; once < 10 && widened == 0; ++once) {
+    const Args args = training.With({{"name", absl::StrCat("job", once)}, {"pause", "extending@0"}});
+    std::vector<Child> ranks = StartRanks(args);
+    for (int k = 0; k < 2; ++k) node(k).AwaitPause(args, "extending", 0);
+    for (int k = 0; k < 2; ++k) node(k).LetGo(args, "extending", 0);
+    for (int k = 0; k < 2; ++k) {
+      ASSERT_TRUE(testing::PollUntil([&] { return node(k).HasEvent(args.Text("name"), "extend", "block0.bias"); }))
+          << k;
+    }
+    ASSERT_EQ(kill(node(0).daemon_pid(), SIGSTOP), 0);
+    absl::SleepFor(absl::Seconds(1));  // which it is likely to have made it in
+    proxy(0).HarmAll(testing::TcpProxy::Fault::kResetCaller);
+    proxy(1).HarmAll(testing::TcpProxy::Fault::kResetTarget);
+    ASSERT_EQ(kill(node(0).daemon_pid(), SIGCONT), 0);
+    ExpectUndisturbed(args, ranks, want);
+    ASSERT_FALSE(HasFailure()) << "try " << once;
+    widened += node(1).HasEvent(args.Text("name"), "extend", ", as node 0") ? 1 : 0;
+  }
+  EXPECT_EQ(widened, 1);
+  for (int k = 0; k < 2; ++k) proxy(k).HarmAll(testing::TcpProxy::Fault::kReset);
+  ExpectNothingLeft();
+}
+
 TEST_P(NodesExtend, ARankKilledMeanwhileIsReplaced) {
   Start(2, 1);
   const std::vector<TrainerReport> want = RunAll(Training().With({{"name", "undisturbed"}}));
