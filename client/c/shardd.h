@@ -106,7 +106,8 @@ SHARDD_API shardd_status* shardd_reattach(shardd_job* job);
  * nothing is written. *extended = 1: a wider job of the same name, with the same commits, has taken its place; `job` is
  * over, so detach it and attach with `adopt`. 0: it is that job already and goes on. Gradients are not taken over. One
  * rank that goes on instead ends the epoch on all: FAILED_PRECONDITION names rank and parameter. The job is what it was
- * after any error. [waits] */
+ * after an error, but after ABORTED, UNAVAILABLE, DEADLINE_EXCEEDED and an interrupted wait it may be wider: then
+ * shardd_reattach returns FAILED_PRECONDITION and sets shardd_job_info.trains_more. [waits] */
 SHARDD_API shardd_status* shardd_extend_job(shardd_job* job, const char* spec_json, int32_t* extended);
 
 /* Ends the session and frees `job`. finished != 0: this rank needs the job no more; when all ranks have said so, the
@@ -144,6 +145,9 @@ typedef struct shardd_job_info {
    * the edits. A program that has begun nothing since (no forward, no gradients) goes on where it is with
    * shardd_reattach, as if there had been no abort. */
   int32_t lost_nothing;
+  /* 1: shardd_reattach has returned FAILED_PRECONDITION because the job trains more by now, by a shardd_extend_job of
+   * this rank whose answer was lost: detach this one, and attach with `adopt`. */
+  int32_t trains_more;
 } shardd_job_info;
 SHARDD_API shardd_status* shardd_get_job_info(const shardd_job* job, shardd_job_info* info);
 

@@ -144,6 +144,7 @@ class Core final : public JobsSource {
     bool freed = false;  // its ranks may still come
     // Of what waits to take the job's place, while that is in memory. The larger of the two counts: the other one goes.
     std::weak_ptr<const ShardPlan> made;
+    absl::Time extended = absl::InfinitePast();      // when the job took another's place, whose links it makes anew
     int64_t QuotaBytes(const Device& device) const;  // (core_make.cc)
   };
 
@@ -157,6 +158,8 @@ class Core final : public JobsSource {
                         Done<v1::ExtendJobResponse> done);
   // What takes a job's place, made beside it (core_extend.cc).
   struct Extending;
+  // What is to end on all nodes (core_close.cc).
+  struct Closing;
   // The node `as` trains more already: so does this one. Any thread.
   void WidenJob(uint64_t id, int as, std::shared_ptr<const Extension> extension);
   // (core_make.cc) Allocates slabs and journal; `reserved_bytes` of memory are promised to others. `extends`: it takes

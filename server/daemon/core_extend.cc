@@ -25,31 +25,26 @@ namespace shardd {
 namespace {
 
 constexpr absl::Duration kWidenAgain = absl::Seconds(1);
-
-// The custodian is away, others have the memory, or jobs are being taken up.
-bool MayComeToPass(const absl::Status& why) {
-  return absl::IsUnavailable(why) || absl::IsDeadlineExceeded(why) || absl::IsResourceExhausted(why) ||
-         absl::IsAborted(why);
-}
+constexpr absl::Duration kAskAgain = absl::Milliseconds(100);
 
 // What was to be what the other nodes have could not be made. Here is state that none of them may have, so the job
 // stays for as long as it would without ranks, unless nothing could come of it.
 void PutOffWidening(CoreLoop* loop, JobCore& job, const absl::Status& why) {
   if (absl::IsCancelled(why)) return;  // the next daemon has the job as it is, and meets the others again
   const absl::Time now = MonotonicNow();
-  if (MayComeToPass(why)) {
-    const absl::Duration put_off = job.extensions().PutOffWidening(now, kWidenAgain);
-    const bool ends_by_itself = absl::IsAborted(why);  // that jobs are being taken up
-    if (ends_by_itself || put_off < absl::Milliseconds(job.plan()->config.grace_ms())) {
-      if (put_off == absl::ZeroDuration()) {
-        LogWarning(
-            absl::StrCat(why.message(), "; the job goes on as the other nodes do when it can, and is tried again"));
-      }
-      loop->AddTimer(now + kWidenAgain, [of = job.weak_from_this()] {
-        if (const auto held = of.lock(); held != nullptr) held->Advance();
-      });
-      return;
+  const bool ends_by_itself = absl::IsAborted(why);  // that jobs are being taken up
+  const absl::Duration put_off = job.extensions().PutOffWidening(now, kWidenAgain, !ends_by_itself);
+  // The custodian is away, others have the memory, ...
+  const bool is_final = absl::IsInvalidArgument(why) || absl::IsUnimplemented(why);
+  if (!is_final && put_off < absl::Milliseconds(job.plan()->config.grace_ms())) {
+    if (put_off == absl::ZeroDuration() && !ends_by_itself) {
+      LogWarning(
+          absl::StrCat(why.message(), "; the job goes on as the other nodes do when it can, and is tried again"));
     }
+    loop->AddTimer(now + kWidenAgain, [of = job.weak_from_this()] {
+      if (const auto held = of.lock(); held != nullptr) held->Advance();
+    });
+    return;
   }
   job.Close(absl::StrCat("it cannot go on as the other nodes do: ", why.message()));
 }
@@ -168,9 +163,12 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
     done(response);
     return;
   }
-  // As where a job is opened: quotas and free memory do not tell what those take.
-  if (absl::Status known = take_ups_.CheckAny(absl::StrCat("extend job \"", (*job)->name(), "\"")); !known.ok()) {
-    done(std::move(known));
+  // Jobs that are being taken up: as where a job is opened, quotas and free memory do not tell what those take. Nothing
+  // has ended that this rank could attach to again, so its call waits.
+  if (!take_ups_.CheckAny("extend job").ok()) {
+    loop_.Post([this, again = [this, peer, request, done = std::move(done)] {
+      ExtendJobOnSetup(peer, request, done);
+    }] { loop_.AddTimer(MonotonicNow() + kAskAgain, [this, again] { join_.Post(again); }); });
     return;
   }
   response.set_extended(true);
@@ -197,7 +195,6 @@ absl::StatusOr<std::shared_ptr<JobCore::Init>> Core::Extending::Make() const {
   if (core->stopping_) {
     return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
   }
-  SHARDD_RETURN_IF_ERROR(core->take_ups_.CheckAny(what));  // other nodes may be met before they have ended
   struct Found {
     int64_t reserved_bytes = 0;
     int64_t bytes_of_uid = 0;
@@ -207,6 +204,8 @@ absl::StatusOr<std::shared_ptr<JobCore::Init>> Core::Extending::Make() const {
   const auto ended = [&] { return absl::AbortedError(absl::StrCat(what, ": the epoch has ended")); };
   SHARDD_ASSIGN_OR_RETURN(Found found, core->OnLoop<Found>([&]() -> absl::StatusOr<Found> {
     if (!goes_on()) return ended();
+    // Where other nodes are met before those have ended; who asks has waited for them.
+    if (job->extensions().widens()) SHARDD_RETURN_IF_ERROR(core->take_ups_.CheckAny(what));
     Found result;
     for (const auto& [name, entry] : core->jobs_) {
       result.reserved_bytes += entry.job->memory_account().reserved_bytes();
@@ -280,7 +279,8 @@ absl::Status Core::Extending::TakePlace(JobCore::Init* init, bool decided) const
   it->second.job = core->MakeJob(std::move(*init));
   job->EndCustody();  // last: a daemon that is killed before leaves two, of which the later one counts
   it->second.empty_since = absl::InfiniteFuture();
-  core->freed_.Replace(job->identity().id);
+  it->second.extended = MonotonicNow();
+  core->freed_.Replace(job->identity().id, it->second.job->identity().id);
   job->Close(absl::StrCat("it goes on with more to train: ", extension->what), JobCore::CloseOn::kReplaced);
   it->second.job->StartNodes();
   return absl::OkStatus();

@@ -313,26 +313,4 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   });
 }
 
-void Core::CloseJob(PeerCredentials peer, const JobSecret& secret, bool is_admin, uint64_t job_id,
-                    std::function<void(absl::Status)> done) {
-  const Caller caller{{peer.uid, secret.digest()}, is_admin};
-  loop_.Post([this, peer, caller, job_id, done = std::move(done)] {
-    if (absl::Status here = take_ups_.CheckId(absl::StrCat("close job ", job_id), job_id); !here.ok()) {
-      return done(std::move(here));
-    }
-    if (JobCore* job = FindJob(job_id); job != nullptr) {
-      if (!caller.MaySee(job->identity().owner)) {
-        const std::string what = absl::StrCat("close job ", job_id);
-        done(job->identity().owner.uid == peer.uid
-                 ? SecretRefused(what, caller.tenant)
-                 : absl::PermissionDeniedError(absl::StrCat(what, ": it belongs to another user")));
-        return;
-      }
-      job->Close(absl::StrCat("closed by pid ", peer.pid), JobCore::CloseOn::kAllNodes);
-      ReviewJobs();
-    }
-    done(absl::OkStatus());
-  });
-}
-
 }  // namespace shardd

@@ -1,4 +1,4 @@
-// What operators ask for. Nothing here changes state but CloseJobByName.
+// What operators ask for. Nothing here changes state.
 
 #include <unistd.h>
 
@@ -189,32 +189,6 @@ void Core::TraceJob(const Caller& caller, const v1::TraceJobRequest& request, st
         (*job)->trace().Begin(request, std::move(sink));
       });
     });
-  });
-}
-
-void Core::CloseJobByName(const Caller& caller, const v1::JobRef& job, Done<v1::CloseJobByNameResponse> done) {
-  loop_.Post([this, caller, job, done = std::move(done)] {
-    v1::CloseJobByNameResponse response;
-    Caller closer = caller;
-    closer.is_viewer = false;  // it may close its own as anybody may
-    const absl::StatusOr<JobCore*> found = FindJobByName(closer, job);
-    if (absl::IsNotFound(found.status()) && !absl::IsNotFound(FindJobByName(caller, job).status())) {
-      done(absl::PermissionDeniedError(
-          absl::StrCat("close job \"", job.job(), "\": it belongs to another user; members of the group that sees all ",
-                       "jobs (--view_group) may ask and change nothing (got uid ", caller.tenant.uid,
-                       ", want its owner's, or the daemon's user or root)")));
-      return;
-    }
-    if (!found.ok() && !absl::IsNotFound(found.status())) {
-      done(found.status());
-      return;
-    }
-    if (found.ok()) {
-      response.set_existed(true);
-      (*found)->Close(absl::StrCat("closed by uid ", caller.tenant.uid), JobCore::CloseOn::kAllNodes);
-      ReviewJobs();
-    }
-    done(std::move(response));
   });
 }
 

@@ -31,15 +31,20 @@ void FreedJobs::Forget(const std::string& name, uint32_t uid) {
               jobs_.end());
 }
 
-void FreedJobs::Replace(uint64_t id) {
+void FreedJobs::Replace(uint64_t id, uint64_t successor) {
   if (replaced_.size() == kMostJobs) {
     replaced_.pop_front();
   }
-  replaced_.push_back(id);
+  replaced_.emplace_back(id, successor);
 }
 
-bool FreedJobs::replaced(uint64_t id) const {
-  return std::find(replaced_.begin(), replaced_.end(), id) != replaced_.end();
+bool FreedJobs::replaced(uint64_t id) const { return Newest(id) != id; }
+
+uint64_t FreedJobs::Newest(uint64_t id) const {
+  for (const auto& [replaced, successor] : replaced_) {  // in the order in which they came
+    if (replaced == id) id = successor;
+  }
+  return id;
 }
 
 bool FreedJobs::Awaits(absl::Time now) const { return !jobs_.empty() && now - jobs_.back().time < kAwaited; }

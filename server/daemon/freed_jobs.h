@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <utility>
 
 #include "absl/time/time.h"
 #include "server/loop/monotonic_now.h"
@@ -23,9 +24,11 @@ class FreedJobs {
   // Null: none whose owner admits the caller.
   const v1::LostJob* Find(const std::string& name, const Tenant& caller) const;
   void Forget(const std::string& name, uint32_t uid);
-  // Another one, of its name, has taken the job's place. The oldest are forgotten, whose ranks have long come again.
-  void Replace(uint64_t id);
+  // `successor`, of its name, has taken the job's place. The oldest are forgotten, whose ranks have long come again.
+  void Replace(uint64_t id, uint64_t successor);
   bool replaced(uint64_t id) const;
+  // What goes on in the job's place; the job itself where nothing does, or that is forgotten.
+  uint64_t Newest(uint64_t id) const;
   // Some were freed so lately that their ranks may still come.
   bool Awaits(absl::Time now) const;
 
@@ -36,8 +39,8 @@ class FreedJobs {
     v1::LostJob lost;
     absl::Time time;
   };
-  std::deque<Freed> jobs_;         // oldest first
-  std::deque<uint64_t> replaced_;  // oldest first
+  std::deque<Freed> jobs_;                              // oldest first
+  std::deque<std::pair<uint64_t, uint64_t>> replaced_;  // each with its successor; oldest first
 };
 
 }  // namespace shardd

@@ -125,7 +125,7 @@ bool NodeCoordinator::AwaitsLeaver() const {
 void NodeCoordinator::OnFinished(int node) {
   nodes_[static_cast<size_t>(node)].finished = true;
   const bool others_go_on = std::any_of(nodes_.begin(), nodes_.end(), [](const Node& other) {
-    return !other.finished && (other.closed > 0 || other.step.has_value());
+    return !other.finished && (other.closed > 0 || other.step.has_value() || other.extends.has_value());
   });
   if (others_go_on || !pending_.empty()) {
     NextGeneration(absl::FailedPreconditionError(

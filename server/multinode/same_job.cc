@@ -103,7 +103,20 @@ absl::Status OwnJob::CheckSame(const v1::PeerHello& hello, bool has_parameters, 
     return again;
   }
   SHARDD_RETURN_IF_ERROR(CheckSize(hello, hello.takes_extensions() && (hello.has_parameters() || has_parameters)));
-  return ComparePlans(hello, has_parameters, missed);
+  const Asked asked{HashOf(hello.spec()), hello.takes_extensions(), hello.has_parameters(), has_parameters};
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto before = answers_.find(hello.node());
+    if (before != answers_.end() && before->second.first == asked) return before->second.second;
+  }
+  bool has_missed = false;
+  absl::Status answer = ComparePlans(hello, has_parameters, [&](std::shared_ptr<const Extension> extension) {
+    has_missed = true;
+    missed(std::move(extension));
+  });
+  absl::MutexLock lock(&mutex_);
+  if (!has_missed) answers_[hello.node()] = {asked, answer};
+  return answer;
 }
 
 std::shared_ptr<const Extension> OwnJob::KnownAsMissed(const v1::PeerHello& hello) {

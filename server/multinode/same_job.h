@@ -6,8 +6,10 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -48,7 +50,16 @@ class OwnJob {
  private:
   std::shared_ptr<const Extension> KnownAsMissed(const v1::PeerHello& hello) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CheckSize(const v1::PeerHello& hello, bool may_train_more) const;
-  absl::Status ComparePlans(const v1::PeerHello& hello, bool has_parameters, const Missed& missed);
+  absl::Status ComparePlans(const v1::PeerHello& hello, bool has_parameters, const Missed& missed)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // What an answer depends on.
+  struct Asked {
+    size_t spec_hash = 0;
+    bool takes_extensions = false;
+    bool has_parameters = false;
+    bool own_parameters = false;
+    bool operator==(const Asked&) const = default;
+  };
 
   const v1::JobSpec spec_;
   const std::string serialized_;
@@ -60,6 +71,7 @@ class OwnJob {
   absl::Mutex mutex_;
   std::shared_ptr<const Extension> missed_ ABSL_GUARDED_BY(mutex_);
   size_t missed_hash_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<int, std::pair<Asked, absl::Status>> answers_ ABSL_GUARDED_BY(mutex_);  // the last one to each node
 };
 
 }  // namespace shardd

@@ -21,8 +21,9 @@ LateLinks::~LateLinks() {
   }
   if (thread_.joinable()) thread_.join();
   links_ = nullptr;
+  std::unique_ptr<PeerLinks> made;  // freed without the lock: what ends with them may look at these links
   absl::MutexLock lock(&mutex_);
-  made_.reset();
+  made.swap(made_);
 }
 
 void LateLinks::Start() {

@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from cluster import PACKAGE, Cluster, RankFailed, free_port
+from tcp_proxy import TcpProxy
 
 
 class Nodes:
-    """Daemons that reach each other through the loopback. ``peers=False``: they serve no other nodes."""
+    """Daemons that reach each other through the loopback. ``peers=False``: they serve no other nodes; ``proxied``: there is
+    a middlebox before each."""
 
-    def __init__(self, folder: str, count: int, peers: bool = True) -> None:
+    def __init__(self, folder: str, count: int, peers: bool = True, proxied: bool = False) -> None:
         self.folder, self.count, self.peers = folder, count, peers
         self.ports = [free_port() for _ in range(count)]
+        self.proxies = [TcpProxy(port) for port in self.ports] if proxied else []
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def address(self, node: int) -> str:
@@ -32,6 +35,8 @@ class Nodes:
         arguments = [f"--listen={self.address(node)}", "--devices=cpu:2"]
         if self.peers:
             arguments += [f"--peer_listen=127.0.0.1:{self.ports[node]}", "--peer_insecure"]
+        if self.proxies:
+            arguments.append(f"--peer_address=127.0.0.1:{self.proxies[node].port}")
         with open(f"{self.folder}/{node}.log", "ab") as log:
             self.processes[node] = subprocess.Popen(
                 [os.environ["SHARDD_DAEMON"], *arguments], stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip
@@ -49,12 +54,14 @@ class Nodes:
             process.terminate()
         for process in self.processes.values():
             process.wait(timeout=20)
+        for proxy in self.proxies:
+            proxy.close()
 
 
 @contextlib.contextmanager
-def nodes(count: int = 2, peers: bool = True) -> Iterator[Nodes]:
+def nodes(count: int = 2, peers: bool = True, proxied: bool = False) -> Iterator[Nodes]:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="shardd-nodes-") as folder:
-        made = Nodes(folder, count, peers)
+        made = Nodes(folder, count, peers, proxied)
         try:
             for node in range(count):
                 made.start(node)

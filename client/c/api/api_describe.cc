@@ -35,6 +35,7 @@ absl::Status JobInfo(const shardd_job* job, shardd_job_info* info) {
   value.stream_ordered = attachment.session().stream_waits().ordered() ? 1 : 0;
   value.offloaded = IsOffloaded(attachment) ? 1 : 0;
   value.pass_copies = attachment.plan().pass_copies() ? 1 : 0;
+  value.trains_more = attachment.trains_more() ? 1 : 0;
   Fill(info, value);
   return absl::OkStatus();
 }

@@ -71,6 +71,7 @@ class Attachment {
   const std::string& trainer_state();
   // The job may train more by now than this rank's description says; Reattach then fails, and refuses nobody.
   void MayBeExtended() { options_.adopt = true; }
+  bool trains_more() const { return trains_more_; }  // Reattach has failed because it does
   const Target& target() const { return target_; }
   bool created() const { return created_; }
   uint64_t job_id() const { return job_id_; }
@@ -158,6 +159,7 @@ class Attachment {
   absl::Status failure_;
   bool told_ = false;
   bool lost_nothing_ = false;
+  bool trains_more_ = false;
   std::unique_ptr<ClientSession> session_;
 };
 

@@ -139,8 +139,9 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
   }
   if (opened.has_spec()) {
     if (session_ != nullptr) {  // pointers and indices of the old plan are in use
+      trains_more_ = true;
       return absl::FailedPreconditionError(
-          absl::StrCat("reattach job \"", plan_.job(), "\": it trains more by now; attach anew"));
+          absl::StrCat("reattach job \"", plan_.job(), "\": it trains more by now; detach, and attach with adopt"));
     }
     SHARDD_RETURN_IF_ERROR(plan_.Use(opened.spec()));
   }

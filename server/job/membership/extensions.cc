@@ -127,9 +127,10 @@ void Extensions::StartWidening() {
   build(widening_.extension, {});
 }
 
-absl::Duration Extensions::PutOffWidening(absl::Time now, absl::Duration pause) {
+absl::Duration Extensions::PutOffWidening(absl::Time now, absl::Duration pause, bool counts) {
   building_ = false;
   widen_at_ = now + pause;
+  if (!counts) return absl::ZeroDuration();
   put_off_since_ = std::min(put_off_since_, now);
   return now - put_off_since_;
 }

@@ -89,6 +89,8 @@ class Extensions final : public JobPart {
   bool awaits_nodes() const { return building_ && !by_rank_.empty() && by_rank_.begin()->second.build != nullptr; }
   // ... this node has built it, and nobody uses it before all nodes have theirs.
   void Built(TakeItsPlace take);
+  bool has_built() const { return built_ != nullptr; }  // ... and waits for the others
+  bool decided() const { return decided_; }             // what was built is about to be the node's job
   // All nodes have: whatever becomes of the ranks now, the job is what was built. Null: nothing was.
   TakeItsPlace TakeBuilt();
 
@@ -99,9 +101,9 @@ class Extensions final : public JobPart {
   bool MayWiden(absl::Time now) const { return widens() && !building_ && now >= widen_at_; }
   // REQUIRES: MayWiden(); no rank has a session.
   void StartWidening();
-  // What was to be built could not be, and may be tried again after `pause`. Returns for how long it could not be.
-  // REQUIRES: widens().
-  absl::Duration PutOffWidening(absl::Time now, absl::Duration pause);
+  // What was to be built could not be, and may be tried again after `pause`. Returns for how long it could not be, of
+  // what `counts`. REQUIRES: widens().
+  absl::Duration PutOffWidening(absl::Time now, absl::Duration pause, bool counts = true);
   absl::Status CheckMayBegin(const std::string& what) override;
 
   // The rank goes on: if it has asked, it asks no more, and is answered. FAILED_PRECONDITION: the job is being built.

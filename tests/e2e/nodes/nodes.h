@@ -60,6 +60,7 @@ class Nodes : public ::testing::Test {
   void WithoutGpus(int node) { without_gpus_ = node; }
   // Before Start: each node has a custodian of its own, which its daemons use one after the other.
   void WithCustodians() { with_custodians_ = true; }
+  testing::Child& custodian(int node) { return custodians_[static_cast<size_t>(node)]; }
   // Before Start: others reach each node by a middlebox, which harms nothing until it is told to.
   void BehindProxies() { behind_proxies_ = true; }
   testing::TcpProxy& proxy(int node) { return *proxies_[static_cast<size_t>(node)]; }

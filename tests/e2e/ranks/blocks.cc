@@ -59,7 +59,7 @@ int BlocksTrainer::Run() {
     if (job_->info().lost_nothing == 0) report_.AddNote("lost a step");
     status = ReattachTimed(*job_, &report_);  // TrainAll looks where its memory is
     // It was extended for the others, and this rank's daemon died before it was told.
-    if (status.code() == Code::kFailedPrecondition && !args_.Text("extend").empty()) status = Adopt();
+    if (!status.ok() && job_->info().trains_more != 0) status = Adopt();
   }
   if (status.ok()) {
     if (args_.Int("bits") != 0) ReportBits(*job_, &report_);

@@ -30,24 +30,26 @@ def train_large_matrix(size: int, count: int) -> torch.Tensor:
     return model.weight.full_tensor().detach().clone()
 
 
-def train_until(file: str) -> int:
-    """A small job, which trains until there is the file. Steps that it is behind."""
+def train_until(file: str) -> bool:
+    """A small job, which trains until there is the file, and its bias as soon as there is FILE.thaw: whether it came to that."""
     import shardd.torch
     from shardd.torch import fully_shard
     from shardd.torch.optim import AdamW
 
     model = torch.nn.Linear(8, 8)
     fully_shard(model)
-    optimizer = AdamW(model.parameters(), lr=1e-3)
-    last = 0
+    model.bias.requires_grad_(False)
+    optimizer = AdamW([model.weight], lr=1e-3)
     for step in shardd.torch.steps(1_000_000):
         with step:
-            last = int(step)
+            if os.path.exists(f"{file}.thaw") and not model.bias.requires_grad:
+                model.bias.requires_grad_(True)
+                optimizer.add_param_group({"params": [model.bias]})
             model(torch.ones(2, 8)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-            report(event="trained", step=last, resumed=bool(step.resumed))
+            report(event="trained", step=int(step), resumed=bool(step.resumed))
             if os.path.exists(file):
                 break
             time.sleep(0.02)
-    return last
+    return model.bias.requires_grad

@@ -52,13 +52,18 @@ def test_others_train_while_a_long_update_is_completed(ends: tuple[int, ...]) ->
             daemon.start()
         last = small.events(0)[-1]["step"]
         small.wait_for_event(0, 60, event="trained", step=last + 5)
+        Path(f"{end}.thaw").touch()
+        time.sleep(0.2)  # it asks for more to train, which waits for the other's memory to be known
         assert TAKEN_UP not in daemon.log().split(COMPLETES)[-1], daemon.log()
         codes = large.wait(180)
         assert not any(codes.values()), "\n".join([daemon.log(), large.log(0)])
         assert TAKEN_UP in daemon.log().split(COMPLETES)[-1]
+        last = small.events(0)[-1]["step"]
+        small.wait_for_event(0, 60, event="trained", step=last + 2)
         Path(end).touch()
         codes = small.wait(60)
         assert not any(codes.values()), small.log(0)
+        assert small.result(0), "it trained on, and no bias"
         got = large.result(0)
     (want,) = run_ranks(take_up_scenarios.train_large_matrix, 1, SIZE, COUNT)
     assert torch.equal(got, want)

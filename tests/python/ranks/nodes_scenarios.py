@@ -450,6 +450,38 @@ def unfreeze_both(steps: int, mesh: tuple[int, ...]) -> dict[str, Any]:
     return {impl: unfreeze(steps, impl, mesh) for impl in ("torch", "shardd")}
 
 
+def unfreeze_in_steps(steps: int, mesh: tuple[int, ...]) -> dict[str, Any]:
+    """A layer is frozen before step 2. What is aborted is repeated, as ``shardd.torch.steps`` does. Making what trains more takes long."""
+    from shardd.torch import counters, fully_shard
+    from shardd.torch import steps as steps_of
+    from shardd.torch.optim import AdamW
+
+    torch.manual_seed(0)
+    layers = [nn.Linear(2048, 2048) for _ in range(3)]
+    model = nn.Sequential(*layers)
+    layers[0].requires_grad_(False)
+    over = _mesh(*mesh) if mesh else None
+    for module in (*layers, model):
+        fully_shard(module, mesh=over)
+    optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses: dict[int, float] = {}
+    aborted = 0
+    for step in steps_of(steps, model):
+        with step:
+            aborted += step.resumed
+            if step == 2 and not next(layers[0].parameters()).requires_grad:
+                layers[0].requires_grad_(True)
+                optimizer.add_param_group({"params": list(layers[0].parameters())})
+            batch = torch.randn(4, 2048, generator=torch.Generator().manual_seed(step * 8 + dist.get_rank()))
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[step] = loss.item()
+    parameters = {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}
+    return {"losses": losses, "parameters": parameters, "aborted": aborted, "commits": counters(model)["commits"]}
+
+
 def unfreeze_alone(mesh: tuple[int, ...], alone: str) -> str:
     """Ranks 0 and 1 (a node; ``alone`` "node") or rank 0 alone (``alone`` "rank") unfreeze a block that the others do not."""
     case = Case(freeze=_FROZEN, mesh=mesh)

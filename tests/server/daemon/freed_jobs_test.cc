@@ -46,11 +46,22 @@ TEST(FreedJobsTest, ForgetsTheOldestOfMany) {
 TEST(FreedJobsTest, KnowsTheNewestThatAreReplaced) {
   FreedJobs jobs;
   EXPECT_FALSE(jobs.replaced(1));
-  for (uint64_t id = 1; id <= 300; ++id) jobs.Replace(id);
+  for (uint64_t id = 1; id <= 300; ++id) jobs.Replace(id, 1000 + id);
   EXPECT_FALSE(jobs.replaced(1));
   EXPECT_TRUE(jobs.replaced(300));
   EXPECT_TRUE(jobs.replaced(45));
   EXPECT_FALSE(jobs.replaced(301));
+}
+
+TEST(FreedJobsTest, KnowsWhatGoesOnInTheirPlaces) {
+  FreedJobs jobs;
+  EXPECT_EQ(jobs.Newest(1), 1);
+  jobs.Replace(1, 4);
+  jobs.Replace(2, 5);
+  jobs.Replace(4, 7);
+  EXPECT_EQ(jobs.Newest(1), 7);
+  EXPECT_EQ(jobs.Newest(2), 5);
+  EXPECT_EQ(jobs.Newest(7), 7);
 }
 
 TEST(FreedJobsTest, RanksAreAwaitedForAQuarterOfAnHour) {

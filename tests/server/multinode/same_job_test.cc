@@ -102,6 +102,17 @@ TEST_F(SameJobTest, EachCallOfTheOtherNodeSaysWhatWasMissed) {
   EXPECT_EQ(missed_.size(), 2u);
 }
 
+TEST_F(SameJobTest, AnAnswerIsRememberedForTheSameQuestionAlone) {
+  const auto own = Own(Model(true).spec());
+  const v1::PeerHello hello = Hello(Model(false).spec(), true);
+  const absl::Status first = Check(own.get(), false, hello);
+  EXPECT_EQ(first.code(), kComesAgain);
+  EXPECT_EQ(Check(own.get(), false, hello), first);
+  EXPECT_TRUE(Check(own.get(), true, hello).ok()) << "it has parameters by now";
+  EXPECT_EQ(Check(own.get(), false, Hello(Model(false).spec(), false)).code(), kAnother);
+  EXPECT_EQ(Check(own.get(), false, hello), first);
+}
+
 TEST_F(SameJobTest, AnOlderDaemonsJobIsAnotherOne) {
   for (const bool own_wide : {false, true}) {
     v1::PeerHello hello = Hello(Model(!own_wide).spec(), true);

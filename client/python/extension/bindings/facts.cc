@@ -26,6 +26,7 @@ py::dict InfoDict(Engine& engine) {
   out["stream_ordered"] = info.stream_ordered != 0;
   out["pass_copies"] = info.pass_copies != 0;
   out["lost_nothing"] = info.lost_nothing != 0;
+  out["trains_more"] = info.trains_more != 0;
   return out;
 }
 

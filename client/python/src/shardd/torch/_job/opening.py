@@ -147,7 +147,9 @@ def unfreeze(root: ShardState) -> TorchJob:
     _settle_grace(description, job.ranks)  # the job's own, which must not change
     with Progress(f'job "{job.name}"', shown=job.ranks.rank == 0) as progress:
         progress.doing("waiting for the other ranks to unfreeze parameters")
-        if not engine.extend(json.dumps(description.spec)):
+        # Where this rank has asked before, and has attached since, its answer was lost.
+        answer_was_lost = engine.info()["trains_more"]
+        if not answer_was_lost and not engine.extend(json.dumps(description.spec)):
             for optimizer in optimizers:  # its groups have changed
                 optimizer.adopt_job(job, False)
             return job
@@ -156,7 +158,8 @@ def unfreeze(root: ShardState) -> TorchJob:
         try:
             again = _Opening(root, identity, description, job.ranks, optimizers, progress, memory)
             successor = opened(job.ranks, again.open)
-            gradients.place()
+            if not answer_was_lost:  # else they are of an attempt that has ended
+                gradients.place()
             return successor
         except BaseException:
             job.closed = True  # not to be registered under another name, without what is committed

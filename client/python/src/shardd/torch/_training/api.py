@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from shardd.errors import Error
 from shardd.torch._job import trainer_state
 from shardd.torch._job.job import TorchJob, job_of
 from shardd.torch._job.opening import resuming
@@ -76,7 +77,12 @@ def reattach(module: nn.Module | None = None) -> tuple[int, Any]:
     job.refuse_several_meshes("reattach", "restart all ranks, as torchrun does, and call resume")
     with Progress(f'job "{job.name}"', shown=job.ranks.rank == 0) as progress:
         progress.doing("attaching again, with every rank")
-        job.reattach()
+        try:
+            job.reattach()
+        except Error:
+            if not job.engine.info()["trains_more"]:
+                raise
+            root_of(module)._ensure_registered(unfreeze=True)
     return resume(module)
 
 
