@@ -477,7 +477,7 @@ def unfreeze_in_steps(steps: int, mesh: tuple[int, ...]) -> dict[str, Any]:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            losses[step] = loss.item()
+            losses[int(step)] = loss.item()
     parameters = {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}
     return {"losses": losses, "parameters": parameters, "aborted": aborted, "commits": counters(model)["commits"]}
 
