@@ -157,6 +157,11 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
       hear_.sums->NodesClosed(message.all_closed().backwards());
       return;
     case v1::PeerMessage::kDecided:
+      if (message.decided().part()) {
+        const bool awaited = std::exchange(says_part_, false);
+        if (awaited && message.decided().step() == facts_->NodeStep() + 1) hear_.steps->NodeDecided(message.decided());
+        return;
+      }
       if (promised_ && !promised_values_ && message.decided().step() == facts_->NodeStep() + 1) {
         said_ = promised_ = false;
         decided_ = message.decided();

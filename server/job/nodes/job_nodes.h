@@ -158,6 +158,10 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   void SayValues();
   // The decision is journaled here, and shards are about to change. REQUIRES: over_nodes().
   void SayDecided();
+  // The same of a part of the step, and that it is made. Nobody gathers what it changes before the step is committed or
+  // all of its parts are put back.
+  void SayPart();
+  void PartMade() { EndStep(); }
   void StepCommitted() override;
   void VersionCommitted() override;
   absl::Status CheckMayBegin(const std::string& what) override;

@@ -150,3 +150,21 @@ def refusals() -> dict[str, str]:
 
 def refusal() -> str:
     return _refused()
+
+
+def other_order_on_the_last_node(mesh: tuple[int, ...]) -> str:
+    """What the first step raises, whose parts are made in another order on one node."""
+    from shardd.torch import optim
+
+    model = model_of("shardd", Case(mesh=mesh))
+    first, second = _cut(model)
+    optimizers = [optim.AdamW(first), optim.SGD(second, lr=0.1)]
+    loss_of(model, 0, 0, dist.get_rank()).backward()
+    if int(os.environ["GROUP_RANK"]) == int(os.environ["GROUP_WORLD_SIZE"]) - 1:
+        optimizers.reverse()
+    try:
+        for optimizer in optimizers:
+            optimizer.step()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
