@@ -85,30 +85,6 @@ uint64_t NodeCoordinator::Version() const {
   return values_agreed_ == 0 ? 0 : values_agreed_ + static_cast<uint64_t>(decided_.step());
 }
 
-void NodeCoordinator::ForgetPart() {
-  pending_.clear();
-  gone_.clear();
-  all_closed_ = 0;
-  deciding_ = false;
-  for (Node& node : nodes_) {
-    node.closed = 0;
-    node.step.reset();
-    node.reduced.reset();
-  }
-}
-
-void NodeCoordinator::ForgetStep() {
-  ForgetPart();
-  parts_ = 0;
-  may_write_times_ = 0;
-  extending_ = false;
-  for (Node& node : nodes_) {
-    node.extends.reset();
-    node.asks_to_write.Clear();
-    node.values.reset();
-  }
-}
-
 void NodeCoordinator::NextGeneration(const absl::Status& cause) {
   ++generation_;
   sequence_ = 0;

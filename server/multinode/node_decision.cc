@@ -13,6 +13,30 @@
 
 namespace shardd {
 
+void NodeCoordinator::ForgetPart() {
+  pending_.clear();
+  gone_.clear();
+  all_closed_ = 0;
+  deciding_ = false;
+  for (Node& node : nodes_) {
+    node.closed = 0;
+    node.step.reset();
+    node.reduced.reset();
+  }
+}
+
+void NodeCoordinator::ForgetStep() {
+  ForgetPart();
+  parts_ = 0;
+  may_write_times_ = 0;
+  extending_ = false;
+  for (Node& node : nodes_) {
+    node.extends.reset();
+    node.asks_to_write.Clear();
+    node.values.reset();
+  }
+}
+
 absl::Status NodeCoordinator::CompareSteps() const {
   for (size_t node = 1; node < nodes_.size(); ++node) {
     const std::string difference = StepDifference(*nodes_[node].step, *nodes_[0].step);

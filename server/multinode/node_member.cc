@@ -119,7 +119,7 @@ void NodeMember::Values(v1::PeerMessage::Values values) {
 }
 
 void NodeMember::AsksToWrite(v1::PeerMessage::AsksToWrite asks) {
-  if (asks.times() == 1) may_write_times_ = 0;  // what was heard is of the version before
+  if (asks.times() == 1) may_write_.Clear();  // what was heard is of the version before
   v1::PeerMessage message;
   asks.set_version(facts_->NodeVersion() + 1);
   *message.mutable_asks_to_write() = std::move(asks);
@@ -169,7 +169,7 @@ void NodeMember::WantsToEnd(const absl::Status& cause) { Tell(cause); }
 void NodeMember::AttemptEnded(const absl::Status& cause) {
   kept_.clear();
   said_ = promised_ = promised_values_ = says_part_ = false;
-  may_write_times_ = 0;
+  may_write_.Clear();
   if (adopting_ != 0) {
     Adopt(std::exchange(adopting_, 0));
     return;
@@ -184,7 +184,7 @@ void NodeMember::AttemptEnded(const absl::Status& cause) {
 void NodeMember::Adopt(uint64_t generation) {
   generation_ = generation;
   ended_ = told_ = awaits_next_ = false;
-  may_write_times_ = 0;
+  may_write_.Clear();
   hear_.attempts->NodeGeneration(generation);
   for (v1::PeerMessage& message : std::exchange(kept_, {})) {
     Say(std::move(message));

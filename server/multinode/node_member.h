@@ -91,9 +91,9 @@ class NodeMember final : public NodeEvents::Listener {
   // It is a new one without a state, has heard all nodes, and takes this one's: so nobody has made what is promised.
   void Node0AsksForState() { promised_ = promised_values_ = false; }
   // How often in this version and generation ranks may write: all nodes have asked so often (AsksToWrite).
-  int may_write_times() const { return may_write_times_; }
+  int may_write_times() const { return may_write_.times(); }
   // Where that let ranks into a pass (AsksToWrite.of_pass): ranks of some node have edited.
-  bool pass_edited() const { return pass_edited_; }
+  bool pass_edited() const { return may_write_.edited(); }
   int node() const { return node_; }
   uint64_t generation() const { return generation_; }
   // This node has nothing of the job, and may still be sent the state of another node that has.
@@ -152,10 +152,9 @@ class NodeMember final : public NodeEvents::Listener {
   bool awaits_next_ = false;  // of a cut job: a daemon is about to be replaced, and nothing is gathered before that
   uint64_t adopting_ = 0;     // counts when the job has ended its attempt; 0: none
   bool promised_ = false;
-  bool promised_values_ = false;  // of these
-  bool says_part_ = false;        // what was said last: a part of the step is reduced
-  int may_write_times_ = 0;       // heard in this generation, of the version that the job has
-  bool pass_edited_ = false;      // heard with that
+  bool promised_values_ = false;         // of these
+  bool says_part_ = false;               // what was said last: a part of the step is reduced
+  v1::PeerMessage::MayWrite may_write_;  // heard in this generation, of the version that the job has
   int64_t held_step_ = 0;
   bool node0_finished_ = false;
   std::set<int> finished_;            // other nodes whose ranks have all

@@ -153,11 +153,6 @@ void JobNodes::SayDecided() {
   SetReadable(0);
 }
 
-void JobNodes::SayPart() {
-  steps_->SayPart();
-  BeginWriting();
-}
-
 void JobNodes::StepCommitted() {
   EndStep();
   if (over_nodes()) {

@@ -150,7 +150,8 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   // All ranks of this node enter now. `edited`: some of them have edited. Returns whether some of any node have, whose
   // values the pass would read.
   bool EnterPass(bool edited);
-  // Nobody gathers what lies here from now on, until there is another version or what was written is taken back.
+  // Nobody gathers what lies here from now on, until there is another version or what was written, or parts of a step
+  // have changed, is taken back.
   void BeginWriting();
   void EndWriting();
 
@@ -158,10 +159,6 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   void SayValues();
   // The decision is journaled here, and shards are about to change. REQUIRES: over_nodes().
   void SayDecided();
-  // The same of a part of the step, and that it is made. Nobody gathers what it changes before the step is committed or
-  // all of its parts are put back.
-  void SayPart();
-  void PartMade() { EndStep(); }
   void StepCommitted() override;
   void VersionCommitted() override;
   absl::Status CheckMayBegin(const std::string& what) override;

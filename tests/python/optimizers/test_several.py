@@ -31,10 +31,9 @@ def _close(got: Any, want: Any) -> None:
     torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=2e-5, atol=2e-5)
 
 
-def _check_both(outcomes: list[Any]) -> None:
+def _check_same(outcomes: list[Any]) -> None:
     for theirs, ours in outcomes:
         _close(ours["losses"], theirs["losses"])
-        _close(ours["norms"], theirs["norms"])
         for got, want in zip(ours["states"], theirs["states"], strict=True):
             assert got.keys() == want.keys()
             for index, entry in want.items():
@@ -43,6 +42,12 @@ def _check_both(outcomes: list[Any]) -> None:
                     _close(got[index][name], value)
         for name, value in theirs["parameters"].items():
             _close(ours["parameters"][name], value)
+
+
+def _check_both(outcomes: list[Any]) -> None:
+    _check_same(outcomes)
+    for theirs, ours in outcomes:
+        _close(ours["norms"], theirs["norms"])
         assert ours["counters"]["commits"] == 5 and ours["counters"]["aborts"] == 0
 
 
@@ -60,6 +65,14 @@ def test_each_of_two_optimizers_has_its_own_norm_over_nodes(over_nodes: _Run, cu
         for name, value in outcomes[0][1]["parameters"].items():
             assert torch.equal(ours["parameters"][name], value), name
         assert ours["norms"] == outcomes[0][1]["norms"]
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["replicas", "cut"])
+def test_weights_that_are_clamped_behind_two_over_nodes(over_nodes: _Run, cut: bool) -> None:
+    count = over_nodes.count  # type: ignore[attr-defined]
+    outcomes = over_nodes(several_scenarios.both_clamped, () if cut else (count, 2))
+    _check_same(outcomes)
+    assert all(ours["counters"]["aborts"] == 0 for _, ours in outcomes)
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["replicas", "cut"])

@@ -62,9 +62,21 @@ def test_a_program_cannot_tell_its_optimizer_from_pytorchs(group: str, name: str
     _check(_results(group), group, name)
 
 
-@pytest.mark.parametrize("name", PROGRAMS["several"])
+_GROUPS_CHANGE = {
+    "a_param_group_is_added": "on several nodes optimizer groups alone do not change",
+    "a_second_optimizer_comes_later": "spans 2 nodes, where it is not served",
+}
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS["several"].keys() - _GROUPS_CHANGE.keys()))
 def test_a_program_of_several_optimizers_cannot_tell_over_nodes(name: str) -> None:
     _check(_results_of_nodes("several"), "several", name)
+
+
+@pytest.mark.parametrize(("name", "why"), _GROUPS_CHANGE.items())
+def test_optimizers_that_change_over_nodes_are_refused_by_name(name: str, why: str) -> None:
+    for result in _results_of_nodes("several"):
+        assert why in result["shardd"][name]["error"]
 
 
 def test_a_fall_back_is_said_once_with_its_reason() -> None:
