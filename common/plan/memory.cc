@@ -300,8 +300,10 @@ absl::Status LayOutMemory(ShardPlan& plan) {
   const int64_t decided = kPageBytes + plan.world_size * (kMaxTrainerStateBytes + 16) +
                           static_cast<int64_t>(plan.params.size()) * 11 + (int64_t{128} << 10);
   plan.memory.journal_bytes = 2 * RoundUp(decided, kPageBytes);
-  if (HasSeveralOptimizers(plan.config.optimizer()) && !plan.cut_over_nodes) {
-    plan.memory.undo_bytes = plan.memory.shards_bytes + plan.memory.optimizer_bytes;
+  if (HasSeveralOptimizers(plan.config.optimizer())) {
+    plan.memory.undo_bytes =
+        plan.cut_over_nodes ? HeldChunksBytes(plan, HeldSlab::kShards) + HeldChunksBytes(plan, HeldSlab::kOptimizer)
+                            : plan.memory.shards_bytes + plan.memory.optimizer_bytes;
   }
   plan.memory.held_shards_bytes = HeldBytes(plan, HeldSlab::kShards, plan.memory.shards_bytes);
   plan.memory.held_gradients_bytes = HeldBytes(plan, HeldSlab::kGradients, plan.memory.gradients_bytes);

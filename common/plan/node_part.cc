@@ -154,4 +154,15 @@ std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which) {
       [](ByteRange& a, const ByteRange& b) { a.end = std::max(a.end, b.end); });
 }
 
+int64_t HeldChunksBytes(const ShardPlan& plan, HeldSlab which) {
+  int64_t chunks = 0;
+  int64_t end = 0;  // of those counted so far
+  for (const ByteRange& range : HeldRanges(plan, which)) {
+    const int64_t first = std::max(end, range.first / kUndoChunkBytes);
+    end = std::max(end, (range.end + kUndoChunkBytes - 1) / kUndoChunkBytes);
+    chunks += end - first;
+  }
+  return chunks * kUndoChunkBytes;
+}
+
 }  // namespace shardd

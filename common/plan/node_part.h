@@ -57,6 +57,11 @@ inline constexpr int64_t kHeldPageBytes = 4096;
 enum class HeldSlab { kShards, kGradients, kOptimizer, kParameters, kKept };
 std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which);
 
+// Old bytes of a slab are kept in chunks (server/storage/undo_slab.h). The most that they take is all chunks that have
+// something that this node holds.
+inline constexpr int64_t kUndoChunkBytes = int64_t{64} << 10;
+int64_t HeldChunksBytes(const ShardPlan& plan, HeldSlab which);
+
 }  // namespace shardd
 
 #endif  // SHARDD_COMMON_PLAN_NODE_PART_H_

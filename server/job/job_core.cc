@@ -173,7 +173,12 @@ JobCore::JobCore(Init init)
   if (nodes_.over_nodes()) {
     commits_.SpanNodes({nodes_.node(), [this] { return nodes_.held_step(); },
                         [this](const Norm& own_norm) { nodes_.steps().SayReduced(own_norm); },
-                        [this] { nodes_.SayDecided(); }});
+                        [this] { nodes_.SayDecided(); },
+                        [this] {
+                          nodes_.steps().SayPart();
+                          nodes_.BeginWriting();
+                        },
+                        [this] { nodes_.sums().EndStep(); }});
     gradients_.reductions().AddOverNodes(
         {[this](PairKey key, const Pairing::Said& said) { nodes_.sums().SayReady(key, said); },
          [this] { return nodes_.closed(); }, [this] { return nodes_.generation(); }});

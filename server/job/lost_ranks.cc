@@ -191,7 +191,7 @@ void JobCore::EndEpoch(EpochEnd::Pending end) {
   events_.Add(-1, drops_work ? "abort" : "epoch", std::string(cause.message()));
   meter_.EpochEnds(cause, !lost_ranks.empty(), behind_commit, drops_work);
   nodes_.AttemptEnded(cause);
-  values_.Undo();
+  if (!commits_.decision().applied()) values_.Undo();  // else its parts are committed with it, below
   if (end_.closed()) {
     Extensions::Answer(extensions, cause);
     return;

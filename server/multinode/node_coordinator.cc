@@ -85,23 +85,6 @@ uint64_t NodeCoordinator::Version() const {
   return values_agreed_ == 0 ? 0 : values_agreed_ + static_cast<uint64_t>(decided_.step());
 }
 
-void NodeCoordinator::ForgetStep() {
-  pending_.clear();
-  gone_.clear();
-  all_closed_ = 0;
-  deciding_ = false;
-  may_write_times_ = 0;
-  extending_ = false;
-  for (Node& node : nodes_) {
-    node.extends.reset();
-    node.asks_to_write.Clear();
-    node.closed = 0;
-    node.step.reset();
-    node.reduced.reset();
-    node.values.reset();
-  }
-}
-
 void NodeCoordinator::NextGeneration(const absl::Status& cause) {
   ++generation_;
   sequence_ = 0;
@@ -127,7 +110,7 @@ void NodeCoordinator::OnFinished(int node) {
   const bool others_go_on = std::any_of(nodes_.begin(), nodes_.end(), [](const Node& other) {
     return !other.finished && (other.closed > 0 || other.step.has_value() || other.extends.has_value());
   });
-  if (others_go_on || !pending_.empty()) {
+  if (others_go_on || parts_ > 0 || !pending_.empty()) {
     NextGeneration(absl::FailedPreconditionError(
         absl::StrCat(NodeText(node), " has finished and takes part in nothing any more, while others are in step ",
                      decided_.step() + 1)));
@@ -184,6 +167,7 @@ void NodeCoordinator::OnRefused(int node, const absl::Status& why) {
 
 absl::Status NodeCoordinator::Handle(int node, const v1::PeerMessage& message) {
   if (!message.has_extends()) SHARDD_RETURN_IF_ERROR(CheckNobodyExtends(node));
+  if (parts_ > 0) SHARDD_RETURN_IF_ERROR(CheckBetweenParts(node, message));
   switch (message.kind_case()) {
     case v1::PeerMessage::kReady:
       return OnReady(node, message.ready());

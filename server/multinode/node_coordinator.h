@@ -69,6 +69,9 @@ class NodeCoordinator {
   void OnMessage(int node, const v1::PeerMessage& message);
   // Node 0 has journaled it, and so holds it. REQUIRES: `decide` was called in this generation.
   void Decide(const v1::PeerMessage::Decided& decided);
+  // Node 0 makes a part of the step. Nobody holds it; the next part, or the step, is closed and reduced anew. REQUIRES:
+  // likewise, for a part.
+  void DecidePart(const v1::PeerMessage::Decided& decided);
   // A node that others have waited for since `limit` ends the generation.
   void CheckSilence(absl::Time now, absl::Duration limit);
 
@@ -128,6 +131,8 @@ class NodeCoordinator {
   absl::Status CompareExtends() const;
   // The node goes on, with what is for node 0, while others wait for it to ask to train more.
   absl::Status CheckNobodyExtends(int node) const;
+  // The node says something else than the step's next part behind the first.
+  absl::Status CheckBetweenParts(int node, const v1::PeerMessage& message) const;
   std::string UnextendedText() const;  // for which nodes the others wait; empty: for none
   // How long a node that others wait for may say nothing, where that is `limit` otherwise.
   absl::Duration PatienceOf(absl::Duration limit) const;
@@ -141,6 +146,7 @@ class NodeCoordinator {
   absl::Status CheckSameCommit(int node) const;
   absl::Status CheckNoneComputes() const;
   uint64_t Version() const;  // 0: not known
+  void ForgetPart();         // what nodes have said of it
   void ForgetStep();
   void NextGeneration(const absl::Status& cause);
   // All end their attempts behind the decided step: the next generation begins when the links of all nodes that leave
@@ -176,6 +182,7 @@ class NodeCoordinator {
   int may_write_times_ = 0;  // all nodes have asked so often in this version
   bool extending_ = false;   // all nodes have asked to train more, and make what does so
   bool deciding_ = false;
+  int64_t parts_ = 0;                           // that all nodes make, or have made
   absl::Time progress_ = absl::InfinitePast();  // when a node last said something that fits
 };
 

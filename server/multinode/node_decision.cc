@@ -13,6 +13,30 @@
 
 namespace shardd {
 
+void NodeCoordinator::ForgetPart() {
+  pending_.clear();
+  gone_.clear();
+  all_closed_ = 0;
+  deciding_ = false;
+  for (Node& node : nodes_) {
+    node.closed = 0;
+    node.step.reset();
+    node.reduced.reset();
+  }
+}
+
+void NodeCoordinator::ForgetStep() {
+  ForgetPart();
+  parts_ = 0;
+  may_write_times_ = 0;
+  extending_ = false;
+  for (Node& node : nodes_) {
+    node.extends.reset();
+    node.asks_to_write.Clear();
+    node.values.reset();
+  }
+}
+
 absl::Status NodeCoordinator::CompareSteps() const {
   for (size_t node = 1; node < nodes_.size(); ++node) {
     const std::string difference = StepDifference(*nodes_[node].step, *nodes_[0].step);
@@ -29,7 +53,7 @@ absl::Status NodeCoordinator::OnReduced(int node, const v1::PeerMessage::Reduced
   const std::string what = absl::StrCat(NodeText(node), ", a reduced step");
   SHARDD_RETURN_IF_ERROR(CheckStep(what, reduced.step()));
   Node& from = nodes_[static_cast<size_t>(node)];
-  if (all_closed_ != kAllBackwards || from.reduced.has_value() ||
+  if (all_closed_ != kAllBackwards || from.reduced.has_value() || reduced.part() != nodes_[0].step->part() ||
       reduced.present().size() != (plan_->params.size() + 7) / 8 ||
       (!reduced.digests().empty() && static_cast<size_t>(reduced.digests_size()) != plan_->params.size())) {
     return absl::FailedPreconditionError(absl::StrCat(what, ": not its turn, or a mask of another size (got ",
@@ -67,6 +91,27 @@ void NodeCoordinator::Decide(const v1::PeerMessage::Decided& decided) {
   showing_ = true;
   progress_ = MonotonicNow();
   OnHeld(0, decided.step());
+}
+
+void NodeCoordinator::DecidePart(const v1::PeerMessage::Decided& decided) {
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  *message.mutable_decided() = decided;
+  ForgetPart();
+  ++parts_;
+  for (size_t node = 1; node < nodes_.size(); ++node) {
+    if (nodes_[node].takes_part) send_(static_cast<int>(node), message);
+  }
+  progress_ = MonotonicNow();
+}
+
+absl::Status NodeCoordinator::CheckBetweenParts(int node, const v1::PeerMessage& message) const {
+  const bool goes_on = message.has_reduced() || (message.has_closed() && message.closed().has_ranks_step());
+  return goes_on ? absl::OkStatus()
+                 : absl::FailedPreconditionError(absl::StrCat(
+                       NodeText(node), " says something else than the next part of step ", decided_.step() + 1,
+                       " (got kind ", static_cast<int>(message.kind_case()), ", ", parts_,
+                       " parts of it are made); ranks of all nodes make the same parts, in the same order"));
 }
 
 void NodeCoordinator::OnHeld(int node, int64_t step) {

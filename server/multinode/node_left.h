@@ -12,6 +12,7 @@ struct NodeLeft {
   v1::PeerMessage::Decided decided;  // of the committed step; step 0: it is not known
   uint64_t promised_in = 0;          // the generation in which the step behind that is promised; 0: it is not
   bool promised_values = false;      // not a step, but values that are to be the next version
+  bool promised_parts = false;       // a step behind parts of it, whose changes lie in the shards
 };
 
 }  // namespace shardd

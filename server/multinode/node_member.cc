@@ -27,7 +27,7 @@ NodeMember::NodeMember(std::shared_ptr<const ShardPlan> plan, int node, CoreLoop
         [this] {
           loop_->Post([this, alive = alive_, generation = coordinator_->generation()] {
             if (*alive && generation == coordinator_->generation() && generation == generation_ && !ended_ &&
-                promised_) {
+                (promised_ || says_part_)) {
               std::vector<v1::PeerMessage::Reduced> reduced;
               for (int of = 0; of < plan_->nodes(); ++of) reduced.push_back(coordinator_->reduced(of));
               hear_.steps->NodesReduced(reduced);
@@ -81,7 +81,8 @@ void NodeMember::Say(v1::PeerMessage message) {
   message.set_generation(generation_);
   said_ = true;
   promised_values_ = promised_values_ || message.has_values();
-  promised_ = promised_ || promised_values_ || message.has_reduced();
+  says_part_ = message.has_reduced() && message.reduced().part();
+  promised_ = promised_ || promised_values_ || (message.has_reduced() && !says_part_);
   if (coordinator_ == nullptr) {
     links_->Send(0, std::move(message));
     return;
@@ -118,7 +119,7 @@ void NodeMember::Values(v1::PeerMessage::Values values) {
 }
 
 void NodeMember::AsksToWrite(v1::PeerMessage::AsksToWrite asks) {
-  if (asks.times() == 1) may_write_times_ = 0;  // what was heard is of the version before
+  if (asks.times() == 1) may_write_.Clear();  // what was heard is of the version before
   v1::PeerMessage message;
   asks.set_version(facts_->NodeVersion() + 1);
   *message.mutable_asks_to_write() = std::move(asks);
@@ -136,6 +137,11 @@ void NodeMember::Decide(const v1::PeerMessage::Decided& decided) {
   promised_ = false;
   awaits_next_ = plan_->cut_over_nodes && !decided.ends_attempt().empty();
   coordinator_->Decide(decided);
+}
+
+void NodeMember::DecidePart(const v1::PeerMessage::Decided& decided) {
+  says_part_ = false;
+  coordinator_->DecidePart(decided);
 }
 
 void NodeMember::Holding(int64_t step) {
@@ -162,8 +168,8 @@ void NodeMember::WantsToEnd(const absl::Status& cause) { Tell(cause); }
 
 void NodeMember::AttemptEnded(const absl::Status& cause) {
   kept_.clear();
-  said_ = promised_ = promised_values_ = false;
-  may_write_times_ = 0;
+  said_ = promised_ = promised_values_ = says_part_ = false;
+  may_write_.Clear();
   if (adopting_ != 0) {
     Adopt(std::exchange(adopting_, 0));
     return;
@@ -178,7 +184,7 @@ void NodeMember::AttemptEnded(const absl::Status& cause) {
 void NodeMember::Adopt(uint64_t generation) {
   generation_ = generation;
   ended_ = told_ = awaits_next_ = false;
-  may_write_times_ = 0;
+  may_write_.Clear();
   hear_.attempts->NodeGeneration(generation);
   for (v1::PeerMessage& message : std::exchange(kept_, {})) {
     Say(std::move(message));

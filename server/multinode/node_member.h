@@ -57,12 +57,13 @@ class NodeMember final : public NodeEvents::Listener {
   // The job says:
   void Ready(v1::PeerMessage::Ready ready);
   void Closed(v1::PeerMessage::Closed closed);
-  void Reduced(v1::PeerMessage::Reduced reduced);       // promised, once it is on its way
+  void Reduced(v1::PeerMessage::Reduced reduced);       // promised, once it is on its way; not a part of a step
   void Values(v1::PeerMessage::Values values);          // likewise
   void AsksToWrite(v1::PeerMessage::AsksToWrite asks);  // its ranks have (MayWrite); the version is told here
   // Its ranks ask to train more, or the job that does so is made; the version is told here.
   void Extends(v1::PeerMessage::Extends extends);
-  void Decide(const v1::PeerMessage::Decided& decided);  // node 0
+  void Decide(const v1::PeerMessage::Decided& decided);      // node 0
+  void DecidePart(const v1::PeerMessage::Decided& decided);  // likewise: of a part of the step
   // It wants to give the attempt up and is promised.
   void WantsToEnd(const absl::Status& cause);
   // It has given the attempt up.
@@ -87,10 +88,12 @@ class NodeMember final : public NodeEvents::Listener {
   }
 
   bool promised() const { return promised_; }
+  // It is a new one without a state, has heard all nodes, and takes this one's: so nobody has made what is promised.
+  void Node0AsksForState() { promised_ = promised_values_ = false; }
   // How often in this version and generation ranks may write: all nodes have asked so often (AsksToWrite).
-  int may_write_times() const { return may_write_times_; }
+  int may_write_times() const { return may_write_.times(); }
   // Where that let ranks into a pass (AsksToWrite.of_pass): ranks of some node have edited.
-  bool pass_edited() const { return pass_edited_; }
+  bool pass_edited() const { return may_write_.edited(); }
   int node() const { return node_; }
   uint64_t generation() const { return generation_; }
   // This node has nothing of the job, and may still be sent the state of another node that has.
@@ -149,9 +152,9 @@ class NodeMember final : public NodeEvents::Listener {
   bool awaits_next_ = false;  // of a cut job: a daemon is about to be replaced, and nothing is gathered before that
   uint64_t adopting_ = 0;     // counts when the job has ended its attempt; 0: none
   bool promised_ = false;
-  bool promised_values_ = false;  // of these
-  int may_write_times_ = 0;       // heard in this generation, of the version that the job has
-  bool pass_edited_ = false;      // heard with that
+  bool promised_values_ = false;         // of these
+  bool says_part_ = false;               // what was said last: a part of the step is reduced
+  v1::PeerMessage::MayWrite may_write_;  // heard in this generation, of the version that the job has
   int64_t held_step_ = 0;
   bool node0_finished_ = false;
   std::set<int> finished_;            // other nodes whose ranks have all

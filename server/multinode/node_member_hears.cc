@@ -157,6 +157,11 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
       hear_.sums->NodesClosed(message.all_closed().backwards());
       return;
     case v1::PeerMessage::kDecided:
+      if (message.decided().part()) {
+        const bool awaited = std::exchange(says_part_, false);
+        if (awaited && message.decided().step() == facts_->NodeStep() + 1) hear_.steps->NodeDecided(message.decided());
+        return;
+      }
       if (promised_ && !promised_values_ && message.decided().step() == facts_->NodeStep() + 1) {
         said_ = promised_ = false;
         decided_ = message.decided();
@@ -170,8 +175,7 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
       }
       return;
     case v1::PeerMessage::kMayWrite:
-      may_write_times_ = message.may_write().times();
-      pass_edited_ = message.may_write().edited();
+      may_write_ = message.may_write();
       return;
     case v1::PeerMessage::kMayExtend:
       hear_.attempts->NodesExtend(message.may_extend().made());
@@ -183,7 +187,7 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
 
 void NodeMember::HearAgreed() {
   said_ = promised_ = promised_values_ = false;
-  may_write_times_ = 0;
+  may_write_.Clear();
   hear_.steps->NodeValuesAgreed();
 }
 

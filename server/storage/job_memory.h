@@ -34,9 +34,10 @@ int64_t WritebackUndoBytes(const ShardPlan& plan);
 
 // Of these, what a job is promised when it is opened: all of them on the host. A job on GPUs may be larger than the
 // host's memory, one that is cut over nodes than all of a node's, and both may never write back: they ask for them when
-// they do.
+// they do. Steps in parts need them in every step.
 inline int64_t PromisedUndoBytes(const ShardPlan& plan, const SlabPlace& place) {
-  return place.memory == nullptr && !plan.cut_over_nodes ? WritebackUndoBytes(plan) : 0;
+  const bool may_ask_later = plan.cut_over_nodes && plan.memory.undo_bytes == 0;
+  return place.memory == nullptr && !may_ask_later ? WritebackUndoBytes(plan) : 0;
 }
 
 // Bytes of the host that a job's plan promises to each session: all that the plan says, but for the gradient slots

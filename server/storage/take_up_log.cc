@@ -41,6 +41,9 @@ constexpr uint32_t kSecond = 16;
 constexpr uint32_t kCountsBehindPass = 3;
 // Beside any of these, likewise.
 constexpr uint32_t kCountsWriting = 4;
+// Likewise: it would put back what parts of the promised step have changed, and commit the rest of the step.
+constexpr uint32_t kCountsParts = 8;
+constexpr uint32_t kCountsBeside = kCountsWriting | kCountsParts;
 
 uint32_t TakeUpCrc(const RawTakeUpHeader& raw) { return RecordCrc(&raw, offsetof(RawTakeUpHeader, crc)); }
 
@@ -90,7 +93,8 @@ absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const 
   log->sequence_ = last.sequence;
   log->facts_ = last.facts;
   log->writing_ = (last.counts & kCountsWriting) != 0;
-  const uint32_t counts = last.counts & ~kCountsWriting;
+  log->promised_parts_ = (last.counts & kCountsParts) != 0;
+  const uint32_t counts = last.counts & ~kCountsBeside;
   log->behind_pass_ = counts == kCountsBehindPass;
   log->counts_ = log->behind_pass_ ? Counts::kSnapshotBeingTaken : static_cast<Counts>(counts);
   log->touched_ = (last.flags & kTouched) != 0;
@@ -174,6 +178,7 @@ void TakeUpLog::CommitStep(const Header& header) {
 absl::Status TakeUpLog::Promise(const v1::PromisedStepRecord& record) {
   SHARDD_RETURN_IF_ERROR(WriteRecord(PlaceOf(kPromisePlace), sizes_.place_bytes, record));
   promised_ = Promised::kStep;
+  promised_parts_ = record.parts() > 0;
   Write();
   return absl::OkStatus();
 }
@@ -246,7 +251,8 @@ void TakeUpLog::Write() {
   raw.flags = (touched_ ? kTouched : 0) | (promised_ == Promised::kStep ? kPromised : 0) |
               (promised_ == Promised::kValues ? kPromisedValues : 0) | (finished_ ? kFinished : 0) |
               (second_ ? kSecond : 0);
-  raw.counts = (behind_pass_ ? kCountsBehindPass : static_cast<uint32_t>(counts_)) | (writing_ ? kCountsWriting : 0);
+  raw.counts = (behind_pass_ ? kCountsBehindPass : static_cast<uint32_t>(counts_)) | (writing_ ? kCountsWriting : 0) |
+               (promised_ == Promised::kStep && promised_parts_ ? kCountsParts : 0);
   raw.crc = TakeUpCrc(raw);
   char* const place = slab_->At<char>(static_cast<int64_t>(sequence_ % 2) * static_cast<int64_t>(sizeof(raw)));
   constexpr size_t kHalf = sizeof(raw) / 2;
@@ -262,7 +268,7 @@ void TakeUpLog::Write() {
 absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
   const RawTakeUpHeader best = LastHeader(*slab_);
   constexpr int64_t kMostSteps = int64_t{1} << 62;
-  if (best.sequence == 0 || best.facts > 2 || best.counts > (kCountsBehindPass | kCountsWriting) || best.step < 0 ||
+  if (best.sequence == 0 || best.facts > 2 || best.counts > (kCountsBehindPass | kCountsBeside) || best.step < 0 ||
       best.step > kMostSteps) {
     return absl::DataLossError("take-up log: no header is valid");
   }
@@ -271,7 +277,7 @@ absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
   left.touched = (best.flags & kTouched) != 0;
   left.finished = (best.flags & kFinished) != 0;
   left.second = (best.flags & kSecond) != 0;
-  const uint32_t counts = best.counts & ~kCountsWriting;
+  const uint32_t counts = best.counts & ~kCountsBeside;
   left.behind_pass = counts == kCountsBehindPass;
   left.counts = left.behind_pass ? Counts::kSnapshotBeingTaken : static_cast<Counts>(counts);
   left.facts_in_journal = best.facts == 0;

@@ -18,7 +18,8 @@
 // kSnapshotBeingTaken of which only what is copied behind the pass is not there yet, and which an older daemon refuses:
 // it would copy all, and trainers store into shards meanwhile. 4 more than these: values lie in the shards that are
 // neither a version nor taken back, where parameters are cut over nodes, so that an older daemon refuses the log: it
-// takes nothing back there, and would serve them as the version before. `flags`: 1: touched; 2: the step behind the
+// takes nothing back there, and would serve them as the version before. 8 more: the promised step is one behind parts
+// of it (PromisedStepRecord.parts), which an older daemon refuses, too. `flags`: 1: touched; 2: the step behind the
 // committed one is promised, and its record is there; 4: the ranks have finished; 8: values are promised to be the next
 // version, and their record is there; 16: of two snapshots (over nodes) the second one is of the step.
 //
@@ -173,6 +174,7 @@ class TakeUpLog {
   bool second_ = false;
   bool behind_pass_ = false;
   bool writing_ = false;
+  bool promised_parts_ = false;
   bool keeps_promise_ = false;
 };
 

@@ -10,7 +10,7 @@
 namespace shardd {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{64} << 10;
+constexpr int64_t kChunkBytes = kUndoChunkBytes;
 constexpr int64_t kPieceChunks = 64;     // of one call: 4 MiB
 constexpr int64_t kPieceTags = 1 << 16;  // of one call that finds few
 
@@ -26,17 +26,6 @@ std::vector<ByteRange> HeldWhereCut(const ShardPlan& plan, HeldSlab which) {
 }
 
 }  // namespace
-
-int64_t HeldChunksBytes(const ShardPlan& plan, HeldSlab which) {
-  int64_t chunks = 0;
-  int64_t end = 0;  // of those counted so far
-  for (const ByteRange& range : HeldRanges(plan, which)) {
-    const int64_t first = std::max(end, range.first / kChunkBytes);
-    end = std::max(end, ChunksOf(range.end));
-    chunks += end - first;
-  }
-  return chunks * kChunkBytes;
-}
 
 absl::StatusOr<std::unique_ptr<UndoSlab>> UndoSlab::Create(const ShardPlan& plan, Slabs slabs) {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab,
@@ -128,13 +117,15 @@ absl::Status UndoSlab::BeginSave(const JobSlab* slab, int64_t offset_bytes, int6
     bytes_ += tag(chunk).exchange(0) == 0 ? place.size_bytes : 0;
     being_saved_[static_cast<size_t>(chunk)] = true;
     saving_.push_back(chunk);
-    const char* const from = place.slab->At(place.offset_bytes);
-    if (last.size_bytes > 0 && static_cast<const char*>(last.src) + last.size_bytes == from) {
-      last.size_bytes += place.size_bytes;
-      continue;
+    for (const ByteRange& held : HeldOf(place)) {  // as in Save
+      const char* const from = place.slab->At(place.offset_bytes + held.first);
+      if (last.size_bytes > 0 && static_cast<const char*>(last.src) + last.size_bytes == from) {
+        last.size_bytes += held.end - held.first;
+        continue;
+      }
+      if (last.size_bytes > 0) copies->push_back(last);
+      last = {from, place.old_bytes + held.first, held.end - held.first};
     }
-    if (last.size_bytes > 0) copies->push_back(last);
-    last = {from, place.old_bytes, place.size_bytes};
   }
   if (last.size_bytes > 0) copies->push_back(last);
   return absl::OkStatus();

@@ -18,10 +18,6 @@ namespace shardd {
 
 class JobSlab;
 
-// The most that the old bytes of such a slab take where parameters are cut over nodes: all chunks that have something
-// that this node holds. The slab has memory for that alone, and nothing else is saved or put back.
-int64_t HeldChunksBytes(const ShardPlan& plan, HeldSlab which);
-
 inline constexpr char kUndoName[] = "undo";
 
 // Old bytes of a job's shards and optimizer state, while trainers write values that no version has yet: what this
@@ -32,7 +28,8 @@ inline constexpr char kUndoName[] = "undo";
 //                 the chunk's old bytes are; 0: there are none
 //   [index, end): the old bytes, each chunk at a place of its own
 //
-// Old bytes count in their version alone, so a commit makes them void before it forgets them.
+// Old bytes count in their version alone, so a commit makes them void before it forgets them. Where parameters are cut
+// over nodes nothing but what this one holds is saved or put back (HeldChunksBytes).
 //
 // Immutable but for the bytes. One thread at a time calls Save, PutBack and Forget; bytes() is thread-safe.
 class UndoSlab {

@@ -79,7 +79,6 @@ absl::Status Steps::CheckParts(const v1::Step& step) const {
   }
   const char* const where = attachment_.memory().on_device() || plan.config.offload() == v1::OFFLOAD_HOST ? "on GPUs"
                             : plan.config.pass_copies() ? "where passes read copies (passCopies)"
-                            : plan.nodes() > 1          ? "over several nodes"
                                                         : nullptr;
   return where == nullptr || !step.part()
              ? absl::OkStatus()

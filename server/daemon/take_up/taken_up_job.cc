@@ -291,6 +291,8 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
       completes || (in_snapshot && in_trainers) ? std::nullopt : std::optional(header.version);
   // Old bytes of promised values stay, too: where parameters are cut over nodes nobody could send what was agreed on.
   const bool keeps_values = left.promised_values.has_value() && !on_gpus && !completes && (!in_snapshot || two);
+  // Likewise of a promised step's parts, which are committed with it or put back with the attempt.
+  const bool keeps_parts = left.promised.has_value() && left.promised->parts() > 0 && !on_gpus && !completes;
   // Of a promise nothing is kept there: nodes are replicas, and send what this one lacks.
   if (on_gpus) {
     SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
@@ -304,9 +306,11 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
     kept.erase(name);
   };
   if (left.promised.has_value() && !completes) {
-    if (left.promised->trainer_states_size() != plan.world_size) {
+    const bool counts_fit = !keeps_parts || left.promised->step_counts_size() == static_cast<int>(plan.params.size());
+    if (left.promised->trainer_states_size() != plan.world_size || !counts_fit) {
       return absl::DataLossError("what is promised is of another plan");
     }
+    result.node.promised_parts = keeps_parts;
     result.node.promised_in = left.promised->generation();
     result.committed.promised = *std::move(left.promised);
   }
@@ -346,7 +350,8 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
     if (in_trainers) make_anew("optimizer");  // a daemon's moments are no trainer's
   }
   SHARDD_ASSIGN_OR_RETURN(result.memory, JobMemory::TakeUp(plan, result.job.spec().name(), std::move(kept)));
-  if (!keeps_values) SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
+  if (!keeps_values && !keeps_parts)
+    SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
   for (int rank = 0; result.memory->rank_slots() != nullptr && rank < plan.world_size; ++rank) {
     const TakeUpLog::Process last = result.log->process(rank).value_or(TakeUpLog::Process());
     result.memory->rank_slots()->SetProcess(rank, {last.pid, last.start_ticks});

@@ -86,7 +86,7 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
 void JobNodes::Start() {
   if (over_nodes()) {
     if (left_.has_value()) {
-      writing_ = left_->promised_values;
+      writing_ = left_->promised_values || left_->promised_parts;
       member_->TakeUp(*std::move(left_));
       if (gathers_ != nullptr) use_.committed->SetWriting(writing_);  // else all is taken back
       if (!writing_) SetReadable(use_.committed->version());
@@ -270,7 +270,10 @@ void JobNodes::VersionCommitted() {
 int64_t JobNodes::NodeStep() const { return use_.committed->step() + (see_.decision->decided() ? 1 : 0); }
 
 // A step or values: whichever is being made is one more version.
-uint64_t JobNodes::NodeVersion() const { return use_.committed->version() + (see_.decision->committing() ? 1 : 0); }
+uint64_t JobNodes::NodeVersion() const {
+  const bool makes_one = see_.decision->committing() && !see_.decision->has_uncommitted();
+  return use_.committed->version() + (makes_one ? 1 : 0);
+}
 
 // Nothing that comes after the last word is for this job: who has taken its place on another node ends its links.
 void JobNodes::NodesExtend(bool made) {

@@ -151,7 +151,8 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   // All ranks of this node enter now. `edited`: some of them have edited. Returns whether some of any node have, whose
   // values the pass would read.
   bool EnterPass(bool edited);
-  // Nobody gathers what lies here from now on, until there is another version or what was written is taken back.
+  // Nobody gathers what lies here from now on, until there is another version or what was written, or parts of a step
+  // have changed, is taken back.
   void BeginWriting();
   void EndWriting();
 

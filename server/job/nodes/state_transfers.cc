@@ -38,7 +38,8 @@ void StateTransfers::SendWaited() {
 }
 
 bool StateTransfers::HasUncommitted() const {
-  return see_.undo->undoing() || (see_.full_params->granted() && see_.full_params->AnyWrites());
+  return see_.undo->undoing() || see_.decision->has_uncommitted() ||
+         (see_.full_params->granted() && see_.full_params->AnyWrites());
 }
 
 // Also a step that is not shown yet: the node that asks may be the one that is to hold it.
@@ -47,6 +48,7 @@ void StateTransfers::NodeSendState(int node, uint64_t transfer) {
   if (AwaitsUpdate() || HasUncommitted()) {
     senders_.Await(node, transfer);
     if (!AwaitsUpdate() && !see_.undo->undoing()) {  // they cannot be a version without that node
+      if (node == 0) use_.member->Node0AsksForState();
       use_.job->Fail(absl::AbortedError(absl::StrCat(
           "node ", node, " has lost its state and is sent this node's, without what ranks are writing; attach again")));
     }

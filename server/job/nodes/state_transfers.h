@@ -84,7 +84,8 @@ class StateTransfers final : public NodeStateListener {
  private:
   bool two() const { return see_.snapshot != nullptr && see_.snapshot->two(); }
   bool AwaitsUpdate() const { return see_.decision->committing() && !see_.decision->applied(); }
-  // Ranks write full parameters, in place, or what they wrote is being taken back.
+  // Ranks write full parameters, in place, or parts of a step have changed them, or what was written is being taken
+  // back.
   bool HasUncommitted() const;
   // `next`: of the two snapshots, the next one.
   StateSlabs Slabs(bool next) const;

@@ -26,12 +26,17 @@ void StepsOverNodes::WritePromise() {
   promise.mutable_asked()->clear_trainer_state();
   promise.set_present(MaskOf(use_.presence->by_param()));
   for (std::string& state : see_.steps->TrainerStates()) promise.add_trainer_states(std::move(state));
+  if (see_.decision->parts() > 0) {
+    promise.set_parts(see_.decision->parts());
+    promise.mutable_step_counts()->Assign(use_.committed->step_counts().begin(), use_.committed->step_counts().end());
+  }
   use_.committed->Promise(std::move(promise));
 }
 
 void StepsOverNodes::SayReduced(const Norm& own_norm) {
   own_norm_ = own_norm;
-  WritePromise();
+  const bool part = see_.steps->step(0).part();
+  if (!part) WritePromise();
   v1::PeerMessage::Reduced reduced;
   reduced.set_step(use_.committed->step() + 1);
   *reduced.mutable_present() = MaskOf(use_.presence->by_param());
@@ -39,7 +44,8 @@ void StepsOverNodes::SayReduced(const Norm& own_norm) {
   reduced.set_norm_sum(own_norm.state().sum);
   const std::vector<uint64_t>& digests = see_.digests->OfCommitted();
   reduced.mutable_digests()->Add(digests.begin(), digests.end());
-  reduced.set_ends_attempt(ends_);
+  reduced.set_part(part);
+  if (!part) reduced.set_ends_attempt(ends_);
   use_.member->Reduced(std::move(reduced));
 }
 
@@ -57,6 +63,16 @@ void StepsOverNodes::SayDecided() {
     if (!all_end_.empty()) tell_.ends(absl::AbortedError(std::exchange(all_end_, "")));
   }
   use_.member->Holding(step);  // before the update, which takes longer than all nodes' answers
+}
+
+void StepsOverNodes::SayPart() {
+  if (use_.member->node() != 0) return;
+  v1::PeerMessage::Decided decided;
+  see_.decision->Describe(&decided);
+  decided.set_step(use_.committed->step() + 1);
+  decided.set_part(true);
+  if (see_.plan->cut_over_nodes) decided.set_present(MaskOf(use_.presence->by_param()));
+  use_.member->DecidePart(decided);
 }
 
 void StepsOverNodes::SayExtends(const Extension& extension, bool made) {

@@ -49,13 +49,16 @@ class StepsOverNodes final : public NodeStepsListener {
   StepsOverNodes(Facts facts, Services services, Results results)
       : see_(facts), use_(services), tell_(std::move(results)), own_norm_(/*order=*/2) {}
 
-  // All gradients of the step are reduced here, which is a promise. The measure is of this node's part.
+  // All gradients of the step are reduced here, which is a promise, unless ranks have asked for a part of it. The
+  // measure is of what this node has.
   void SayReduced(const Norm& own_norm);
   // The attempt is to end, on all nodes, behind the next step that this node has not said to be reduced.
   void EndAttemptBehindStep(const absl::Status& cause) { ends_ = std::string(cause.message()); }
   void EndEpoch() { ends_.clear(); }
   // The step is journaled here: node 0 tells the others, the others tell node 0 that they hold it.
   void SayDecided();
+  // The same of a part of the step, of which nothing is journaled or held.
+  void SayPart();
   // Between two steps: all ranks of this node ask to train more, or what does so is `made`.
   void SayExtends(const Extension& extension, bool made);
 

@@ -37,6 +37,7 @@ void Commits::TakeUp(const v1::PromisedStepRecord& promised) {
     }
   }
   use_.gradients->presence().SetAll(BitsOf(promised.present(), see_.plan->params.size()));
+  if (promised.parts() > 0) TakeUpParts(promised);
   decision_.BeginMeasuring();
 }
 
@@ -191,6 +192,7 @@ void Commits::Decide() {
                               : UpdatedBy(*see_.plan, steps_.step(0), use_.gradients->presence().by_param()),
                 use_.committed->step_counts());
   if (decision_.is_part()) {
+    if (nodes_.say_part != nullptr) nodes_.say_part();
     decision_.BeginUpdate();
     use_.values->WhenUndoIsIdle([this, epoch = use_.committed->epoch()](const absl::Status&) {
       if (epoch == use_.committed->epoch()) SaveThenUpdate();  // else the job was closed
@@ -355,7 +357,10 @@ void Commits::EndEpoch() {
   decision_.EndEpoch();
 }
 
-bool Commits::MayShow() const { return nodes_.held_step == nullptr || nodes_.held_step() > use_.committed->step(); }
+// Of a part nobody is to miss anything: it is taken back on all nodes or committed on all.
+bool Commits::MayShow() const {
+  return nodes_.held_step == nullptr || decision_.has_uncommitted() || nodes_.held_step() > use_.committed->step();
+}
 
 void Commits::CommitStepInTrainers() { use_.committed->CommitStep({}, steps_.TakeTrainerStates()); }
 

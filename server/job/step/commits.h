@@ -77,6 +77,8 @@ class Commits final : public JobPart {
     std::function<int64_t()> held_step;  // the last step that all nodes hold
     std::function<void(const Norm& own_norm)> say_reduced;
     std::function<void()> say_decided;  // the decision is journaled here, and shards are about to change
+    std::function<void()> say_part;     // likewise with a part of the step, of which nothing is journaled
+    std::function<void()> part_made;    // and it is there
   };
   // All of these outlive this.
   Commits(Facts facts, Services services)
@@ -145,6 +147,7 @@ class Commits final : public JobPart {
   int world_size() const { return see_.plan->world_size; }
   absl::Status CheckMayStep(int rank, const v1::Step& step) const;
   absl::Status CheckMayStepInParts() const;
+  void TakeUpParts(const v1::PromisedStepRecord& promised);
   absl::Status CloseStep(int rank);
   bool in_trainers() const { return see_.plan->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER; }
   absl::Status Measure();

@@ -6,8 +6,8 @@
 //   open -> awaits devices -> open -> measuring -> updating -> applied -> showing -> open    a step
 //   open -> committing -> open                                                              any other version
 //
-// A part of a step (v1::Step.part) goes from `applied` to `open`: it is no version, and what it has changed is undone
-// with the epoch.
+// A part of a step (v1::Step.part) goes the same way and from `applied` to `open`: it is no version, and what it has
+// changed is undone with the epoch.
 //
 // From `updating` on nothing is dropped but by CommitUnshown, and only while `applied`.
 
@@ -34,12 +34,15 @@ class StepDecision {
   bool committing() const { return state_ == State::kCommitting || state_ >= State::kUpdating; }
   bool applied() const { return state_ >= State::kApplied; }  // the shards are those of the decided step
   bool showing() const { return state_ == State::kShowing; }  // ranks are about to see it
-  bool decided() const { return state_ >= State::kUpdating; }
+  // The step is, which commits it: not one of its parts.
+  bool decided() const { return state_ >= State::kUpdating && !step_.is_part; }
   // Of the newest step: it updates nothing, and when it began to be measured and was applied (MonotonicNow).
   bool skipped() const { return skipped_; }
   double grad_norm() const { return grad_norm_; }
   // Parts of the running step that are made, and taken back if the epoch ends before the step is committed.
   int64_t parts() const { return parts_; }
+  // What parts have changed, or a part is changing, is of no version, nor of a step that is decided.
+  bool has_uncommitted() const { return state_ >= State::kUpdating ? step_.is_part : parts_ > 0; }
   bool is_part() const { return step_.is_part; }  // REQUIRES: Fix
   double clip_factor() const { return clip_factor_; }
   absl::Time measuring_since() const { return measuring_since_; }
@@ -49,6 +52,8 @@ class StepDecision {
   void AwaitDevices() { state_ = State::kAwaitsDevices; }
   void DevicesCame() { state_ = awaits_devices() ? State::kOpen : state_; }
   void BeginMeasuring();
+  // The daemon before has made so many parts of the running step. Before anything else.
+  void TakeUpParts(int64_t parts) { parts_ = parts; }
   // The global norm of the gradients is there. Not finite under a loss scale: the step is skipped.
   void Measured(double norm, const v1::Step& step);
   // Node 0 has measured.

@@ -24,12 +24,12 @@ namespace shardd {
 absl::Status Commits::CheckMayStepInParts() const {
   const JobMemory& memory = *see_.memory;
   const bool on_gpus = memory.place().memory != nullptr;
-  if (on_gpus || see_.plan->config.pass_copies() || see_.plan->nodes() > 1 || memory.undo() == nullptr) {
+  if (on_gpus || see_.plan->config.pass_copies() || memory.undo() == nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("several optimizers of one model step in parts, which are not served ",
                      on_gpus                           ? "on GPUs"
                      : see_.plan->config.pass_copies() ? "where passes read copies (got pass_copies true, want false)"
-                                                       : "over several nodes",
+                                                       : "without memory for old bytes",
                      "; use one optimizer with several param groups, or let them step in the trainers"));
   }
   if (use_.writes->hand_ins().any_since_version()) {
@@ -57,6 +57,19 @@ absl::Status Commits::CheckBetweenParts(int rank, Opcode opcode) const {
               ? "edit them behind the last one, or run a forward before the next one, which commits the step, or "
                 "let the optimizers step in the trainers"
               : "send Step without `part` first"));
+}
+
+// Of a step over nodes that was promised behind them: node 0 says whether they are committed with it or put back.
+void Commits::TakeUpParts(const v1::PromisedStepRecord& promised) {
+  const std::vector<int64_t>& before = use_.committed->step_counts();
+  for (size_t param = 0; param < before.size(); ++param) {
+    if (before[param] != promised.step_counts(static_cast<int>(param))) {
+      use_.values->undo().SaveCount(static_cast<int>(param), before[param]);
+    }
+  }
+  use_.committed->SetStepCounts({promised.step_counts().begin(), promised.step_counts().end()});
+  use_.values->undo().WillSave(use_.committed->version());
+  decision_.TakeUpParts(promised.parts());
 }
 
 // No other bytes are changed by a part than those of the update's operations.
@@ -115,6 +128,7 @@ void Commits::CommitPart() {
   }
   (void)steps_.TakeTrainerStates();
   use_.gradients->StepCommitted();
+  if (nodes_.part_made != nullptr) nodes_.part_made();
   decision_.PartMade();
   v1::SessionEvent event;
   event.mutable_committed()->set_step(use_.committed->step());

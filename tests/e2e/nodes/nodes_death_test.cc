@@ -51,6 +51,8 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
     return {{"model", "pass"},  {"trainers_write", "1"}, {"trained", "adam"}, {"blocks", "3"},
             {"numel", "20011"}, {"midway", "1"},         {"by_groups", "1"}};
   }
+  // Several optimizers, whose steps go in parts; `how`: as Args' "parts".
+  static Args InParts(const char* how = "1") { return {{"parts", how}, {"momentum", "0"}, {"lr", "0.003"}}; }
   std::vector<Child> StartRanks(const Args& args) {
     std::vector<Child> ranks;
     for (int k = 0; k < count(); ++k) ranks.push_back(StartRank(k, 0, args));
@@ -130,11 +132,65 @@ TEST_P(NodesDeath, KillsWhereRanksStepThemselvesLoseNothing) {
   KillWhereRanksTrain(Kills(0) / 2, InTrainers());
 }
 
+// Parts of a step are put back on all nodes, or committed with it on all.
+TEST_P(NodesDeath, KillsBetweenPartsOfStepsLoseNothing) {
+  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  KillWhereRanksTrain(Kills(0) / 2, InParts().With({{"param_dtype", "bf16"}, {"max_norm", "0.1"}}));
+}
+
+TEST_P(NodesDeath, KillsWhereTheLastPartUpdatesNothingLoseNothing) {
+  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  KillWhereRanksTrain(Kills(0) / 2, InParts("2"));
+}
+
+// All ranks have made a part of step 5, and wait: nobody has more than step 4 then, and all make the part again.
+TEST_P(NodesDeath, ADaemonKilledBetweenTwoPartsTakesAllNodesBack) {
+  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  StartKept();
+  for (int killed = 0; killed < count(); ++killed) {
+    const Args args = Training(9).With(InParts()).With({{"name", absl::StrCat("killed", killed)}});
+    const Args paused = args.With({{"pause", "parted@4"}});
+    std::vector<Child> ranks = StartRanks(paused);
+    for (int k = 0; k < count(); ++k) node(k).AwaitPause(Of(k, paused), "parted", 0);
+    ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(killed));
+    for (int k = 0; k < count(); ++k) {
+      // Of what a successor has taken up it hears from node 0 that all have it.
+      EXPECT_TRUE(PollUntil([&] { return node(k).Job(args.Text("name")).committed_step() == 4; })) << k;
+      node(k).LetGo(Of(k, paused), "parted", 0);
+    }
+    ExpectAsUndisturbed(args, ranks);
+  }
+}
+
+TEST_P(NodesDeath, ARankKilledBetweenTwoPartsTakesAllNodesBack) {
+  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  StartKept();
+  for (int killed = 0; killed < count(); ++killed) {
+    const Args args = Training(9).With(InParts()).With({{"name", absl::StrCat("died", killed)}});
+    const std::vector<TrainerReport> reports = RunWithADeath(args, "parted@4", killed, 0);
+    ExpectSame(reports, RunAll(args.With({{"name", absl::StrCat("undisturbed", killed)}})));
+  }
+  ExpectNothingLeft();
+}
+
 // All nodes' epochs end behind one step.
 TEST_P(NodesDeath, StoppingADaemonLosesNoStepOnAnyNode) {
   SHARDD_NEEDS_GPUS(GetParam().gpus);
   StartKept();
   const Args args = Training(300);
+  std::vector<Child> ranks = StartRanks(args);
+  for (int k = 0; k < count(); ++k) {
+    ASSERT_TRUE(AllTrained(20 * k + 20));
+    ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(k, SIGTERM));
+  }
+  ExpectAsUndisturbed(args, ranks);
+  for (int k = 0; k < count(); ++k) EXPECT_EQ(Report(k, 0, args).Note("lost a step"), "") << "node " << k;
+}
+
+TEST_P(NodesDeath, StoppingADaemonLosesNoPartOfAStep) {
+  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  StartKept();
+  const Args args = Training(300).With(InParts());
   std::vector<Child> ranks = StartRanks(args);
   for (int k = 0; k < count(); ++k) {
     ASSERT_TRUE(AllTrained(20 * k + 20));

@@ -53,6 +53,44 @@ def both(mesh: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
     return train("torch", mesh), train("shardd", mesh)
 
 
+def _clamped(impl: str, mesh: tuple[int, ...]) -> dict[str, Any]:
+    if impl == "shardd":
+        from shardd.torch import optim
+
+        more = {"in_place_edits": True}
+    else:
+        from torch import optim  # type: ignore[no-redef]
+
+        more = {}
+    model = model_of(impl, Case(mesh=mesh))
+    first, second = _cut(model)
+    optimizers = [optim.AdamW(first, lr=1e-2, **more), optim.SGD(second, lr=0.1, momentum=0.9, **more)]
+    losses = []
+    for step in range(5):
+        loss = loss_of(model, step, 0, dist.get_rank())
+        loss.backward()
+        optimizers[0].step()
+        losses.append(loss.item())
+        if step % 2:  # which is a step of its own then
+            with torch.no_grad():
+                losses.append(loss_of(model, step, 0, dist.get_rank()).item())
+            model.reshard()  # type: ignore[operator]  # else PyTorch's next forward reads the root as it was here
+        optimizers[1].step()
+        with torch.no_grad():
+            for param in model.parameters():
+                param.clamp_(-0.05, 0.05)
+        model.zero_grad()
+    with torch.no_grad():
+        losses.append(loss_of(model, 5, 0, dist.get_rank()).item())
+    return {"losses": losses, "states": [full_state(o) for o in optimizers],
+            "parameters": parameters_of(model), "counters": counts(impl, model)}  # fmt: skip
+
+
+def both_clamped(mesh: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Weights are clamped behind the two, as a GAN does it, and a forward comes between the two in every other step."""
+    return _clamped("torch", mesh), _clamped("shardd", mesh)
+
+
 def _refused(**arguments: Any) -> str:
     """What the second step of ``act`` raises, or the registration."""
     from shardd.torch import optim
@@ -150,3 +188,21 @@ def refusals() -> dict[str, str]:
 
 def refusal() -> str:
     return _refused()
+
+
+def other_order_on_the_last_node(mesh: tuple[int, ...]) -> str:
+    """What the first step raises, whose parts are made in another order on one node."""
+    from shardd.torch import optim
+
+    model = model_of("shardd", Case(mesh=mesh))
+    first, second = _cut(model)
+    optimizers = [optim.AdamW(first), optim.SGD(second, lr=0.1)]
+    loss_of(model, 0, 0, dist.get_rank()).backward()
+    if int(os.environ["GROUP_RANK"]) == int(os.environ["GROUP_WORLD_SIZE"]) - 1:
+        optimizers.reverse()
+    try:
+        for optimizer in optimizers:
+            optimizer.step()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from cluster import run_ranks
+from node_daemons import nodes, run_on_nodes
 from optimizers import several_scenarios
+
+_Run = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["two-nodes", "three-nodes"])
+def over_nodes(request: pytest.FixtureRequest) -> Iterator[_Run]:
+    """Runs a function on two ranks of each node."""
+    with nodes(request.param) as made:
+
+        def run(function: Callable[..., Any], *arguments: Any, **more: Any) -> list[Any]:
+            return run_on_nodes(made, function, *arguments, **more)
+
+        run.count = made.count  # type: ignore[attr-defined]
+        yield run
 
 
 def _close(got: Any, want: Any) -> None:
     torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize(("world", "mesh"), [(3, ()), (4, (2, 2))], ids=["uneven", "replicas"])
-def test_each_of_two_optimizers_has_its_own_norm_and_state(world: int, mesh: tuple[int, ...]) -> None:
-    for theirs, ours in run_ranks(several_scenarios.both, world, mesh):
+def _check_same(outcomes: list[Any]) -> None:
+    for theirs, ours in outcomes:
         _close(ours["losses"], theirs["losses"])
-        _close(ours["norms"], theirs["norms"])
         for got, want in zip(ours["states"], theirs["states"], strict=True):
             assert got.keys() == want.keys()
             for index, entry in want.items():
@@ -28,7 +42,44 @@ def test_each_of_two_optimizers_has_its_own_norm_and_state(world: int, mesh: tup
                     _close(got[index][name], value)
         for name, value in theirs["parameters"].items():
             _close(ours["parameters"][name], value)
+
+
+def _check_both(outcomes: list[Any]) -> None:
+    _check_same(outcomes)
+    for theirs, ours in outcomes:
+        _close(ours["norms"], theirs["norms"])
         assert ours["counters"]["commits"] == 5 and ours["counters"]["aborts"] == 0
+
+
+@pytest.mark.parametrize(("world", "mesh"), [(3, ()), (4, (2, 2))], ids=["uneven", "replicas"])
+def test_each_of_two_optimizers_has_its_own_norm_and_state(world: int, mesh: tuple[int, ...]) -> None:
+    _check_both(run_ranks(several_scenarios.both, world, mesh))
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["replicas", "cut"])
+def test_each_of_two_optimizers_has_its_own_norm_over_nodes(over_nodes: _Run, cut: bool) -> None:
+    count = over_nodes.count  # type: ignore[attr-defined]
+    outcomes = over_nodes(several_scenarios.both, () if cut else (count, 2))
+    _check_both(outcomes)
+    for _, ours in outcomes:  # the nodes' copies never differ
+        for name, value in outcomes[0][1]["parameters"].items():
+            assert torch.equal(ours["parameters"][name], value), name
+        assert ours["norms"] == outcomes[0][1]["norms"]
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["replicas", "cut"])
+def test_weights_that_are_clamped_behind_two_over_nodes(over_nodes: _Run, cut: bool) -> None:
+    count = over_nodes.count  # type: ignore[attr-defined]
+    outcomes = over_nodes(several_scenarios.both_clamped, () if cut else (count, 2))
+    _check_same(outcomes)
+    assert all(ours["counters"]["aborts"] == 0 for _, ours in outcomes)
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["replicas", "cut"])
+def test_unlike_parts_over_nodes_are_refused_by_name(over_nodes: _Run, cut: bool) -> None:
+    count = over_nodes.count  # type: ignore[attr-defined]
+    for said in over_nodes(several_scenarios.other_order_on_the_last_node, () if cut else (count, 2)):
+        assert "left_groups (got [" in said and f"node {count - 1} (" in said, said
 
 
 def test_a_part_that_a_signal_interrupts_is_committed_by_the_next_forward() -> None:

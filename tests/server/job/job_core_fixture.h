@@ -129,6 +129,12 @@ class Events final : public SessionStream {
     absl::MutexLock lock(&mutex_);
     return events_.empty() ? v1::SessionEvent::Aborted() : events_.back().aborted();
   }
+  v1::SessionEvent::Committed Committed() const {  // the last
+    absl::MutexLock lock(&mutex_);
+    v1::SessionEvent::Committed committed;
+    for (const v1::SessionEvent& event : events_) committed = event.has_committed() ? event.committed() : committed;
+    return committed;
+  }
   v1::SessionEvent::FullParams FullParams() const {
     absl::MutexLock lock(&mutex_);
     return events_.empty() ? v1::SessionEvent::FullParams() : events_.back().full_params();

@@ -141,14 +141,16 @@ class JobNodesTest : public ::testing::Test {
  protected:
   // `outlives`: a log of each job says what another daemon would find.
   // `in_trainers`: ranks store their steps themselves. `edits`: ranks edit parameters in place, beside the daemon's
-  // optimizer. `frozen`: there are parameters that nobody trains, too.
+  // optimizer. `frozen`: there are parameters that nobody trains, too. `several`: of "w" and "f", 32 elements each,
+  // each has an optimizer of its own.
   explicit JobNodesTest(int nodes = 2, v1::Strategy strategy = v1::STRATEGY_HYBRID_SHARD, bool outlives = false,
-                        bool in_trainers = false, bool edits = false, bool frozen = false)
+                        bool in_trainers = false, bool edits = false, bool frozen = false, bool several = false)
       : strategy_(strategy),
         outlives_(outlives),
         in_trainers_(in_trainers),
         edits_(edits),
         frozen_(frozen),
+        several_(several),
         wire_(nodes),
         nodes_(static_cast<size_t>(nodes)) {
     for (int node = 0; node < count(); ++node) Open(node);
@@ -182,7 +184,14 @@ class JobNodesTest : public ::testing::Test {
     for (int node = 0; node < count(); ++node) {
       builder.config().mutable_nodes()->add_addresses(absl::StrCat("host", node, ":7000"));
     }
-    builder.Param(0, "w", {64});
+    builder.Param(0, "w", {several_ ? 32 : 64});
+    if (several_) builder.Param(0, "f", {32});
+    for (const char* const fqn : {"w", "f"}) {
+      if (!several_) continue;
+      v1::OptimizerConfig::Group& group = *builder.config().mutable_optimizer()->add_groups();
+      group.add_fqns(fqn);
+      group.set_kind(v1::OPTIMIZER_KIND_SGD);
+    }
     for (const char* const frozen : {"f", "g"}) {
       if (frozen_) builder.Param(0, frozen, {8}, {.requires_grad = false});
     }
@@ -455,6 +464,7 @@ class JobNodesTest : public ::testing::Test {
   const bool in_trainers_;
   const bool edits_;
   const bool frozen_;
+  const bool several_;
   std::function<void(JobCore::Init*)> before_open_;          // what a daemon finds of its job's; null: nothing
   std::array<std::atomic<int64_t>, 3> promised_bytes_ = {};  // by node: memory of the host, to jobs
   uint64_t sessions_made_ = 0;

@@ -769,6 +769,73 @@ TEST_F(NodeCoordinatorOfTwo, ANodeThatFinishesDuringAStepEndsIt) {
   EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1"), HasSubstr("has finished"), HasSubstr("step 1")));
 }
 
+class NodeCoordinatorOfParts : public NodeCoordinatorTest {
+ protected:
+  NodeCoordinatorOfParts() : NodeCoordinatorTest(2) { Initialize(); }
+  v1::PeerMessage ClosedPart(int left) const {
+    v1::PeerMessage message = Closed(kAllBackwards);
+    message.mutable_closed()->mutable_ranks_step()->add_left_groups(left);
+    message.mutable_closed()->mutable_ranks_step()->set_part(true);
+    return message;
+  }
+  v1::PeerMessage ReducedPart() const {
+    v1::PeerMessage message = Reduced();
+    message.mutable_reduced()->set_part(true);
+    return message;
+  }
+  void MakePart() {
+    for (int node = 0; node < 2; ++node) Say(node, ClosedPart(1));
+    for (int node = 0; node < 2; ++node) Say(node, ReducedPart());
+    v1::PeerMessage::Decided part = Decided();
+    part.set_part(true);
+    coordinator_->DecidePart(part);
+  }
+};
+
+TEST_F(NodeCoordinatorOfParts, NodesCloseAndReduceEachPartAndHoldTheLast) {
+  for (int node = 0; node < 2; ++node) Say(node, Ready(kA));
+  sent_.clear();
+  MakePart();
+  EXPECT_EQ(Kinds(1), "closed all decided ");
+  EXPECT_EQ(Kinds(0), "closed all ") << "nothing is held of a part";
+  MakePart();
+  for (int node = 0; node < 2; ++node) Say(node, Closed(kAllBackwards));
+  for (int node = 0; node < 2; ++node) Say(node, Reduced());
+  EXPECT_EQ(decides_, 3);
+  coordinator_->Decide(Decided());
+  Say(1, Held(1));
+  EXPECT_EQ(Kinds(1), "closed all decided closed all decided closed all decided held ");
+  ++step_;
+  EXPECT_TRUE(TrainsAStep());
+}
+
+TEST_F(NodeCoordinatorOfParts, NodesThatMakeOtherPartsAreNamed) {
+  Say(0, ClosedPart(1));
+  Say(1, ClosedPart(0));
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1"), HasSubstr("left_groups (got [0], want [1])")));
+  Say(0, ClosedPart(1));
+  v1::PeerMessage whole = ClosedPart(1);
+  whole.mutable_closed()->mutable_ranks_step()->set_part(false);
+  Say(1, whole);
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1"), HasSubstr("part (got false, want true)")));
+}
+
+TEST_F(NodeCoordinatorOfParts, ANodeSaysNothingElseBetweenParts) {
+  MakePart();
+  sent_.clear();
+  Say(1, Ready(kA));
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1"), HasSubstr("else than the next part of step 1"),
+                                    HasSubstr("1 parts of it are made")));
+  EXPECT_TRUE(TrainsAStep()) << "in the next generation no part is made";
+}
+
+TEST_F(NodeCoordinatorOfParts, ANodeThatFinishesBetweenPartsEndsTheStep) {
+  MakePart();
+  sent_.clear();
+  coordinator_->OnFinished(1);
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1"), HasSubstr("has finished"), HasSubstr("step 1")));
+}
+
 TEST_F(NodeCoordinatorOfThree, WhomTheOthersWaitForIsNamed) {
   EXPECT_EQ(coordinator_->Waiting(), "");
   Say(0, Ready(kA));

@@ -170,6 +170,31 @@ TEST_F(TakeUpLogTest, APromiseLastsUntilItsStepOrGenerationEnds) {
   EXPECT_EQ(Next().status().code(), absl::StatusCode::kDataLoss) << "it is of another step";
 }
 
+// It would put back what the parts have changed, and commit the rest of the step.
+TEST_F(TakeUpLogTest, AnOlderDaemonRefusesAStepThatIsPromisedBehindParts) {
+  v1::PromisedStepRecord promise;
+  promise.set_step(2);
+  ASSERT_TRUE(log_->Commit(Facts(1, ""), {1, 1, 1}).ok());
+  const auto older_reads = [this] {
+    uint32_t of_each[2] = {};
+    uint64_t sequences[2] = {};
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(pread(log_->fd(), &of_each[i], sizeof(uint32_t), 64 * i + 48), 4);
+      EXPECT_EQ(pread(log_->fd(), &sequences[i], sizeof(uint64_t), 64 * i + 8), 8);
+    }
+    return of_each[sequences[1] > sequences[0] ? 1 : 0] <= 7;
+  };
+  ASSERT_TRUE(log_->Promise(promise).ok());
+  EXPECT_TRUE(older_reads());
+  promise.set_parts(1);
+  ASSERT_TRUE(log_->Promise(promise).ok());
+  EXPECT_FALSE(older_reads());
+  EXPECT_EQ(Next()->promised->parts(), 1);
+  EXPECT_EQ(Next()->counts, TakeUpLog::Counts::kShards);
+  log_->SetVersion(2, 1);
+  EXPECT_TRUE(older_reads()) << "the promise has ended";
+}
+
 TEST_F(TakeUpLogTest, PromisedValuesAreOfTheNextVersionAlone) {
   v1::PromisedValuesRecord promise;
   promise.set_generation(7);

@@ -205,6 +205,25 @@ TEST(UndoOfCut, WhatOtherNodesHoldGetsNoMemory) {
   for (bool more = true; more;) ASSERT_TRUE(undo->PutBack(kVersion, &more).ok());
   EXPECT_EQ(pages(shards.fd()), before);
   for (const ByteRange& range : held) EXPECT_EQ(*shards.At(range.first), 'o');
+  // Likewise by copies of others, of parts of steps.
+  for (bool more = true; more;) undo->Forget(&more);
+  std::vector<CopyOp> copies;
+  for (const ByteRange& range : held) {
+    ASSERT_TRUE(undo->BeginSave(&shards, range.first, range.end - range.first, kVersion, &copies).ok());
+  }
+  int64_t copied_bytes = 0;
+  for (const CopyOp& copy : copies) {
+    const char* const from = static_cast<const char*>(copy.src);
+    std::copy(from, from + copy.size_bytes, static_cast<char*>(copy.dst));
+    copied_bytes += copy.size_bytes;
+  }
+  undo->EndSave(kVersion);
+  EXPECT_EQ(copied_bytes, held_bytes);
+  EXPECT_EQ(pages(shards.fd()), before) << "what other nodes hold has no memory here";
+  for (const ByteRange& range : held) std::fill(shards.At(range.first), shards.At(range.first) + 4096, 'n');
+  for (bool more = true; more;) ASSERT_TRUE(undo->PutBack(kVersion, &more).ok());
+  EXPECT_EQ(pages(shards.fd()), before);
+  for (const ByteRange& range : held) EXPECT_EQ(*shards.At(range.first), 'o');
 }
 
 TEST_F(UndoSlabTest, AnotherSlabIsRefused) {

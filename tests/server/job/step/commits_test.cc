@@ -75,6 +75,25 @@ TEST_F(PartsTest, NoRankIsSilentWhileItsPartIsMade) {
   EXPECT_EQ(silent(), -1);
 }
 
+TEST_F(PartsTest, OverNodesAPartIsShownThoughNobodyHoldsIt) {
+  std::vector<std::string> said;
+  commits_.SpanNodes({/*node=*/0, [] { return int64_t{0}; }, [&](const Norm&) { said.emplace_back("reduced"); },
+                      [] { FAIL(); }, [&] { said.emplace_back("part"); }, [&] { said.emplace_back("made"); }});
+  gradients_.presence().Set(0, true);
+  ASSERT_TRUE(Step(0, Part()).ok() && Step(1, Part()).ok());
+  ASSERT_TRUE(commits_.BeginDecision().ok());
+  EXPECT_THAT(device_.labels(), IsEmpty());
+  commits_.Measured(2);
+  for (int waits = 0; waits < 10 && !commits_.decision().applied(); ++waits) End();
+  EXPECT_TRUE(commits_.decision().has_uncommitted());
+  EXPECT_FALSE(commits_.decision().decided()) << "the nodes' step is what it was";
+  ASSERT_TRUE(commits_.MayShow());
+  commits_.Show();
+  EXPECT_THAT(said, ElementsAre("reduced", "part", "made"));
+  EXPECT_TRUE(commits_.decision().has_uncommitted());
+  EXPECT_TRUE(commits_.MayEndEpoch());
+}
+
 TEST_F(CommitsTest, AStepIsUpdatedShownAndCommitted) {
   ASSERT_TRUE(Step(0).ok());
   EXPECT_EQ(commits_.WaitingToStep(0).rank, 1);
@@ -148,7 +167,7 @@ TEST_F(CommitsTest, OverNodesAStepIsVisibleOnceAllAcknowledgeIt) {
   int64_t held = 0;
   std::vector<std::string> said;
   commits_.SpanNodes({/*node=*/0, [&] { return held; }, [&](const Norm&) { said.emplace_back("reduced"); },
-                      [&] { said.emplace_back("decided"); }});
+                      [&] { said.emplace_back("decided"); }, [] { FAIL(); }, [] { FAIL(); }});
   StepAll();
   EXPECT_THAT(said, ElementsAre("reduced"));
   EXPECT_THAT(device_.labels(), IsEmpty());
@@ -165,7 +184,8 @@ TEST_F(CommitsTest, OverNodesAStepIsVisibleOnceAllAcknowledgeIt) {
 
 // Node 0 has decided it: there is no way back.
 TEST_F(CommitsTest, AnUnjournaledStepOfOtherNodesClosesTheJob) {
-  commits_.SpanNodes({/*node=*/1, [] { return int64_t{0}; }, [](const Norm&) {}, [] { FAIL(); }});
+  commits_.SpanNodes(
+      {/*node=*/1, [] { return int64_t{0}; }, [](const Norm&) {}, [] { FAIL(); }, [] { FAIL(); }, [] { FAIL(); }});
   v1::Step step = OneGroup();
   step.set_trainer_state(std::string(8192, 'x'));
   StepAll(step);

@@ -237,7 +237,7 @@ def describe(
             daemon_updates=bool(optimizers),
         ),
     }
-    if len(optimizers) > 1 and (why := why_not_several(on_gpu, config.get("passCopies", False), bool(nodes))):
+    if len(optimizers) > 1 and (why := why_not_several(on_gpu, config.get("passCopies", False))):
         raise NotImplementedError(f"register model: several optimizers of shardd have its parameters, {why}")
     if _offloads(groups):
         config["offload"] = "OFFLOAD_HOST"

@@ -48,11 +48,11 @@ def _shows_pages() -> bool:
         return False
 
 
-def why_not_several(on_gpu: bool, copies: bool | None = None, on_nodes: bool = False) -> str:
+def why_not_several(on_gpu: bool, copies: bool | None = None) -> str:
     """Says why the daemon does not step several optimizers of a model; empty where it does. ``copies``: passes read some."""
     if copies is None:
         copies = bool(number(PASS_COPIES, 1)) or not _shows_pages()
-    where = "on GPUs" if on_gpu else "over several nodes" if on_nodes else ""
+    where = "on GPUs" if on_gpu else ""
     if not where and copies:
         where = f"where passes read copies of parameters ({PASS_COPIES})"
     return f"which the daemon does not step {where}; use one with several param groups" if where else ""
