@@ -295,7 +295,7 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   // Never destroyed: the process ends after the shutdown, and a hung GPU would block the release of the driver's
   // resources.
   Core* const core = new Core(options, std::move(made.devices));
-  core->TakeUp();
+  SHARDD_RETURN_IF_ERROR(core->TakeUp());  // the custodian has all jobs still
   Handover handover(core, options.custody, options.embedded, options.on_idle);
   PeerRegistry peers;
   std::vector<GrpcServer::NamedService> services;

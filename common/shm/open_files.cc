@@ -1,13 +1,15 @@
 #include "common/shm/open_files.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "absl/strings/str_cat.h"
-#include "common/shm/unique_fd.h"
+#include "common/shm/slab_internal.h"
 
 namespace shardd {
 namespace {
@@ -47,6 +49,16 @@ absl::Status CheckOpenFiles(absl::string_view operation) {
       operation, ": the daemon has too many files open (its limit is ", LimitOfOpenFiles(), ", and the last ",
       LimitOfOpenFiles() - OpenFilesBeforeReserve(),
       " are kept for what runs); close jobs, or raise the limit (ulimit -n, or LimitNOFILE= of its unit)"));
+}
+
+absl::StatusOr<UniqueFd> Duplicate(absl::string_view what, int fd) {
+  UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (copy.valid()) return copy;
+  const int error = errno;
+  const absl::Status status = shm_internal::ErrnoStatus(error, "duplicate descriptor of", what);
+  if (error != EMFILE) return status;
+  return absl::Status(status.code(), absl::StrCat(status.message(), "; raise the limit of open files (got ",
+                                                  LimitOfOpenFiles(), "; ulimit -n, or LimitNOFILE= of its unit)"));
 }
 
 }  // namespace shardd

@@ -4,7 +4,9 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/shm/unique_fd.h"
 
 namespace shardd {
 
@@ -25,6 +27,10 @@ int64_t OpenFilesBeforeReserve();
 // the reserve shows that all others are taken. REQUIRES: nobody puts descriptors at high numbers, from
 // OpenFilesBeforeReserve() on.
 absl::Status CheckOpenFiles(absl::string_view operation);
+
+// Another descriptor of the same, which is `what` in the text. RESOURCE_EXHAUSTED: this process, or the machine, has
+// no more.
+absl::StatusOr<UniqueFd> Duplicate(absl::string_view what, int fd);
 
 }  // namespace shardd
 

@@ -1,6 +1,5 @@
 #include "server/custodian/custody.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -18,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "common/process/spawn.h"
+#include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
 #include "server/observe/log.h"
 
@@ -161,24 +161,30 @@ absl::Status Custody::ListLocked() {
       return absl::Status(object.code == 0 ? absl::StatusCode::kInternal : static_cast<absl::StatusCode>(object.code),
                           absl::StrCat("custodian \"", path_, "\": list: ", object.text));
     }
+    // A custodian that dies from here on gets it again.
+    SHARDD_ASSIGN_OR_RETURN(held_[std::make_pair(object.job, std::string(object.name))],
+                            Duplicate(object.name, fd.get()));
     taken_[{object.job, object.name}] = std::move(fd);
   }
 }
 
 Custody::Objects Custody::TakeUp() {
   absl::MutexLock lock(&mutex_);
-  for (const auto& [key, fd] : taken_) {  // a custodian that dies from here on gets it again
-    held_[key] = UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
-  }
   return std::move(taken_);
+}
+
+absl::StatusOr<Custody::Objects> Custody::HeldOf(uint64_t job) {
+  absl::MutexLock lock(&mutex_);
+  Objects copies;
+  for (auto it = held_.lower_bound({job, ""}); it != held_.end() && it->first.first == job; ++it) {
+    SHARDD_ASSIGN_OR_RETURN(copies[it->first], Duplicate(it->first.second, it->second.get()));
+  }
+  return copies;
 }
 
 absl::Status Custody::Put(uint64_t job, absl::string_view name, int fd) {
   absl::MutexLock lock(&mutex_);
-  UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (!copy.valid()) {
-    return absl::ResourceExhaustedError(absl::StrCat("hand over \"", name, "\": ", std::strerror(errno)));
-  }
+  SHARDD_ASSIGN_OR_RETURN(UniqueFd copy, Duplicate(name, fd));
   const std::pair<uint64_t, std::string> key = {job, std::string(name)};
   UniqueFd before = std::exchange(held_[key], std::move(copy));
   if (!socket_.valid()) return PutAllLocked();

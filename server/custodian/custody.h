@@ -32,6 +32,7 @@ class Custody {
   using Objects = std::map<std::pair<uint64_t, std::string>, UniqueFd>;
 
   // After `limit`: UNAVAILABLE: nobody listens there. FAILED_PRECONDITION: a daemon still owns what is kept there.
+  // RESOURCE_EXHAUSTED: this process may open too few descriptors for what is kept, which stays there.
   // `program`: where nobody listens, now or later, it is started there, and ends by itself (--embedded); empty: nothing
   // is.
   static absl::StatusOr<std::unique_ptr<Custody>> Connect(std::string path, absl::Duration limit,
@@ -43,6 +44,8 @@ class Custody {
 
   // What was kept when this began. Once; later it is empty.
   Objects TakeUp() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Of a job: what is kept now. RESOURCE_EXHAUSTED: this process has too few descriptors left.
+  absl::StatusOr<Objects> HeldOf(uint64_t job) ABSL_LOCKS_EXCLUDED(mutex_);
   // `fd` is borrowed. Returns when it is kept. UNAVAILABLE: there is no custodian. RESOURCE_EXHAUSTED: it is full, or
   // this process has no descriptor left; what was there under the name stays.
   absl::Status Put(uint64_t job, absl::string_view name, int fd) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -121,8 +121,10 @@ class Core final : public JobsSource {
   void TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) override;
 
   // Takes up the jobs that another daemon has left with the custodian. Before anybody calls. Returns when that is done,
-  // but for jobs that take longer and are of one node, on CPUs: who names them comes again.
-  void TakeUp();
+  // but for jobs that take longer and are of one node, on CPUs: who names them comes again. RESOURCE_EXHAUSTED: this
+  // daemon has too few descriptors, or too little memory, for jobs of several nodes. It is to end: the next one takes
+  // all up.
+  absl::Status TakeUp();
   // Closes all jobs, stops devices and threads. Jobs that a custodian keeps are the next daemon's. Idempotent.
   // `stop_listening` is called when the last steps are finished, in which ranks that are on their way take part.
   // `written` is called when no thread writes into jobs' memory any more, before it is freed; with false if one may.
@@ -148,8 +150,8 @@ class Core final : public JobsSource {
     int64_t QuotaBytes(const Device& device) const;  // (core_make.cc)
   };
 
-  // What the daemon before has left of a job. Blocks.
-  void TakeUpJob(uint64_t id, absl::StatusOr<JobMemory::Kept> left, const TakeUpOn& on);
+  // A job that the daemon before has left (core_take_up.cc).
+  struct TakingUp;
   // Setup and join threads.
   // create false: NOT_FOUND where the job is not there yet.
   absl::StatusOr<v1::OpenJobResponse> OpenJobOnSetup(const PeerCredentials& peer, const JobSecret& secret,

@@ -41,6 +41,25 @@ void DescribeDevice(const Device& device, bool may_see_work, v1::DaemonMetrics* 
   }
 }
 
+// As far as it is known of a job that is being taken up.
+v1::JobMetrics MetricsOf(const v1::Job& job) {
+  v1::JobMetrics metrics;
+  metrics.set_name(job.name());
+  metrics.set_uid(job.uid());
+  metrics.set_world_size(job.world_size());
+  metrics.set_state(job.state());
+  metrics.set_epoch(job.epoch());
+  metrics.set_committed_step(job.committed_step());
+  metrics.mutable_counters();
+  metrics.mutable_time()->set_since_commit_ns(-1);
+  for (int rank = 0; rank < job.world_size(); ++rank) {
+    v1::RankMetrics* const described = metrics.add_ranks();
+    described->set_state(v1::RANK_STATE_ABSENT);
+    described->set_last_heard_ns(-1);
+  }
+  return metrics;
+}
+
 }  // namespace
 
 void Core::GetMetrics(const Caller& caller, Done<v1::GetMetricsResponse> done) {
@@ -64,6 +83,11 @@ void Core::GetMetrics(const Caller& caller, Done<v1::GetMetricsResponse> done) {
       job.view().DescribeMetrics(described);
       job.memory_account().Describe(described->mutable_memory());
     }
+    take_ups_.List([&](const Tenant& owner, const v1::Job& job) {
+      if (jobs_.contains({owner.uid, job.name()})) return;
+      quotas[owner.uid].set_jobs(quotas[owner.uid].jobs() + 1);
+      if (caller.MaySee(owner)) *response.add_jobs() = MetricsOf(job);
+    });
     for (auto& [uid, quota] : quotas) {
       if (!caller.SeesAll() && uid != caller.tenant.uid) continue;
       quota.set_uid(uid);

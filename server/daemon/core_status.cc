@@ -27,7 +27,7 @@ void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
     }
     daemon.set_embedded(options_.embedded);
     daemon.set_peer_address(options_.peer_address);
-    daemon.set_jobs(static_cast<int>(jobs_.size()));
+    daemon.set_jobs(static_cast<int>(jobs_.size() + take_ups_.count()));
     int64_t bytes = 0;
     bool huge = false;
     for (const auto& [name, entry] : jobs_) {
@@ -44,17 +44,17 @@ void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
     daemon.set_collective(options_.collective);
     daemon.mutable_warnings()->Add(options_.device_warnings.begin(), options_.device_warnings.end());
     if (std::string warning = custody_.Warning(); !warning.empty()) daemon.add_warnings(std::move(warning));
-    if (const size_t left = take_ups_.count(); left > 0) {
-      daemon.add_warnings(absl::StrCat(left,
-                                       " job(s) of the daemon before are being taken up: updates that it left are ",
-                                       "completed, and the jobs' ranks, and new jobs, wait"));
-    }
+    if (std::string warning = take_ups_.Warning(); !warning.empty()) daemon.add_warnings(std::move(warning));
     done(std::move(daemon));
   });
 }
 
 void Core::ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) {
   loop_.Post([this, caller, done = std::move(done)] {
+    const auto of_uid = caller.SeesAll() ? std::nullopt : std::optional(caller.tenant.uid);
+    if (absl::Status described = take_ups_.CheckDescribed("list jobs", of_uid); !described.ok()) {
+      return done(std::move(described));
+    }
     v1::ListJobsResponse response;
     std::vector<JobDescription> descriptions;  // of the response's jobs
     for (const auto& [name, entry] : jobs_) {

@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
 #include "server/daemon/core.h"
 #include "server/loop/monotonic_now.h"
@@ -23,6 +26,8 @@ constexpr uint64_t kJobsOfADaemon = 1 << 20;  // at most
 constexpr absl::Duration kListenAfter = absl::Milliseconds(500);
 // For whoever looks into what another daemon has left damaged.
 constexpr absl::Duration kKeepRefused = absl::Minutes(15);
+// With too few descriptors, or too little memory, for a job: its ranks are told to come again.
+constexpr absl::Duration kTryFor = absl::Minutes(15);
 
 Tenant OwnerOf(const v1::CustodyJob& job) {
   Tenant owner{job.owner_uid()};
@@ -35,72 +40,127 @@ Tenant OwnerOf(const v1::CustodyJob& job) {
 
 }  // namespace
 
-void Core::TakeUpJob(uint64_t id, absl::StatusOr<JobMemory::Kept> left, const TakeUpOn& on) {
-  const auto add = [this](TakenUpJob taken) -> absl::Status {
+// What the daemon before has left of a job. All block.
+struct Core::TakingUp {
+  Core* core = nullptr;
+  uint64_t id = 0;
+  absl::StatusOr<JobMemory::Kept> kept;  // for the first of them
+  bool again = false;                    // something was short
+  std::optional<LeftJob> left = std::nullopt;
+  std::string lacks = "";                     // what was short last
+  absl::Time until = absl::InfiniteFuture();  // it is tried again
+
+  absl::StatusOr<TakeUps::Next> Advance(const TakeUpOn& on);  // TakeUps::TakeUp::advance
+  absl::Status Add(TakenUpJob taken);
+  void End(const absl::Status& status);  // it was taken up, or why never
+  void Describe();
+};
+
+absl::StatusOr<TakeUps::Next> Core::TakingUp::Advance(const TakeUpOn& on) {
+  absl::Status status;
+  if (left.has_value()) {
+    absl::StatusOr<TakenUpJob> taken = left->TakeUp(on);
+    left.reset();
+    status = taken.ok() ? Add(*std::move(taken)) : taken.status();
+  } else {
+    if (again) kept = core->custody_.LeftOf(id);
+    absl::StatusOr<LeftJob> read = kept.ok() ? LeftJob::Read(*std::move(kept), on) : kept.status();
+    status = read.status();
+    if (read.ok()) {
+      left = *std::move(read);
+      Describe();
+      return TakeUps::Next::kTakes;
+    }
+  }
+  // With the last descriptors open, whatever went wrong may have gone wrong for want of one.
+  const bool may_be_files = !status.ok() && !absl::IsNotFound(status) && !absl::IsCancelled(status);
+  if (absl::IsResourceExhausted(status) || (may_be_files && !CheckOpenFiles("take up").ok())) {
+    const absl::Time now = MonotonicNow();
+    again = true;
+    until = std::min(until, now + kTryFor);
+    if (now < until) {
+      status = absl::ResourceExhaustedError(absl::StrCat("job ", id, " of the daemon before: ", status.message()));
+      if (std::exchange(lacks, std::string(status.message())) != status.message()) {
+        LogWarning(absl::StrCat(status.message(), "; it stays with the custodian, and is tried again for ",
+                                absl::FormatDuration(kTryFor)));
+      }
+      return status;
+    }
+  }
+  End(status);
+  return TakeUps::Next::kDone;
+}
+
+absl::Status Core::TakingUp::Add(TakenUpJob taken) {
+  absl::Status status = absl::CancelledError("");  // this daemon shuts down, and the next one takes it up
+  core->setup_.RunAndWait([&]() mutable {
     const Tenant owner = OwnerOf(taken.job);
     const v1::JobSpec spec = taken.job.spec();
-    SHARDD_ASSIGN_OR_RETURN(JobCore::Init init,
-                            MakeInit(taken.job.job_id(), owner, spec, std::move(taken.plan), /*reserved_bytes=*/0,
-                                     /*extends=*/false, taken.job.node(), taken.job.link_key(), &taken));
-    LogInfo(absl::StrCat("job ", spec.name(), " is taken up at step ", init.committed.step, ", version ",
-                         init.committed.version, ", epoch ", init.committed.epoch));
-    loop_.RunAndWait([&] {
-      had_job_ = true;
-      Entry& entry = jobs_[{owner.uid, spec.name()}];
+    absl::StatusOr<JobCore::Init> init =
+        core->MakeInit(taken.job.job_id(), owner, spec, std::move(taken.plan), /*reserved_bytes=*/0, /*extends=*/false,
+                       taken.job.node(), taken.job.link_key(), &taken);
+    status = init.status();
+    if (!init.ok()) return;
+    LogInfo(absl::StrCat("job ", spec.name(), " is taken up at step ", init->committed.step, ", version ",
+                         init->committed.version, ", epoch ", init->committed.epoch));
+    core->loop_.RunAndWait([&] {
+      core->had_job_ = true;
+      Entry& entry = core->jobs_[{owner.uid, spec.name()}];
       if (entry.job != nullptr) {
         entry.job->EndCustody();
         // The others go on with the later one: they hear only that the links are gone.
         entry.job->Close("a later job of its name takes its place", JobCore::CloseOn::kReplaced);
       }
       entry = Entry();
-      entry.job = MakeJob(std::move(init));
+      entry.job = core->MakeJob(*std::move(init));
       entry.job->StartNodes();
       entry.job->Advance();  // its shards may be made of the snapshot
     });
-    return absl::OkStatus();
-  };
-  absl::StatusOr<TakenUpJob> taken = left.ok() ? ReadTakenUpJob(*std::move(left), on) : left.status();
-  absl::Status status = taken.status();
-  if (taken.ok()) {
-    status = absl::CancelledError("");  // this daemon shuts down, and the next one takes it up
-    setup_.RunAndWait([&] { status = add(*std::move(taken)); });
-  }
+  });
+  return status;
+}
+
+void Core::TakingUp::End(const absl::Status& status) {
   if (absl::IsNotFound(status)) {
     LogInfo(absl::StrCat("job ", id, " of the daemon before is dropped: ", status.message()));
-    custody_.Drop(id);
+    core->custody_.Drop(id);
   } else if (!status.ok() && !absl::IsCancelled(status)) {
     LogError(absl::StrCat("job ", id, " of the daemon before is not taken up, and its memory is freed after ",
                           absl::FormatDuration(kKeepRefused), ": ", status.message()));
-    loop_.RunAndWait([this, id] {
-      loop_.AddTimer(MonotonicNow() + kKeepRefused, [this, id] { reaper_.Post([this, id] { custody_.Drop(id); }); });
+    core->loop_.RunAndWait([core = core, id = id] {
+      core->loop_.AddTimer(MonotonicNow() + kKeepRefused,
+                           [core, id] { core->reaper_.Post([core, id] { core->custody_.Drop(id); }); });
     });
   }
 }
 
-void Core::TakeUp() {
+void Core::TakingUp::Describe() {
+  const TakenUpJob& taken = left->job();
+  const TakeUpLog::Header& header = left->committed();
+  v1::Job known;
+  known.set_name(taken.job.spec().name());
+  known.set_job_id(taken.job.job_id());
+  known.set_uid(taken.job.owner_uid());
+  known.set_has_secret(!taken.job.secret_digest().empty());
+  known.set_outlives_daemon(true);
+  *known.mutable_kept_formats() = taken.formats();
+  known.set_world_size(taken.plan.world_size);
+  known.set_state(v1::JOB_STATE_TAKING_UP);
+  known.set_epoch(header.epoch + 1);
+  known.set_committed_step(header.step);
+  known.set_version(header.version);
+  known.set_groups(static_cast<int>(taken.plan.groups.size()));
+  *known.mutable_config() = taken.plan.config;
+  known.mutable_counters();
+  known.set_created_unix_ms(absl::ToUnixMillis(core->start_time_));
+  known.set_plan_digest(absl::BytesToHexString(taken.plan.digest));
+  core->take_ups_.Describe(OwnerOf(taken.job), std::move(known));
+}
+
+absl::Status Core::TakeUp() {
   auto on = std::make_shared<TakeUpOn>();
   for (const auto& device : devices_) on->devices.push_back(device.get());
   on->place = [this](int world_size) { return PlaceOf(0, world_size); };
-  on->known = [this](const TakenUpJob& taken, const TakeUpLog::Header& header) {
-    v1::Job known;
-    known.set_name(taken.job.spec().name());
-    known.set_job_id(taken.job.job_id());
-    known.set_uid(taken.job.owner_uid());
-    known.set_has_secret(!taken.job.secret_digest().empty());
-    known.set_outlives_daemon(true);
-    *known.mutable_kept_formats() = taken.formats();
-    known.set_world_size(taken.plan.world_size);
-    known.set_state(v1::JOB_STATE_TAKING_UP);
-    known.set_epoch(header.epoch + 1);
-    known.set_committed_step(header.step);
-    known.set_version(header.version);
-    known.set_groups(static_cast<int>(taken.plan.groups.size()));
-    *known.mutable_config() = taken.plan.config;
-    known.mutable_counters();
-    known.set_created_unix_ms(absl::ToUnixMillis(start_time_));
-    known.set_plan_digest(absl::BytesToHexString(taken.plan.digest));
-    take_ups_.Describe(OwnerOf(taken.job), std::move(known));
-  };
   const bool on_gpus = on->place(1).memory != nullptr;
   std::vector<std::pair<uint64_t, absl::StatusOr<JobMemory::Kept>>> left = custody_.TakeUp(on_gpus);
   // Above all that the daemon before has given: of two jobs of a name the later one counts.
@@ -116,20 +176,29 @@ void Core::TakeUp() {
   std::vector<absl::StatusOr<v1::CustodyJob>> jobs;
   for (auto& [id, kept] : left) {
     jobs.push_back(kept.ok() ? ReadCustodyJob(*kept) : kept.status());
+    if (absl::IsResourceExhausted(jobs.back().status())) return jobs.back().status();
     if (jobs.back().ok() && jobs.back()->spec().config().has_nodes()) of_nodes.insert(name_of(*jobs.back()));
   }
   for (size_t i = 0; i < left.size(); ++i) {
     const bool is_first = on_gpus || !jobs[i].ok() || of_nodes.contains(name_of(*jobs[i]));
     std::vector<TakeUps::TakeUp>& group = is_first ? first : beside[name_of(*jobs[i])];
-    group.push_back([this, on, id = left[i].first, kept = std::move(left[i].second)]() mutable {
-      TakeUpJob(id, std::move(kept), *on);
-    });
+    auto job = std::make_shared<TakingUp>(TakingUp{this, left[i].first, std::move(left[i].second)});
+    // What GPUs have too little room for is not for all to wait for.
+    if (on_gpus) job->until = absl::InfinitePast();
+    group.push_back({left[i].first, [on, job] { return job->Advance(*on); }});
   }
-  for (TakeUps::TakeUp& take_up : first) std::move(take_up)();
+  for (TakeUps::TakeUp& job : first) {
+    absl::StatusOr<TakeUps::Next> next;
+    do {
+      next = job.advance();
+    } while (next.ok() && *next != TakeUps::Next::kDone);
+    SHARDD_RETURN_IF_ERROR(next.status());
+  }
   take_ups_.Begin(std::move(beside), kListenAfter);
   if (const size_t more = take_ups_.count(); more > 0) {
     LogInfo(absl::StrCat(more, " job(s) of the daemon before are being taken up still; others are served meanwhile"));
   }
+  return absl::OkStatus();
 }
 
 void Core::EndKeptEpochs(absl::Duration limit, const std::function<bool(JobCore&)>& end,

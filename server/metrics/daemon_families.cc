@@ -49,8 +49,9 @@ void AddUsers(const v1::DaemonMetrics& daemon, Families* out) {
 void AddJobStates(const v1::GetMetricsResponse& metrics, Families* out) {
   std::map<v1::JobState, int> count;
   for (const v1::JobMetrics& job : metrics.jobs()) ++count[job.state()];
-  for (int number = v1::JOB_STATE_WAITING; number < v1::JOB_STATE_CLOSED; ++number) {
+  for (int number = v1::JOB_STATE_WAITING; number <= v1::JobState_MAX; ++number) {
     const auto state = static_cast<v1::JobState>(number);
+    if (state == v1::JOB_STATE_CLOSED) continue;  // it is in no answer
     const std::string& name = v1::JobState_Name(state);
     out->Gauge("shardd_jobs", "Jobs of the daemon.",
                {{"state", absl::AsciiStrToLower(absl::StripPrefix(name, "JOB_STATE_"))}}, count[state]);

@@ -104,8 +104,10 @@ class JobFamilies {
     }
     out_->Histogram("shardd_job_step_duration_seconds", "Committed steps, from the commit before.", With({}),
                     steps.duration());
-    out_->Histogram("shardd_collective_seconds", "Reductions of one parameter group over the job's ranks.",
-                    With({{"path", job_.collective()}, {"op", "reduce_scatter"}}), job_.reductions());
+    if (!job_.collective().empty()) {  // a job that is being taken up has none yet
+      out_->Histogram("shardd_collective_seconds", "Reductions of one parameter group over the job's ranks.",
+                      With({{"path", job_.collective()}, {"op", "reduce_scatter"}}), job_.reductions());
+    }
     for (int number = v1::InterruptionCause_MIN + 1; number <= v1::InterruptionCause_MAX; ++number) {
       const auto cause = static_cast<v1::InterruptionCause>(number);
       int64_t count = 0;

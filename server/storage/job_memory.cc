@@ -159,11 +159,13 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
     host_bytes +=
         want.unsharded_pool_bytes + want.gradient_staging_bytes + want.node_receive_bytes + want.workspace_bytes;
   }
-  SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits());
   const int64_t undo = PromisedUndoBytes(plan, place);
   const bool takes_up = !kept.empty();
-  // What another daemon has left is there.
-  absl::Status status = !takes_up ? CheckMemory(limits, host_bytes + undo + reserved_bytes) : absl::OkStatus();
+  absl::Status status;
+  if (!takes_up) {  // what another daemon has left is there
+    SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits());
+    status = CheckMemory(limits, host_bytes + undo + reserved_bytes);
+  }
   if (!status.ok()) {
     return absl::Status(status.code(),
                         absl::StrCat("open job \"", job, "\": ", status.message(), " (counted: the job's plan, ", undo,

@@ -1,14 +1,11 @@
 #include "server/storage/kept_on_gpus.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
 #include "common/tensor/update_log.h"
 #include "server/storage/job_memory.h"
@@ -116,10 +113,7 @@ void DropPieces(const std::string& name, const CustodySlabs& slabs, KeptFds* kep
 absl::StatusOr<KeptFds> DuplicateKept(const KeptFds& kept) {
   KeptFds copies;
   for (const auto& [name, fd] : kept) {
-    UniqueFd copy(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
-    if (!copy.valid()) {
-      return absl::ResourceExhaustedError(absl::StrCat("duplicate \"", name, "\": ", std::strerror(errno)));
-    }
+    SHARDD_ASSIGN_OR_RETURN(UniqueFd copy, Duplicate(name, fd.get()));
     copies.emplace(name, std::move(copy));
   }
   return copies;

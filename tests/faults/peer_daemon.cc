@@ -97,6 +97,13 @@ bool PeerDaemon::WaitData(uint64_t transfer, int64_t bytes) {
   });
 }
 
+bool PeerDaemon::WaitSaid(const std::function<bool(const v1::PeerMessage&)>& is_it) {
+  return PollUntil([&] {
+    absl::MutexLock lock(&mutex_);
+    return std::any_of(heard_.begin(), heard_.end(), is_it);
+  });
+}
+
 uint64_t PeerDaemon::generation() const {
   absl::MutexLock lock(&mutex_);
   return generation_;

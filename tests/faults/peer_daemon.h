@@ -30,6 +30,8 @@ class PeerDaemon final : private PeerLinks::Events {
   bool Refused(uint64_t transfer, std::string* why) const;
   bool WaitRefused(uint64_t transfer, std::string* why);
   bool WaitData(uint64_t transfer, int64_t bytes);
+  // Whether node 0 has said such a thing, or says it.
+  bool WaitSaid(const std::function<bool(const v1::PeerMessage&)>& is_it);
   uint64_t generation() const;
   const ShardPlan& plan() const { return plan_; }
   // Bytes that node `node` holds of a group, unsharded.

@@ -1,6 +1,5 @@
 #include "server/daemon/take_up/job_custody.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
 #include "server/device/device_memory.h"
@@ -55,7 +55,7 @@ absl::Status CheckMayTakeUp(const JobMemory& memory, TakeUpLog* log) {
   KeptFds fds;
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (pieces[i].on == nullptr) continue;
-    UniqueFd copy(fcntl(pieces[i].fd, F_DUPFD_CLOEXEC, 0));
+    SHARDD_ASSIGN_OR_RETURN(UniqueFd copy, Duplicate(name, pieces[i].fd));
     fds.emplace(PieceName(name, i), std::move(copy));
   }
   return TakeUpPieces(name, slabs, memory.place(), &fds).status();
@@ -63,27 +63,19 @@ absl::Status CheckMayTakeUp(const JobMemory& memory, TakeUpLog* log) {
 
 }  // namespace
 
-absl::StatusOr<v1::CustodyJob> ReadCustodyJob(const JobMemory::Kept& kept) {
-  const auto record = kept.find(kCustodyJobName);
-  if (record == kept.end()) return absl::NotFoundError("it was being opened");
-  v1::CustodyJob job;
-  SHARDD_RETURN_IF_ERROR(
-      ReadCustodyRecord(kCustodyJobName, UniqueFd(fcntl(record->second.get(), F_DUPFD_CLOEXEC, 0)), &job));
-  return job;
-}
-
 absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore::Init* init) const {
   const SlabPlace& place = init->memory->place();
   const bool on_gpus = place.memory != nullptr;
   if (!Keeps(*init->plan)) return absl::OkStatus();
-  const auto exists = std::make_shared<std::atomic<bool>>(false);
+  const bool is_new = init->take_up_log == nullptr;
+  const auto exists = std::make_shared<std::atomic<bool>>(!is_new);
   const auto put = [custody = custody_, id = init->id, exists](const std::string& name, int fd) {
     const absl::Status status = custody->Put(id, name, fd);
-    if (*exists && absl::IsUnavailable(status)) return absl::OkStatus();  // Review hands it over
+    const bool no_custodian = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+    if (*exists && no_custodian) return absl::OkStatus();  // Review hands it over
     return status.ok() ? status
                        : absl::Status(status.code(), absl::StrCat("hand over \"", name, "\": ", status.message()));
   };
-  const bool is_new = init->take_up_log == nullptr;
   if (is_new) {
     SHARDD_ASSIGN_OR_RETURN(init->take_up_log, TakeUpLog::Create(TakeUpLog::SizesFor(*init->plan)));
     if (const absl::Status may = on_gpus ? CheckMayTakeUp(*init->memory, init->take_up_log.get()) : absl::OkStatus();
@@ -101,10 +93,7 @@ absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore
     SHARDD_RETURN_IF_ERROR(put(kCustodyLogName, init->take_up_log->fd()));
   }
   SHARDD_RETURN_IF_ERROR(init->memory->KeepBy(put));
-  if (!is_new) {
-    *exists = true;
-    return absl::OkStatus();
-  }
+  if (!is_new) return absl::OkStatus();
   v1::CustodyJob job;
   job.set_format(static_cast<uint32_t>(init->kept_formats.job_record()));
   job.set_job_id(init->id);
@@ -137,6 +126,13 @@ void JobCustody::Review() const {
 
 void JobCustody::Drop(uint64_t job) const {
   if (custody_ != nullptr) custody_->Drop(job);
+}
+
+absl::StatusOr<JobMemory::Kept> JobCustody::LeftOf(uint64_t job) const {
+  SHARDD_ASSIGN_OR_RETURN(Custody::Objects held, custody_->HeldOf(job));
+  JobMemory::Kept kept;
+  for (auto& [key, fd] : held) kept[key.second] = std::move(fd);
+  return kept;
 }
 
 std::vector<std::pair<uint64_t, absl::StatusOr<JobMemory::Kept>>> JobCustody::TakeUp(bool on_gpus) const {

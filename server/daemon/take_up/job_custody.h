@@ -20,9 +20,6 @@
 
 namespace shardd {
 
-// Which job it is, as far as its record says that. Leaves it as it is. Errors: as ReadTakenUpJob.
-absl::StatusOr<v1::CustodyJob> ReadCustodyJob(const JobMemory::Kept& kept);
-
 // Thread-safe. All methods block.
 class JobCustody {
  public:
@@ -40,9 +37,12 @@ class JobCustody {
   void Review() const;
   // The job has ended.
   void Drop(uint64_t job) const;
-  // What the daemon before has left of each job, for ReadTakenUpJob: by id, in the order in which they were opened.
-  // Once. The custodian has it still. FAILED_PRECONDITION: that daemon has not ended, and this one is on GPUs.
+  // What the daemon before has left of each job, for LeftJob: by id, in the order in which they were opened.
+  // Once. The custodian has it still. Of a job, FAILED_PRECONDITION: that daemon has not ended, and this one is on
+  // GPUs.
   std::vector<std::pair<uint64_t, absl::StatusOr<JobMemory::Kept>>> TakeUp(bool on_gpus) const;
+  // The same of one job, again. REQUIRES: nothing else goes on with it.
+  absl::StatusOr<JobMemory::Kept> LeftOf(uint64_t job) const;
 
  private:
   const std::shared_ptr<Custody> custody_;

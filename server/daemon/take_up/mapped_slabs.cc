@@ -1,10 +1,9 @@
 #include "server/daemon/take_up/mapped_slabs.h"
 
-#include <fcntl.h>
-
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -23,7 +22,7 @@ absl::StatusOr<MappedSlabs> MapSlabs(const ShardPlan& plan, const JobMemory::Kep
       return absl::DataLossError(
           absl::StrCat("its \"", name, "\" is not there: the custodian or the daemon ended while it was handed over"));
     }
-    UniqueFd copy(fcntl(it->second.get(), F_DUPFD_CLOEXEC, 0));
+    SHARDD_ASSIGN_OR_RETURN(UniqueFd copy, Duplicate(name, it->second.get()));
     SHARDD_ASSIGN_OR_RETURN(mapped.by_name[name], Slab::TakeUp(name, std::move(copy), size_bytes));
   }
   return mapped;

@@ -10,10 +10,13 @@ namespace {
 
 constexpr size_t kMostThreads = 64;  // a user's jobs that take minutes are not to keep those of others waiting
 
-absl::Status ComeAgain(absl::string_view what, absl::string_view which) {
-  return absl::AbortedError(absl::StrCat(what, ": ", which,
-                                         " being taken up: an update that the daemon before has left ",
-                                         "is completed, and ranks wait for that; try again"));
+constexpr absl::Duration kAgainAfter = absl::Seconds(1);  // where something was short
+
+absl::Status ComeAgain(absl::string_view what, absl::string_view which, absl::string_view lacks) {
+  return absl::AbortedError(absl::StrCat(
+      what, ": ", which, " being taken up: ",
+      lacks.empty() ? "an update that the daemon before has left is completed, and ranks wait for that" : lacks,
+      "; try again"));
 }
 
 }  // namespace
@@ -23,8 +26,13 @@ void TakeUps::Begin(std::map<Name, std::vector<TakeUp>> jobs, absl::Duration lim
   {
     absl::MutexLock lock(&mutex_);
     for (auto& [name, of_name] : jobs) {
-      left_[name];
-      queued_.emplace_back(name, std::move(of_name));
+      Left& left = left_[name];
+      Queued queued{name, {}};
+      for (TakeUp& job : of_name) {
+        left.ids.push_back(job.job_id);
+        queued.jobs.push_back(std::move(job));
+      }
+      unknown_.push_back(std::move(queued));
     }
   }
   for (size_t i = 0; i < threads; ++i) {
@@ -32,68 +40,98 @@ void TakeUps::Begin(std::map<Name, std::vector<TakeUp>> jobs, absl::Duration lim
     threads_.back()->Post([this] { Work(); });
   }
   absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(&TakeUps::AreDescribed, &left_));
   mutex_.AwaitWithTimeout(absl::Condition(
-                              +[](Left* left) { return left->empty(); }, &left_),
+                              +[](std::map<Name, Left>* left) { return left->empty(); }, &left_),
                           limit);
 }
 
-bool TakeUps::AreDescribed(Left* left) {
-  return std::all_of(left->begin(), left->end(), [](const auto& entry) { return entry.second.has_value(); });
+std::optional<TakeUps::Queued> TakeUps::TakeNext() {
+  absl::MutexLock lock(&mutex_);
+  for (;;) {
+    if (!unknown_.empty()) {
+      Queued next = std::move(unknown_.front());
+      unknown_.pop_front();
+      return next;
+    }
+    // Whatever is under way goes on with the thread that it has.
+    if (queued_.empty()) return std::nullopt;
+    const auto first = std::min_element(queued_.begin(), queued_.end(),
+                                        [](const Queued& a, const Queued& b) { return a.from < b.from; });
+    const absl::Duration wait = first->from - absl::Now();
+    if (wait <= absl::ZeroDuration()) {
+      Queued next = std::move(*first);
+      queued_.erase(first);
+      return next;
+    }
+    mutex_.AwaitWithTimeout(absl::Condition(&stopped_), wait);
+  }
 }
 
 void TakeUps::Work() {
-  for (;;) {
-    std::pair<Name, std::vector<TakeUp>> next;
-    {
+  while (std::optional<Queued> next = TakeNext()) {
+    while (!next->jobs.empty()) {
+      const absl::StatusOr<Next> then = next->jobs.front().advance();
       absl::MutexLock lock(&mutex_);
-      if (queued_.empty()) return;
-      next = std::move(queued_.front());
-      queued_.pop_front();
-    }
-    for (TakeUp& take_up : next.second) {
-      {
-        absl::MutexLock lock(&mutex_);
-        if (stopped_) return;
+      if (stopped_) return;  // what is left is the next daemon's
+      left_[next->name].lacks = std::string(then.status().message());
+      if (then.ok() && *then == Next::kDone) {
+        next->jobs.pop_front();
+        continue;
       }
-      std::move(take_up)();
+      next->from = then.ok() ? absl::InfinitePast() : absl::Now() + kAgainAfter;
+      queued_.push_back(*std::move(next));
+      next.reset();
+      break;
     }
+    if (!next.has_value()) continue;
     absl::MutexLock lock(&mutex_);
-    left_.erase(next.first);
+    left_.erase(next->name);
   }
 }
 
 void TakeUps::Describe(Tenant owner, v1::Job job) {
   absl::MutexLock lock(&mutex_);
-  if (const auto it = left_.find({owner.uid, job.name()}); it != left_.end()) it->second = {owner, std::move(job)};
+  if (const auto it = left_.find({owner.uid, job.name()}); it != left_.end()) {
+    it->second.described = {owner, std::move(job)};
+  }
 }
 
 void TakeUps::List(absl::FunctionRef<void(const Tenant& owner, const v1::Job& job)> say) const {
   absl::MutexLock lock(&mutex_);
-  for (const auto& [name, described] : left_) {
-    if (described.has_value()) say(described->first, described->second);
+  for (const auto& [name, left] : left_) {
+    if (left.described.has_value()) say(left.described->first, left.described->second);
   }
+}
+
+absl::Status TakeUps::CheckDescribed(absl::string_view what, std::optional<uint32_t> uid) const {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [name, left] : left_) {
+    if (left.described.has_value() || uid.value_or(name.first) != name.first) continue;
+    return ComeAgain(what, absl::StrCat("a job of uid ", name.first, " is"), left.lacks);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TakeUps::Check(absl::string_view what, std::optional<uint32_t> uid, absl::string_view name) const {
   absl::MutexLock lock(&mutex_);
-  const bool is_left = std::any_of(left_.begin(), left_.end(), [&](const auto& entry) {
-    return entry.first.second == name && uid.value_or(entry.first.first) == entry.first.first;
-  });
-  return is_left ? ComeAgain(what, "it is") : absl::OkStatus();
+  for (const auto& [named, left] : left_) {
+    if (named.second == name && uid.value_or(named.first) == named.first) return ComeAgain(what, "it is", left.lacks);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TakeUps::CheckId(absl::string_view what, uint64_t job_id) const {
   absl::MutexLock lock(&mutex_);
-  const bool is_left = std::any_of(left_.begin(), left_.end(), [&](const auto& entry) {
-    return entry.second.has_value() && entry.second->second.job_id() == job_id;
-  });
-  return is_left ? ComeAgain(what, "it is") : absl::OkStatus();
+  for (const auto& [name, left] : left_) {
+    if (std::count(left.ids.begin(), left.ids.end(), job_id) > 0) return ComeAgain(what, "it is", left.lacks);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TakeUps::CheckAny(absl::string_view what) const {
-  const size_t left = count();
-  return left > 0 ? ComeAgain(what, absl::StrCat(left, " job(s) of this node are")) : absl::OkStatus();
+  absl::MutexLock lock(&mutex_);
+  if (left_.empty()) return absl::OkStatus();
+  return ComeAgain(what, absl::StrCat(left_.size(), " job(s) of this node are"), "");
 }
 
 size_t TakeUps::count() const {
@@ -101,10 +139,23 @@ size_t TakeUps::count() const {
   return left_.size();
 }
 
+std::string TakeUps::Warning() const {
+  absl::MutexLock lock(&mutex_);
+  if (left_.empty()) return "";
+  std::string lacks;
+  for (const auto& [name, left] : left_) {
+    if (lacks.empty()) lacks = left.lacks;
+  }
+  return absl::StrCat(left_.size(),
+                      " job(s) of the daemon before are being taken up: updates that it left are completed, and the ",
+                      "jobs' ranks, and new jobs, wait", lacks.empty() ? "" : absl::StrCat("; not yet: ", lacks));
+}
+
 bool TakeUps::Stop(absl::Duration limit) {
   {
     absl::MutexLock lock(&mutex_);
     stopped_ = true;
+    unknown_.clear();
     queued_.clear();
   }
   const absl::Time deadline = absl::Now() + limit;

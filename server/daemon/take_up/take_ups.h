@@ -18,6 +18,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -31,20 +32,30 @@ namespace shardd {
 class TakeUps {
  public:
   using Name = std::pair<uint32_t, std::string>;  // of the owner's uid
-  // Blocks as long as it takes, off the loop.
-  using TakeUp = absl::AnyInvocable<void()>;
+  enum class Next {
+    kDone,   // it is taken up, or never will be
+    kTakes,  // it is described (Describe), and what is left takes long
+  };
+  // A job. `advance` is called again until it says kDone, and blocks as long as it takes, off the loop. An error says
+  // what is short at the moment: it is called again a second later.
+  struct TakeUp {
+    uint64_t job_id = 0;
+    absl::AnyInvocable<absl::StatusOr<Next>()> advance;
+  };
 
   TakeUps() = default;
   ~TakeUps() { Stop(absl::InfiniteDuration()); }
   TakeUps(const TakeUps&) = delete;
   TakeUps& operator=(const TakeUps&) = delete;
 
-  // Calls all of each name in their order, and those of up to 64 names at the same time. Returns when all have
-  // returned, or, when those of all other names have called Describe, after `limit`. Once.
+  // Takes up all jobs of each name in their order, and those of up to 64 names at the same time; what takes long begins
+  // when all are described. Returns when all are taken up, or after `limit`. Once.
   void Begin(std::map<Name, std::vector<TakeUp>> jobs, absl::Duration limit);
   // Says of the job that is being taken up what ListJobs is to say meanwhile. Its ranks ask for it there.
   void Describe(Tenant owner, v1::Job job);
   void List(absl::FunctionRef<void(const Tenant& owner, const v1::Job& job)> say) const;
+  // ABORTED: of a job of that uid nobody has called Describe yet. Without one: of anybody's.
+  absl::Status CheckDescribed(absl::string_view what, std::optional<uint32_t> uid) const;
   // ABORTED: a job of that name is being taken up. Without a uid: of anybody's.
   absl::Status Check(absl::string_view what, std::optional<uint32_t> uid, absl::string_view name) const;
   // The same of the job with that number.
@@ -53,19 +64,31 @@ class TakeUps {
   absl::Status CheckAny(absl::string_view what) const;
   // Names of jobs that are being taken up.
   size_t count() const;
+  // What operators are to know; empty: nothing is being taken up.
+  std::string Warning() const;
   // Begins with no other job. False: one is being taken up after `limit` still, and its thread is left to it: this must
   // then never be destroyed.
   bool Stop(absl::Duration limit);
 
  private:
-  // By name, what Describe has said.
-  using Left = std::map<Name, std::optional<std::pair<Tenant, v1::Job>>>;
+  struct Queued {
+    Name name;
+    std::deque<TakeUp> jobs;
+    absl::Time from = absl::InfinitePast();
+  };
+  struct Left {
+    std::vector<uint64_t> ids;
+    std::optional<std::pair<Tenant, v1::Job>> described;
+    std::string lacks;  // why it is not taken up yet, beside that it takes long
+  };
   void Work();
-  static bool AreDescribed(Left* left);
+  // Waits for it. Nothing: there is nothing left to begin with.
+  std::optional<Queued> TakeNext() ABSL_LOCKS_EXCLUDED(mutex_);
 
   mutable absl::Mutex mutex_;
-  std::deque<std::pair<Name, std::vector<TakeUp>>> queued_ ABSL_GUARDED_BY(mutex_);
-  Left left_ ABSL_GUARDED_BY(mutex_);  // of those that are queued or under way
+  std::deque<Queued> unknown_ ABSL_GUARDED_BY(mutex_);  // what they are
+  std::deque<Queued> queued_ ABSL_GUARDED_BY(mutex_);   // the others that wait for a thread
+  std::map<Name, Left> left_ ABSL_GUARDED_BY(mutex_);   // of those that wait for one or have one
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::unique_ptr<CoreLoop>> threads_;
 };

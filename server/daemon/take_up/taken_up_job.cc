@@ -1,7 +1,5 @@
 #include "server/daemon/take_up/taken_up_job.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -27,7 +25,6 @@
 #include "server/storage/job_slab.h"
 #include "server/storage/kept_formats.h"
 #include "server/storage/kept_pieces.h"
-#include "server/storage/record_place.h"
 
 namespace shardd {
 namespace {
@@ -136,27 +133,6 @@ bool OutlivesDaemon(const ShardPlan& plan) {
   return !in_trainers || (plan.config.pass_copies() && !plan.config.trainers_never_write());
 }
 
-absl::StatusOr<std::unique_ptr<Slab>> MakeCustodyRecord(const char* name, const google::protobuf::MessageLite& record) {
-  const int64_t size_bytes = RecordBytes(record);
-  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab, Slab::Create(name, SlabBacking::kSealedMemfd, size_bytes));
-  SHARDD_RETURN_IF_ERROR(WriteRecord(slab->At<char>(0), size_bytes, record));
-  return slab;
-}
-
-absl::Status ReadCustodyRecord(const char* name, UniqueFd fd, google::protobuf::MessageLite* record) {
-  struct stat object {};
-  if (fstat(fd.get(), &object) != 0) object.st_size = 0;
-  SHARDD_ASSIGN_OR_RETURN(const std::unique_ptr<Slab> slab, Slab::TakeUp(name, std::move(fd), object.st_size));
-  return ReadRecord(slab->At<char>(0), slab->size_bytes(), record)
-             ? absl::OkStatus()
-             : absl::DataLossError(absl::StrCat("\"", name, "\" is not valid"));
-}
-
-UniqueFd TakeKept(JobMemory::Kept& kept, const char* name) {
-  const auto it = kept.find(name);
-  return it == kept.end() ? UniqueFd() : std::move(kept.extract(it).mapped());
-}
-
 namespace {
 
 // FAILED_PRECONDITION: the devices are not those that the job was on.
@@ -189,15 +165,30 @@ bool HasBegun(const TakeUpLog& log, int ranks, int64_t step) {
   return false;
 }
 
-// What ReadTakenUpJob does when it knows which job it is.
-absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, const TakeUpOn& on) {
+absl::Status Named(const std::string& name, const absl::Status& status) {
+  return status.ok() ? status : absl::Status(status.code(), absl::StrCat("\"", name, "\": ", status.message()));
+}
+
+}  // namespace
+
+struct LeftJob::State {
   TakenUpJob result;
-  result.job = std::move(job);
+  JobMemory::Kept kept;
+  SlabPlace place;
+  TakeUpLog::Left left;
+  absl::StatusOr<v1::DecidedStepRecord> decided = absl::NotFoundError("not read");
+  bool two = false;  // snapshots: the other one is of that step
+  bool completes = false, in_snapshot = false, completes_snapshot = false;
+
+  absl::Status Read(const TakeUpOn& on);
+  absl::StatusOr<TakenUpJob> TakeUp(const TakeUpOn& on);
+};
+
+absl::Status LeftJob::State::Read(const TakeUpOn& on) {
   SHARDD_RETURN_IF_ERROR(CheckFormat("record of the job", static_cast<int>(result.job.format()), kCustodyFormats));
   SHARDD_ASSIGN_OR_RETURN(result.plan, PlanShards(result.job.spec(), result.job.node()));
   const ShardPlan& plan = result.plan;
-  const SlabPlace place = on.place(plan.world_size);
-  const bool on_gpus = place.memory != nullptr;
+  place = on.place(plan.world_size);
   SHARDD_RETURN_IF_ERROR(CheckSameGpus(result.job, place));
   if (plan.digest != result.job.plan_digest() || !OutlivesDaemon(plan)) {
     return absl::FailedPreconditionError(
@@ -206,16 +197,15 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
   const TakeUpLog::Sizes sizes = TakeUpLog::SizesFor(plan);
   SHARDD_ASSIGN_OR_RETURN(result.journal, Journal::TakeUp(TakeKept(kept, kCustodyJournalName), sizes.place_bytes));
   SHARDD_ASSIGN_OR_RETURN(result.log, TakeUpLog::TakeUp(TakeKept(kept, kCustodyLogName), sizes));
-  SHARDD_ASSIGN_OR_RETURN(TakeUpLog::Left left, result.log->Read());
+  SHARDD_ASSIGN_OR_RETURN(left, result.log->Read());
   TakeUpLog::Header& header = left.header;
   if (header.version == 0) return absl::NotFoundError("nothing was committed");
   // Before anything is changed. What is decided in an epoch completes in it. With pass_copies a step that changes
   // shards is one when its snapshot is taken, and any other is the snapshot's.
-  const absl::StatusOr<v1::DecidedStepRecord> decided = result.journal->ReadDecided(header.step + 1);
+  decided = result.journal->ReadDecided(header.step + 1);
   const bool pass_copies = plan.config.pass_copies();
-  const bool two = plan.memory.kept_bytes > plan.memory.snapshot_bytes;  // snapshots: the other one is of that step
-  const bool completes =
-      decided.ok() && decided->epoch() == header.epoch && (DaemonUpdates(plan) || !pass_copies || two);
+  two = plan.memory.kept_bytes > plan.memory.snapshot_bytes;
+  completes = decided.ok() && decided->epoch() == header.epoch && (DaemonUpdates(plan) || !pass_copies || two);
   if (left.touched && (pass_copies || !completes)) {
     return absl::DataLossError("the daemon had not written down what it committed last, as its log says");
   }
@@ -223,14 +213,20 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
   if (shards_count && !decided.ok() && HasBegun(*result.log, plan.world_size, header.step + 1)) {
     return absl::DataLossError(absl::StrCat(decided.status().message(), ", whose update had begun"));
   }
-  const bool in_snapshot = (two || completes) ? pass_copies : left.counts != TakeUpLog::Counts::kShards;
-  const bool completes_snapshot =
-      !two && in_snapshot && (completes || left.counts == TakeUpLog::Counts::kSnapshotBeingTaken);
+  in_snapshot = (two || completes) ? pass_copies : left.counts != TakeUpLog::Counts::kShards;
+  completes_snapshot = !two && in_snapshot && (completes || left.counts == TakeUpLog::Counts::kSnapshotBeingTaken);
   if (completes) {
     ++header.step;
     ++header.version;
   }
-  if (on.known != nullptr) on.known(result, header);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TakenUpJob> LeftJob::State::TakeUp(const TakeUpOn& on) {
+  const ShardPlan& plan = result.plan;
+  const TakeUpLog::Header& header = left.header;
+  const bool pass_copies = plan.config.pass_copies();
+  const bool on_gpus = place.memory != nullptr;
   result.living = FormerProcesses(*result.log, plan.world_size).value_or(std::vector<PastProcess>());
   MappedSlabs mapped;
   bool gradients_stay = false;
@@ -298,7 +294,7 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
     SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
     result.committed.gradients_stay = gradients_stay;
     result.committed.in_snapshot = in_snapshot;
-    return result;
+    return std::move(result);
   }
   // Of what is made anew the pages go first, so that both take no more than one.
   const auto make_anew = [&](const char* name) {
@@ -356,20 +352,38 @@ absl::StatusOr<TakenUpJob> ReadJob(v1::CustodyJob job, JobMemory::Kept kept, con
     const TakeUpLog::Process last = result.log->process(rank).value_or(TakeUpLog::Process());
     result.memory->rank_slots()->SetProcess(rank, {last.pid, last.start_ticks});
   }
-  return result;
+  return std::move(result);
 }
 
-}  // namespace
+LeftJob::LeftJob(std::unique_ptr<State> state) : state_(std::move(state)) {}
+LeftJob::LeftJob(LeftJob&&) noexcept = default;
+LeftJob& LeftJob::operator=(LeftJob&&) noexcept = default;
+LeftJob::~LeftJob() = default;
 
-absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& on) {
+const TakenUpJob& LeftJob::job() const { return state_->result; }
+const TakeUpLog::Header& LeftJob::committed() const { return state_->left.header; }
+
+absl::StatusOr<LeftJob> LeftJob::Read(JobMemory::Kept kept, const TakeUpOn& on) {
   UniqueFd record = TakeKept(kept, kCustodyJobName);
   if (!record.valid()) return absl::NotFoundError("it was being opened");
-  v1::CustodyJob job;
-  SHARDD_RETURN_IF_ERROR(ReadCustodyRecord(kCustodyJobName, std::move(record), &job));
-  const std::string name = job.spec().name();
-  absl::StatusOr<TakenUpJob> result = ReadJob(std::move(job), std::move(kept), on);
-  if (result.ok()) return result;
-  return absl::Status(result.status().code(), absl::StrCat("\"", name, "\": ", result.status().message()));
+  auto state = std::make_unique<State>();
+  SHARDD_RETURN_IF_ERROR(ReadCustodyRecord(kCustodyJobName, std::move(record), &state->result.job));
+  state->kept = std::move(kept);
+  SHARDD_RETURN_IF_ERROR(Named(state->result.job.spec().name(), state->Read(on)));
+  return LeftJob(std::move(state));
+}
+
+absl::StatusOr<TakenUpJob> LeftJob::TakeUp(const TakeUpOn& on) {
+  const std::unique_ptr<State> state = std::move(state_);
+  const std::string name = state->result.job.spec().name();
+  absl::StatusOr<TakenUpJob> taken = state->TakeUp(on);
+  if (taken.ok()) return taken;
+  return Named(name, taken.status());
+}
+
+absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& on) {
+  SHARDD_ASSIGN_OR_RETURN(LeftJob left, LeftJob::Read(std::move(kept), on));
+  return left.TakeUp(on);
 }
 
 }  // namespace shardd

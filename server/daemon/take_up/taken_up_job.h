@@ -23,8 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
-#include "google/protobuf/message_lite.h"
-#include "server/custodian/custody.h"
+#include "server/daemon/take_up/custody_record.h"
 #include "server/device/slab_place.h"
 #include "server/job/membership/past_process.h"
 #include "server/job/step/committed.h"
@@ -38,18 +37,8 @@ namespace shardd {
 
 class Device;
 
-// Names of what a job has with the custodian beside its slabs, and its description (kCustodyJobName).
-inline constexpr char kCustodyJournalName[] = "journal";
-inline constexpr char kCustodyLogName[] = "take-up log";
-
 // Whether jobs of the plan outlive their daemon: where there is a snapshot of all that trainers may store into.
 bool OutlivesDaemon(const ShardPlan& plan);
-
-// Memory that holds one record, and nothing else.
-absl::StatusOr<std::unique_ptr<Slab>> MakeCustodyRecord(const char* name, const google::protobuf::MessageLite& record);
-absl::Status ReadCustodyRecord(const char* name, UniqueFd fd, google::protobuf::MessageLite* record);
-// Removes and returns it; invalid: there is none.
-UniqueFd TakeKept(JobMemory::Kept& kept, const char* name);
 
 // What the daemon before this one has left of a job.
 struct TakenUpJob {
@@ -70,15 +59,34 @@ struct TakenUpJob {
 struct TakeUpOn {
   std::vector<Device*> devices;                    // rank r's is the (r modulo their number)th
   std::function<SlabPlace(int world_size)> place;  // of a job's slabs
-  // Called when the job is known (all but its memory), with what will be committed, before anything that takes long.
-  // Null: nobody asks.
-  std::function<void(const TakenUpJob& job, const TakeUpLog::Header& header)> known = nullptr;
 };
 
-// Completes a step that was decided, and a snapshot that was being taken. Blocks. NOT_FOUND: nothing was committed, or
-// the job was not there for anybody. DATA_LOSS: it is nothing that this daemon could go on with, and says why.
-// FAILED_PRECONDITION: it is of a format that another version of shardd reads.
-// REQUIRES: on GPUs, the former daemon has ended, and with it whatever its streams were doing.
+// A job that a daemon has left, as it is read before anything of it is changed. Thread-compatible.
+class LeftJob {
+ public:
+  // Takes no time that grows with the model's parameters, and opens no files. NOT_FOUND: nothing was committed, or the
+  // job was not there for anybody. DATA_LOSS: it is nothing that this daemon could go on with, and says why.
+  // FAILED_PRECONDITION: it is of a format that another version of shardd reads. RESOURCE_EXHAUSTED: see TakeUp.
+  static absl::StatusOr<LeftJob> Read(JobMemory::Kept kept, const TakeUpOn& on);
+  LeftJob(LeftJob&&) noexcept;
+  LeftJob& operator=(LeftJob&&) noexcept;
+  ~LeftJob();
+
+  const TakenUpJob& job() const;               // all but its memory
+  const TakeUpLog::Header& committed() const;  // what will be, behind TakeUp
+
+  // Completes a step that was decided, and a snapshot that was being taken. Blocks. Once. Errors as Read.
+  // RESOURCE_EXHAUSTED: this process lacks memory or descriptors for it; what is kept may be read again later.
+  // REQUIRES: on GPUs, the former daemon has ended, and with it whatever its streams were doing.
+  absl::StatusOr<TakenUpJob> TakeUp(const TakeUpOn& on);
+
+ private:
+  struct State;
+  explicit LeftJob(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+// Both.
 absl::StatusOr<TakenUpJob> ReadTakenUpJob(JobMemory::Kept kept, const TakeUpOn& on);
 
 }  // namespace shardd

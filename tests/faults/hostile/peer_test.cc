@@ -25,14 +25,18 @@ class HostilePeer : public e2e::Nodes {
  protected:
   // Node 0 has a rank, which has begun its first forward and waits for what node 1 holds.
   void Begin(const e2e::Args& extra = {}) {
-    Start(2, 1);
-    args_ = e2e::Args({{"strategy", "FULL_SHARD"}, {"steps", "3"}}).With(extra);
-    rank_ = std::make_unique<testing::Child>(StartRank(0, 0, args_));
-    peer_ = std::make_unique<PeerDaemon>(SpecOf(Of(0, args_)), addresses());
+    Meet(extra);
     ASSERT_TRUE(peer_->WaitAsked(16, &asked_));
     while (peer_->HeldBytes(own_group_, 0) == 0) ++own_group_;
     own_bytes_ = peer_->HeldBytes(own_group_, 0);
     asked_bytes_ = peer_->HeldBytes(asked_.pull().group(), 1);
+  }
+  // Node 0 has a rank, and both have begun.
+  void Meet(const e2e::Args& extra) {
+    Start(2, 1);
+    args_ = e2e::Args({{"strategy", "FULL_SHARD"}, {"steps", "3"}}).With(extra);
+    rank_ = std::make_unique<testing::Child>(StartRank(0, 0, args_));
+    peer_ = std::make_unique<PeerDaemon>(SpecOf(Of(0, args_)), addresses());
   }
   void ExpectServes(uint64_t transfer) {
     peer_->Send(peer_->Pull(transfer, own_group_, 1));
@@ -215,6 +219,138 @@ INSTANTIATE_TEST_SUITE_P(
             },
             "node 1 does not send version 1: xxx"}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// Ranks edit parameters in place: the daemons say of each pass whether there are edits, and then write them back.
+class HostilePeerEdits : public HostilePeer {
+ protected:
+  // Node 0's rank waits to enter its first pass, in which it stores nothing.
+  void BeginEdits() {
+    Meet({{"trainers_write", "1"}, {"edits", "1"}});
+    ASSERT_TRUE(peer_->WaitSaid([](const v1::PeerMessage& message) { return message.has_values_agreed(); }));
+  }
+  v1::PeerMessage Asks(int times, const std::function<void(v1::PeerMessage::AsksToWrite*)>& change = nullptr) const {
+    v1::PeerMessage message;
+    message.set_generation(peer_->generation());
+    v1::PeerMessage::AsksToWrite& asks = *message.mutable_asks_to_write();
+    asks.set_version(2);
+    asks.set_times(times);
+    if (change != nullptr) change(&asks);
+    return message;
+  }
+  bool WaitMayWrite(int times) {
+    return peer_->WaitSaid([times](const v1::PeerMessage& message) { return message.may_write().times() == times; });
+  }
+  // As if this node's ranks had edited; node 0's come back to write.
+  void SayEdited() {
+    peer_->Send(Asks(1, [](auto* asks) {
+      asks->set_of_pass(true);
+      asks->set_edited(true);
+    }));
+    ASSERT_TRUE(WaitMayWrite(1));
+  }
+  static void OfEdits(v1::PeerMessage::AsksToWrite* asks) {
+    asks->set_group(-1);
+    asks->set_recurse(true);
+    asks->set_of_edits(true);
+  }
+};
+
+struct Ask {
+  const char* name;
+  int times;
+  void (*change)(v1::PeerMessage::AsksToWrite* asks);
+  const char* found;
+};
+std::ostream& operator<<(std::ostream& out, const Ask& ask) { return out << ask.name; }
+
+class HostilePeerAsks : public HostilePeerEdits, public ::testing::WithParamInterface<Ask> {};
+
+TEST_P(HostilePeerAsks, EndTheAttemptAndAreNamed) {
+  BeginEdits();
+  peer_->Send(Asks(GetParam().times, GetParam().change));
+  ExpectEnds(GetParam().found);
+  EXPECT_TRUE(absl::StrContains(Report(0, 0, args_).message, "node 1")) << Report(0, 0, args_).message;
+  ExpectServesOthers();
+}
+
+constexpr int kMost = std::numeric_limits<int>::max();
+using Asked = v1::PeerMessage::AsksToWrite*;
+INSTANTIATE_TEST_SUITE_P(Lies, HostilePeerAsks,
+                         ::testing::Values(Ask{"OfNoTime", 0, [](Asked asks) { asks->set_of_pass(true); },
+                                               "enters a pass: not its turn"},
+                                           Ask{"OfATimeBeforeAll", -kMost, [](Asked asks) { asks->set_of_edits(true); },
+                                               "time -2147483647, want version 2"},
+                                           Ask{"OfATimeBeyondAll", kMost, [](Asked asks) { asks->set_of_edits(true); },
+                                               "time 2147483647, want version 2"},
+                                           Ask{"OfAVersionBeyondAll", 1,
+                                               [](Asked asks) {
+                                                 asks->set_of_edits(true);
+                                                 asks->set_version(kMaxWord);
+                                               },
+                                               "got version 18446744073709551615"},
+                                           Ask{"OfNoVersion", 1,
+                                               [](Asked asks) {
+                                                 asks->set_of_pass(true);
+                                                 asks->set_version(0);
+                                               },
+                                               "got version 0"},
+                                           Ask{"ToWriteEditsWhereOthersEnter", 1,
+                                               [](Asked asks) {
+                                                 asks->set_of_edits(true);
+                                                 asks->set_group(kMost);
+                                               },
+                                               "nodes differ in what their ranks commit"}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_F(HostilePeerEdits, OfAnotherGroupAreNamed) {
+  BeginEdits();
+  ASSERT_NO_FATAL_FAILURE(SayEdited());
+  peer_->Send(Asks(2, [](auto* asks) {
+    OfEdits(asks);
+    asks->set_group(-kMost);
+  }));
+  ExpectEnds("asks to write others than node 0 (got group -2147483647");
+  ExpectServesOthers();
+}
+
+TEST_F(HostilePeerEdits, WithValuesOfNoParameterAreNamed) {
+  BeginEdits();
+  ASSERT_NO_FATAL_FAILURE(SayEdited());
+  peer_->Send(Asks(2, OfEdits));
+  ASSERT_TRUE(WaitMayWrite(2));
+  v1::PeerMessage values;
+  values.set_generation(peer_->generation());
+  values.mutable_values()->set_version(2);
+  for (int i = 0; i < 100'000; ++i) values.mutable_values()->add_digests(kMaxWord);
+  peer_->Send(values);
+  ExpectEnds("not its turn, or not of all parameters (got version 2 and 100000 digests");
+  ExpectServesOthers();
+}
+
+TEST_F(HostilePeerEdits, WithOtherValuesAreNamed) {
+  BeginEdits();
+  ASSERT_NO_FATAL_FAILURE(SayEdited());
+  peer_->Send(Asks(2, OfEdits));
+  ASSERT_TRUE(WaitMayWrite(2));
+  v1::PeerMessage values;
+  values.set_generation(peer_->generation());
+  values.mutable_values()->set_version(2);
+  for (size_t i = 0; i < peer_->plan().params.size(); ++i) values.mutable_values()->add_digests(kMaxWord);
+  peer_->Send(values);
+  ExpectEnds("node 1");
+  ExpectServesOthers();
+}
+
+TEST_F(HostilePeerEdits, ValuesBeforeAllMayWriteAreNamed) {
+  BeginEdits();
+  v1::PeerMessage values;
+  values.set_generation(peer_->generation());
+  values.mutable_values()->set_version(2);
+  for (size_t i = 0; i < peer_->plan().params.size(); ++i) values.mutable_values()->add_digests(0);
+  peer_->Send(values);
+  ExpectEnds("initial values or later ones: not its turn");
+  ExpectServesOthers();
+}
 
 }  // namespace
 }  // namespace shardd::faults

@@ -191,7 +191,8 @@ def refused() -> dict[str, str]:
 
 def survive(cut: bool, steps: int, folder: str, victim: int, at_step: int, moment: str) -> dict[str, Any]:
     """All ranks halve every parameter where a step begins. One rank, or a node's daemon (``victim`` beyond the ranks: the
-    test kills it), dies before that is a version, so that it counts once, or behind it, where the fill counts once anyway."""
+    test kills it), dies before that is a version, so that it counts once; or ("entered") behind it: then ranks look at a
+    parameter to which they have added one, how often they have (``made``), and do not do it again."""
     import shardd.torch
     from shardd.torch import counters, hand_in_edits, ride
 
@@ -217,9 +218,14 @@ def survive(cut: bool, steps: int, folder: str, victim: int, at_step: int, momen
 
     def edit(model: Model) -> None:
         dies = life == 0 and rank == victim
+        scale = model.norm.weight  # every rank has some of it, and a few steps change it by a few hundredths
+        if moment == "entered":
+            made.append(round(scale.to_local().mean().item() - 1))
+            if made[-1] > 0:
+                return
         with torch.no_grad():
             for param in model.parameters():
-                param.fill_(0.125) if moment == "entered" else param.mul_(0.5)
+                param.add_(1) if moment == "entered" and param is scale else param.mul_(0.5)
         if moment == "stored" and dies:
             die()
         if moment == "handing" and life == 0 and tries == 1:
@@ -237,7 +243,7 @@ def survive(cut: bool, steps: int, folder: str, victim: int, at_step: int, momen
     make_group()
     model, optimizer = _trainer(cut)
     losses: list[float] = []
-    resumed = []
+    resumed, made = [], []
     for step in shardd.torch.steps(steps, rebuild=rebuild):
         with step:
             if step.resumed:
@@ -252,4 +258,5 @@ def survive(cut: bool, steps: int, folder: str, victim: int, at_step: int, momen
             optimizer.step()
             optimizer.zero_grad()
             losses = [*losses, loss.item()]
-    return {"losses": losses, "resumed": resumed, "counters": counters(model), "locals": locals_of(model)}
+    out = {"losses": losses, "resumed": resumed, "counters": counters(model), "locals": locals_of(model)}
+    return {**out, "made": made}

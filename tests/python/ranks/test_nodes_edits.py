@@ -111,6 +111,9 @@ def test_an_edit_in_which_a_rank_dies_is_as_undisturbed(two: Nodes, cut: bool, v
         for name, value in undisturbed[rank]["locals"].items():
             _close(result["locals"][name], value)
         assert result["counters"]["commits"] == 5
+        if moment == "entered":  # it is neither lost nor made twice
+            assert undisturbed[rank]["made"] == [0], undisturbed[rank]["made"]
+            assert result["made"] == ([1] if rank == victim else [0, 1]), (rank, result["made"])
 
 
 def test_a_daemon_that_dies_before_replicas_agree_takes_the_edit_back_everywhere(two: Nodes) -> None:

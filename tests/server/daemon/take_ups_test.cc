@@ -24,9 +24,17 @@ const TakeUps::Name kLong(1000, "long");
 const TakeUps::Name kShort(1001, "short");
 constexpr uint64_t kLongId = 5;
 
-Jobs Of(const TakeUps::Name& name, TakeUps::TakeUp take_up) {
+// A job that is taken up by `run`, at once.
+TakeUps::TakeUp Once(absl::AnyInvocable<void()> run, uint64_t id = 0) {
+  return {id, [run = std::move(run)]() mutable {
+            run();
+            return TakeUps::Next::kDone;
+          }};
+}
+
+Jobs Of(const TakeUps::Name& name, absl::AnyInvocable<void()> run) {
   Jobs jobs;
-  jobs[name].push_back(std::move(take_up));
+  jobs[name].push_back(Once(std::move(run), kLongId));
   return jobs;
 }
 
@@ -53,7 +61,7 @@ TEST(TakeUps, AJobThatTakesLongKeepsNoOtherWaiting) {
     DescribeLong(&take_ups);
     go_on.WaitForNotification();
   });
-  jobs[kShort].push_back([] {});
+  jobs[kShort].push_back(Once([] {}));
   take_ups.Begin(std::move(jobs), absl::Milliseconds(50));
   ASSERT_TRUE(testing::PollUntil([&] { return take_ups.count() == 1; }));
   EXPECT_TRUE(take_ups.Check("", kShort.first, kShort.second).ok());
@@ -86,25 +94,91 @@ TEST(TakeUps, WhoNamesAJobThatIsLeftComesAgain) {
 }
 
 // Ranks ask for their job before they know anything else of the daemon.
-TEST(TakeUps, BeginReturnsNotBeforeEachIsDescribed) {
-  absl::Notification go_on;
+TEST(TakeUps, WhoAsksForAJobThatIsNotDescribedComesAgain) {
+  absl::Notification describe, go_on;
   TakeUps take_ups;
   take_ups.Begin(Of(kLong,
                     [&] {
-                      absl::SleepFor(absl::Milliseconds(100));
+                      describe.WaitForNotification();
                       DescribeLong(&take_ups);
                       go_on.WaitForNotification();
                     }),
                  absl::ZeroDuration());
-  EXPECT_EQ(Listed(take_ups), "1000 long 7;");
+  EXPECT_EQ(Listed(take_ups), "");
+  EXPECT_TRUE(absl::IsAborted(take_ups.CheckDescribed("list jobs", kLong.first)));
+  EXPECT_TRUE(absl::IsAborted(take_ups.CheckDescribed("list jobs", std::nullopt)));
+  EXPECT_TRUE(take_ups.CheckDescribed("list jobs", kShort.first).ok());
+  EXPECT_TRUE(absl::IsAborted(take_ups.CheckId("", kLongId)));
+  describe.Notify();
+  EXPECT_TRUE(testing::PollUntil([&] { return Listed(take_ups) == "1000 long 7;"; }));
+  EXPECT_TRUE(take_ups.CheckDescribed("list jobs", std::nullopt).ok());
   go_on.Notify();
+}
+
+// More than there are threads for.
+TEST(TakeUps, ManyThatTakeLongKeepNobodyFromListening) {
+  absl::Notification go_on;
+  TakeUps take_ups;
+  constexpr uint32_t kJobs = 200;
+  Jobs jobs;
+  for (uint32_t uid = 0; uid < kJobs; ++uid) {
+    jobs[{uid, "job"}].push_back({uid, [&, uid, described = false]() mutable {
+                                    if (!std::exchange(described, true)) {
+                                      v1::Job job;
+                                      job.set_name("job");
+                                      take_ups.Describe(Tenant{uid}, job);
+                                      return TakeUps::Next::kTakes;
+                                    }
+                                    go_on.WaitForNotification();
+                                    return TakeUps::Next::kDone;
+                                  }});
+  }
+  const absl::Time start = absl::Now();
+  take_ups.Begin(std::move(jobs), absl::Milliseconds(50));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  EXPECT_TRUE(testing::PollUntil([&] { return take_ups.CheckDescribed("", std::nullopt).ok(); }))
+      << "none waits for others to be known";
+  EXPECT_EQ(take_ups.count(), kJobs);
+  go_on.Notify();
+  EXPECT_TRUE(testing::PollUntil([&] { return take_ups.count() == 0; }));
+}
+
+TEST(TakeUps, WhatIsShortIsTriedAgainAndSaid) {
+  std::atomic<bool> is_short = true;
+  std::atomic<int> tries = 0;
+  TakeUps take_ups;
+  Jobs jobs;
+  jobs[kLong].push_back({kLongId, [&]() -> absl::StatusOr<TakeUps::Next> {
+                           ++tries;
+                           if (is_short) return absl::ResourceExhaustedError("too many open files");
+                           return TakeUps::Next::kDone;
+                         }});
+  take_ups.Begin(std::move(jobs), absl::Milliseconds(50));
+  const absl::Status status = take_ups.CheckId("attach", kLongId);
+  EXPECT_TRUE(absl::IsAborted(status));
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("too many open files"));
+  EXPECT_THAT(take_ups.Warning(), ::testing::HasSubstr("too many open files"));
+  EXPECT_TRUE(testing::PollUntil([&] { return tries >= 2; }));
+  is_short = false;
+  EXPECT_TRUE(testing::PollUntil([&] { return take_ups.count() == 0; }));
+  EXPECT_EQ(take_ups.Warning(), "");
+}
+
+TEST(TakeUps, StopDoesNotWaitForWhatIsShort) {
+  TakeUps take_ups;
+  Jobs jobs;
+  jobs[kLong].push_back(
+      {kLongId, []() -> absl::StatusOr<TakeUps::Next> { return absl::ResourceExhaustedError("too many open files"); }});
+  take_ups.Begin(std::move(jobs), absl::ZeroDuration());
+  EXPECT_TRUE(take_ups.Stop(testing::kLimit));
+  EXPECT_TRUE(absl::IsAborted(take_ups.CheckId("", kLongId))) << "it is the next daemon's";
 }
 
 TEST(TakeUps, BeginReturnsWhenAllAreTakenUp) {
   std::atomic<int> taken = 0;
   TakeUps take_ups;
   Jobs jobs;
-  for (uint32_t uid = 0; uid < 100; ++uid) jobs[{uid, "job"}].push_back([&] { ++taken; });
+  for (uint32_t uid = 0; uid < 100; ++uid) jobs[{uid, "job"}].push_back(Once([&] { ++taken; }));
   take_ups.Begin(std::move(jobs), absl::Minutes(1));
   EXPECT_EQ(taken, 100);
   EXPECT_EQ(take_ups.count(), 0u);
@@ -114,7 +188,7 @@ TEST(TakeUps, JobsOfANameAreOneAfterTheOther) {
   std::string order;  // of one thread at a time
   TakeUps take_ups;
   Jobs jobs = Of(kLong, [&] { order += "earlier "; });
-  jobs[kLong].push_back([&] { order += "later"; });
+  jobs[kLong].push_back(Once([&] { order += "later"; }));
   take_ups.Begin(std::move(jobs), absl::Minutes(1));
   EXPECT_EQ(order, "earlier later");
 }
@@ -128,7 +202,7 @@ TEST(TakeUps, StopBeginsNoOtherAndSaysWhatIsLeft) {
     go_on.WaitForNotification();
     ended = true;
   });
-  jobs[kLong].push_back([] { other_began = true; });
+  jobs[kLong].push_back(Once([] { other_began = true; }));
   take_ups.Begin(std::move(jobs), absl::ZeroDuration());
   EXPECT_FALSE(take_ups.Stop(absl::Milliseconds(20)));
   EXPECT_TRUE(absl::IsAborted(take_ups.Check("", kLong.first, "long"))) << "its memory may still be written";
