@@ -61,11 +61,12 @@ void JobCore::EndDetached(int rank, bool finished) {
     if (slots != nullptr) slots->Drop(rank);
   });
   leavers_.Left(rank, finished);
-  if (in_order && !extends) {
+  const bool between_parts = commits_.decision().parts() > 0;
+  if (in_order && !extends && !between_parts) {
     return;  // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
   }
   // With nobody else attached it only drops what the rank had begun.
-  if (!finished || extends || leavers_.AnyMidway()) {
+  if (!finished || extends || leavers_.AnyMidway() || between_parts) {
     Abort(committed_.RankError(absl::StatusCode::kAborted, rank, "session",
                                !finished ? "the rank detached"
                                : extends ? "the rank finished while ranks asked to train more"
@@ -182,6 +183,8 @@ void JobCore::EndEpoch(EpochEnd::Pending end) {
     }
     return;
   }
+  end_.Await(std::move(end));  // another may wait, which is no second one
+  end = end_.Take();
   const auto extensions = extensions_.TakeAll();
   end_.Begins();
   commits_.decision().applied() ? committed_.EndEpochBehindStep() : committed_.EndEpoch();

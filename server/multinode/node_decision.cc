@@ -107,10 +107,11 @@ void NodeCoordinator::DecidePart(const v1::PeerMessage::Decided& decided) {
 
 absl::Status NodeCoordinator::CheckBetweenParts(int node, const v1::PeerMessage& message) const {
   const bool goes_on = message.has_reduced() || (message.has_closed() && message.closed().has_ranks_step());
+  const auto* const kind = v1::PeerMessage::descriptor()->FindFieldByNumber(message.kind_case());
   return goes_on ? absl::OkStatus()
                  : absl::FailedPreconditionError(absl::StrCat(
                        NodeText(node), " says something else than the next part of step ", decided_.step() + 1,
-                       " (got kind ", static_cast<int>(message.kind_case()), ", ", parts_,
+                       " (got ", kind == nullptr ? "nothing" : kind->name(), ", ", parts_,
                        " parts of it are made); ranks of all nodes make the same parts, in the same order"));
 }
 

@@ -228,7 +228,7 @@ void ValueWrites::Undo() {
   const std::optional<uint64_t> of_version = undo_.BeginUndo(&counts);
   use_.counts->SetStepCounts(std::move(counts));
   if (!of_version.has_value()) {
-    if (use_.taken_back != nullptr) use_.taken_back();
+    if (!undo_.undoing() && use_.taken_back != nullptr) use_.taken_back();
     return;
   }
   // Nobody is to read what is half put back: ranks that are here are held, others cannot attach (AddSession).
@@ -383,6 +383,15 @@ void ValueWrites::BeginRestore() {
         initial_.MarkTorn(p, what);
       }
     }
+  }
+  // What comes may begin at a version that old bytes are of, of what is lost.
+  if (UndoSlab* const undo = use_.memory->undo(); undo != nullptr) {
+    Run(
+        [undo](bool* more) {
+          undo->Forget(more);
+          return absl::OkStatus();
+        },
+        [](const absl::Status&) {});
   }
 }
 

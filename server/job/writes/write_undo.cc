@@ -12,7 +12,7 @@ std::optional<uint64_t> WriteUndo::BeginUndo(std::vector<int64_t>* update_counts
     (*update_counts)[param] = count;
   }
   counts_.clear();
-  undoing_ = saves_.has_value();
+  undoing_ = undoing_ || saves_.has_value();  // another epoch may end before the first one's old bytes are back
   return std::exchange(saves_, std::nullopt);
 }
 

@@ -1,10 +1,14 @@
 // Several optimizers of one model over two nodes, whose steps go in parts: replicas, and parameters cut over the nodes.
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
+#include "server/job/nodes/state_transfers.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/undo_slab.h"
 #include "tests/server/job/job_nodes_fixture.h"
@@ -69,6 +73,17 @@ class JobNodesParts : public JobNodesTest, public ::testing::WithParamInterface<
       }
     }
   }
+  void HoldCopier() {
+    copier_.Post({getuid(), 1}, [this] {
+      go_.WaitForNotificationWithTimeout(kPatience);
+      return true;
+    });
+  }
+  void LetCopierGo() {
+    if (!go_.HasBeenNotified()) go_.Notify();
+  }
+  ~JobNodesParts() override { LetCopierGo(); }
+  absl::Notification go_;
   // Node 0 has decided the step, and does not show it.
   bool Decides() {
     return Until([&] {
@@ -218,6 +233,31 @@ TEST_P(JobNodesParts, AStepPromisedInVainBehindPartsIsPutBack) {
 INSTANTIATE_TEST_SUITE_P(All, JobNodesParts, ::testing::Values(v1::STRATEGY_HYBRID_SHARD, v1::STRATEGY_FULL_SHARD),
                          [](const auto& info) { return info.param == v1::STRATEGY_FULL_SHARD ? "Cut" : "Replicas"; });
 
+// As behind other jobs' copies.
+TEST_P(JobNodesParts, NobodyComesBeforeOldBytesAreBackHoweverManyEpochsEnd) {
+  PauseBetweenParts();
+  HoldCopier();
+  for (const bool up : {false, true, false, true}) {
+    wire_.SetUp(0, 1, up);
+    ASSERT_TRUE(Gone(0) && Gone(1));
+    EXPECT_FALSE(TryAttach(0).ok());
+  }
+  EXPECT_EQ(At(0, 0), -2) << "nothing is back yet";
+  LetCopierGo();
+  ExpectAllBackAt(1);
+}
+
+// A node that is sent another's state may begin again at a version whose old bytes it has kept.
+TEST_P(JobNodesParts, WhoseStateIsLostForgetsOldBytes) {
+  Begin();
+  StepAll(1);
+  const int changed = 0;  // "w", by the first part
+  const auto has_old_bytes = [&] { return job(changed).memory().undo()->Has(1); };
+  ASSERT_TRUE(Until(has_old_bytes));
+  OnLoop([&] { const_cast<StateTransfers&>(job(changed).nodes().states()).NodeBeginFetch(1, /*transfer=*/7); });
+  EXPECT_TRUE(Until([&] { return !has_old_bytes(); }));
+}
+
 class JobNodesPartsReplicas : public JobNodesParts {};
 
 // The new daemon of node 0 has nothing, and is sent the version before the parts.
@@ -231,6 +271,26 @@ TEST_P(JobNodesPartsReplicas, ANewNode0IsSentWhatWasBeforePromisedParts) {
   OpenAgain(0);
   ASSERT_TRUE(Until([&] { return job(0).committed().version() == 2; })) << Why(1);
   ASSERT_TRUE(Gone(1));
+  AttachAll();
+  ExpectAll(-1, -1);
+  StepAll(2);
+}
+
+// The same where its rank is lost, and the end of its epoch waits for node 0.
+TEST_P(JobNodesPartsReplicas, ANewNode0IsSentNothingThatIsNotBack) {
+  PauseBetweenParts();
+  wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_reduced() && to == 0; });
+  for (int node = 0; node < 2; ++node) Last(node);
+  ASSERT_TRUE(Promises(1));
+  Lose(1);
+  Kill(0);
+  HoldCopier();
+  wire_.Drop(nullptr);
+  OpenAgain(0);
+  ASSERT_TRUE(Until([&] { return !job(1).nodes().promised(); })) << Why(1);
+  EXPECT_FALSE(testing::PollUntil([&] { return job(0).committed().version() != 0; }, absl::Milliseconds(300)));
+  LetCopierGo();
+  ASSERT_TRUE(Until([&] { return job(0).committed().version() == 2; })) << Why(1);
   AttachAll();
   ExpectAll(-1, -1);
   StepAll(2);

@@ -25,6 +25,13 @@ TEST_F(WriteUndoTest, OldBytesGoBackThatWereOfTheVersion) {
   EXPECT_FALSE(undo_.BeginUndo(&counts_).has_value()) << "once";
 }
 
+TEST_F(WriteUndoTest, AnotherEndBeforeTheyAreBackChangesNothing) {
+  undo_.WillSave(/*version=*/3);
+  EXPECT_EQ(undo_.BeginUndo(&counts_), 3u);
+  EXPECT_FALSE(undo_.BeginUndo(&counts_).has_value());
+  EXPECT_TRUE(undo_.undoing()) << "nobody may read what is half put back";
+}
+
 TEST_F(WriteUndoTest, ACommitForgetsOldBytes) {
   undo_.WillSave(/*version=*/3);
   ASSERT_TRUE(undo_.BeginCommit());
