@@ -45,7 +45,8 @@ inline std::shared_ptr<const ShardPlan> NodesPlan(int nodes, bool allow_missing,
 
 class NodeWorld;
 
-// What JobCore is to its member. Its step: backwards, in each some groups once or twice, in an order of its own.
+// What JobCore is to its member. Its step: backwards, in each some groups once or twice, in an order of its own; then
+// up to two parts, of several optimizers.
 class RandomJob final : public NodeFacts,
                         public NodeSumsListener,
                         public NodeStepsListener,
@@ -103,6 +104,7 @@ class RandomJob final : public NodeFacts,
   std::string StepShown() const;  // the commit of `step`
   void GiveNext();
   void FinishRestore();
+  void MakePart();
   bool MayShow() const { return !initialized || loads_ || member->held_step() > step; }
   void MaybeShow();
   void EndCommit();
@@ -129,7 +131,10 @@ class RandomJob final : public NodeFacts,
   bool loads_ = false;      // what is committed, or promised, is no step and not the initial values
   uint64_t loads_in_ = 0;   // the generation
   bool said_reduced_ = false;
-  bool leaves_ = false;  // with the end of this attempt, which it has asked for
+  int parts_ = 0;           // of the step, made in this attempt
+  int parts_wanted_ = 0;    // before the one that commits it
+  bool says_part_ = false;  // what it has said to be reduced
+  bool leaves_ = false;     // with the end of this attempt, which it has asked for
   int reduced_in_life_ = 0;
   int backwards_ = 0;
   int backward_ = 0;

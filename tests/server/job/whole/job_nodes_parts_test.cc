@@ -1,13 +1,7 @@
-// Several optimizers of one model over two nodes, whose steps go in parts: replicas, and parameters cut over the nodes.
+// Several optimizers of one model over two nodes: all make the same parts of a step, and commit or take back all of
+// them.
 
-#include <algorithm>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "server/storage/job_memory.h"
-#include "server/storage/undo_slab.h"
-#include "tests/server/job/job_nodes_fixture.h"
+#include "tests/server/job/parts_over_nodes.h"
 
 namespace shardd {
 namespace {
@@ -15,94 +9,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// "w" is optimizer group 1's, "f" group 2's. Where they are cut node 0 has "w", and node 1 has "f".
-class JobNodesParts : public JobNodesTest, public ::testing::WithParamInterface<v1::Strategy> {
- protected:
-  explicit JobNodesParts(bool outlives = false)
-      : JobNodesTest(2, GetParam(), outlives, /*in_trainers=*/false, /*edits=*/false, /*frozen=*/false,
-                     /*several=*/true) {}
-  bool cut() const { return nodes_[0].plan->cut_over_nodes; }
-  void Backward(int node) {
-    Submit(node, GradientOf(node));
-    v1::Command command;
-    command.mutable_backward_done()->set_last(true);
-    Send(node, command);
-  }
-  void StepOf(int node, const std::vector<int>& left, bool part) {
-    v1::Command command;
-    for (int group = 0; group < 3; ++group) command.mutable_step()->add_groups()->set_lr(0.5);
-    command.mutable_step()->mutable_left_groups()->Add(left.begin(), left.end());
-    command.mutable_step()->set_part(part);
-    Send(node, command);
-  }
-  void First(int node) { StepOf(node, {0, 2}, /*part=*/true); }  // of "w"
-  void Last(int node) { StepOf(node, {0, 1}, /*part=*/false); }  // of "f"
-  void StepAll(int64_t step) {
-    for (int node = 0; node < 2; ++node) Backward(node);
-    FirstOfAll();
-    for (int node = 0; node < 2; ++node) Last(node);
-    for (int node = 0; node < 2; ++node) {
-      EXPECT_TRUE(Until([&] { return job(node).view().committed_step() == step; })) << "node " << node << Why(node);
-    }
-    ExpectAll(-static_cast<float>(step), -static_cast<float>(step));
-  }
-  void FirstOfAll() {
-    for (int node = 0; node < 2; ++node) First(node);
-    for (int node = 0; node < 2; ++node) ASSERT_TRUE(PartsAre(node, 1)) << node << Why(node);
-  }
-  bool PartsAre(int node, int64_t parts) {
-    return testing::PollUntil([&] { return StreamOf(node).Committed().parts() == parts; }, kPatience);
-  }
-  bool Promises(int node) {
-    return Until([&] { return job(node).nodes().promised(); });
-  }
-  float At(int node, int64_t element) {
-    return *SlabAt<float>(job(node).memory().shards(), element * static_cast<int64_t>(sizeof(float)));
-  }
-  // What the nodes hold of the two.
-  void ExpectAll(float w, float f) {
-    for (int node = 0; node < 2; ++node) {
-      for (const int64_t element : {0, 31}) {
-        const bool has_w = !cut() || node == 0, has_f = !cut() || node == 1;
-        EXPECT_EQ(has_w ? At(node, element) : w, w) << "w, node " << node;
-        EXPECT_EQ(has_f ? At(node, 32 + element) : f, f) << "f, node " << node;
-      }
-    }
-  }
-  // Node 0 has decided the step, and does not show it.
-  bool Decides() {
-    return Until([&] {
-      v1::Job described;
-      (void)job(0).view().Describe(&described);
-      return described.state() == v1::JOB_STATE_COMMITTING;
-    });
-  }
-  void AttachAll() {
-    for (int node = 0; node < 2; ++node) {
-      bool attached = false;
-      OnLoop([&] { attached = job(node).sessions()[0].get() != nullptr; });
-      if (!attached) Attach(node);
-    }
-  }
-  // All are at `step`, where what came behind it is put back, and go on.
-  void ExpectAllBackAt(int64_t step) {
-    ASSERT_TRUE(Gone(0) && Gone(1));
-    AttachAll();  // which is refused before all is back
-    for (int node = 0; node < 2; ++node) {
-      OnLoop([&] { EXPECT_EQ(job(node).committed().step_counts(), std::vector<int64_t>(2, step)) << node; });
-    }
-    ExpectAll(-static_cast<float>(step), -static_cast<float>(step));
-    StepAll(step + 1);
-  }
-  // Both have made a part of the second step.
-  void PauseBetweenParts() {
-    Begin();
-    StepAll(1);
-    for (int node = 0; node < 2; ++node) Backward(node);
-    FirstOfAll();
-    ExpectAll(-2, -1);
-  }
-};
+class JobNodesParts : public PartsOverNodes {};
 
 TEST_P(JobNodesParts, PartsAreSeenAtOnceAndCommittedTogether) {
   PauseBetweenParts();
@@ -216,111 +123,7 @@ TEST_P(JobNodesParts, AStepPromisedInVainBehindPartsIsPutBack) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, JobNodesParts, ::testing::Values(v1::STRATEGY_HYBRID_SHARD, v1::STRATEGY_FULL_SHARD),
-                         [](const auto& info) { return info.param == v1::STRATEGY_FULL_SHARD ? "Cut" : "Replicas"; });
-
-class JobNodesPartsReplicas : public JobNodesParts {};
-
-// The new daemon of node 0 has nothing, and is sent the version before the parts.
-TEST_P(JobNodesPartsReplicas, ANewNode0IsSentWhatWasBeforePromisedParts) {
-  PauseBetweenParts();
-  wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_reduced() && to == 0; });
-  for (int node = 0; node < 2; ++node) Last(node);
-  ASSERT_TRUE(Promises(1));
-  Kill(0);
-  wire_.Drop(nullptr);
-  OpenAgain(0);
-  ASSERT_TRUE(Until([&] { return job(0).committed().version() == 2; })) << Why(1);
-  ASSERT_TRUE(Gone(1));
-  AttachAll();
-  ExpectAll(-1, -1);
-  StepAll(2);
-}
-
-INSTANTIATE_TEST_SUITE_P(All, JobNodesPartsReplicas, ::testing::Values(v1::STRATEGY_HYBRID_SHARD));
-
-class JobNodesPartsSuccessors : public JobNodesParts {
- protected:
-  JobNodesPartsSuccessors() : JobNodesParts(/*outlives=*/true) {}
-  // Another daemon in the place of node 1's, which has promised a step behind its first part.
-  void SucceedNode1() {
-    CommittedFacts facts;
-    TakeUpLog::Left left;
-    const auto copy = [](const JobSlab* slab, int64_t bytes) {
-      return std::string(slab->At(0), static_cast<size_t>(bytes));
-    };
-    const MemoryPlan memory = nodes_[1].plan->memory;
-    std::string shards, gradients;
-    OnLoop([&] {
-      const Committed& committed = job(1).committed();
-      facts.epoch = committed.epoch() + 1;
-      facts.version = committed.version();
-      facts.step = committed.step();
-      facts.step_counts = {1, 1};
-      facts.trainer_states = {""};
-      facts.gradients_stay = false;
-      shards = copy(job(1).memory().shards(), memory.shards_bytes);
-      gradients = copy(job(1).memory().gradients(), memory.gradients_bytes);
-      const auto log = TakeUpLog::TakeUp(UniqueFd(fcntl(nodes_[1].log_fd.get(), F_DUPFD_CLOEXEC, 0)),
-                                         TakeUpLog::SizesFor(*nodes_[1].plan));
-      ASSERT_TRUE(log.ok()) << log.status();
-      left = *(*log)->Read();
-    });
-    ASSERT_TRUE(left.promised.has_value());
-    EXPECT_EQ(left.promised->parts(), 1);
-    ASSERT_EQ(left.promised->step_counts_size(), 2);
-    EXPECT_EQ(left.promised->step_counts(0), 2) << "the first part has stepped it";
-    EXPECT_EQ(left.promised->step_counts(1), 1);
-    facts.promised = left.promised;
-    Kill(1);
-    wire_.Drop(nullptr);
-    before_open_ = [&](JobCore::Init* init) {
-      // As the part found it; then as it has left it.
-      const int64_t first = cut() ? 32 * 4 : 0;
-      const int64_t bytes = cut() ? 32 * 4 : 64 * 4;
-      std::vector<float> old(static_cast<size_t>(bytes / 4), -1);
-      ASSERT_TRUE(init->memory->shards()->Write(first, reinterpret_cast<const char*>(old.data()), bytes).ok());
-      ASSERT_TRUE(init->memory->undo()->Save(init->memory->shards(), first, bytes, facts.version).ok());
-      ASSERT_TRUE(init->memory->shards()->Write(first, shards.data() + first, bytes).ok());
-      ASSERT_TRUE(init->memory->gradients()->Write(first, gradients.data() + first, bytes).ok());
-      init->committed = facts;
-      NodeLeft& of_node = init->nodes->left.emplace();
-      of_node.promised_in = facts.promised->generation();
-      of_node.promised_parts = true;
-    };
-    OpenAgain(1);
-    before_open_ = nullptr;
-  }
-};
-
-TEST_P(JobNodesPartsSuccessors, AStepThatASuccessorHearsOfHasItsParts) {
-  PauseBetweenParts();
-  wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_decided() && to == 1; });
-  for (int node = 0; node < 2; ++node) Last(node);
-  ASSERT_TRUE(Decides());
-  ASSERT_TRUE(Promises(1));
-  ASSERT_NO_FATAL_FAILURE(SucceedNode1());
-  for (int node = 0; node < 2; ++node) {
-    ASSERT_TRUE(Until([&] { return job(node).view().committed_step() == 2; })) << node << Why(0);
-    OnLoop([&] { EXPECT_EQ(job(node).committed().step_counts(), std::vector<int64_t>(2, 2)) << node; });
-  }
-  ASSERT_TRUE(Gone(0));
-  ExpectAll(-2, -2);
-  AttachAll();
-  StepAll(3);
-}
-
-TEST_P(JobNodesPartsSuccessors, PartsPromisedInVainArePutBackByASuccessor) {
-  PauseBetweenParts();
-  wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_reduced() && to == 0; });
-  for (int node = 0; node < 2; ++node) Last(node);
-  ASSERT_TRUE(Promises(1));
-  ASSERT_NO_FATAL_FAILURE(SucceedNode1());
-  ExpectAllBackAt(1);
-}
-
-INSTANTIATE_TEST_SUITE_P(All, JobNodesPartsSuccessors,
-                         ::testing::Values(v1::STRATEGY_HYBRID_SHARD, v1::STRATEGY_FULL_SHARD),
-                         [](const auto& info) { return info.param == v1::STRATEGY_FULL_SHARD ? "Cut" : "Replicas"; });
+                         PartsName);
 
 }  // namespace
 }  // namespace shardd
