@@ -366,6 +366,7 @@ void RandomJob::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduce
 
 void RandomJob::MakePart() {
   ++parts_;
+  world_->MadePart();
   absl::StrAppend(&added_, "part ", parts_, "; ");
   said_all_ = said_reduced_ = says_part_ = false;
   closed_ = 0;

@@ -199,6 +199,9 @@ class NodeWorld {
   }
   // How many daemons of node 0 have ended. A step is decided that was reduced so long ago.
   int life() const { return life_; }
+  // Parts of steps that nodes have made, each on each of them.
+  void MadePart() { ++parts_made_; }
+  int parts_made() const { return parts_made_; }
   // The daemon of the node is replaced by one that goes on where it was.
   void Leave(int node);
   // How often an attempt has ended where a node showed a step, because a daemon was about to be replaced.
@@ -257,6 +260,7 @@ class NodeWorld {
   int loads_taken_up_ = 0;
   int loads_carried_over_ = 0;
   int life_ = 0;
+  int parts_made_ = 0;
   bool delivers_begin_ = false;
   bool node0_dies_ = false;
   int64_t target_ = 0;  // 0: there is trouble still
