@@ -72,6 +72,7 @@ TEST_P(NodeMemberSchedules, DaemonsThatDieLoseNothingThatIsCutOverNodes) {
   int promises = 0;
   int loads = 0;
   int loads_carried_over = 0;
+  int parts = 0;
   for (uint64_t seed = 1; seed <= 1500; ++seed) {
     NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0,
                     {.daemons_die = true, .custodians = true, .cut = true});
@@ -80,11 +81,13 @@ TEST_P(NodeMemberSchedules, DaemonsThatDieLoseNothingThatIsCutOverNodes) {
     promises += world.promises_taken_up();
     loads += world.loads_taken_up();
     loads_carried_over += world.loads_carried_over();
+    parts += world.parts_made();
   }
   EXPECT_GT(taken_up, 1000);
   EXPECT_GT(promises, 50);
   EXPECT_GT(loads, 50);
   EXPECT_GT(loads_carried_over, 20);
+  EXPECT_GT(parts, 1000);
 }
 
 // Nobody could send a node a step whose promise it has given up.

@@ -41,6 +41,10 @@ void RandomJob::BeginAttempt() {
   // The same on all nodes, but for order and what is missing.
   std::mt19937_64 same(world_->seed() * 1000003 + static_cast<uint64_t>(step));
   backwards_ = 1 + static_cast<int>(same() % 2);
+  // A part takes as many events as the rest of a step: where there are some, less else happens.
+  parts_wanted_ = world_->seed() % 4 == 1 ? static_cast<int>(same() % 3) : 0;
+  parts_ = 0;
+  says_part_ = false;
 }
 
 bool RandomJob::MustLoad() const {
@@ -213,6 +217,7 @@ void RandomJob::Act() {
     closed.set_step(step + 1);
     closed.set_backwards(kAllBackwards);
     closed.mutable_ranks_step()->add_groups()->set_lr(0.5);
+    closed.mutable_ranks_step()->set_part(parts_ < parts_wanted_);
     member->Closed(std::move(closed));
     return;
   }
@@ -222,12 +227,14 @@ void RandomJob::Act() {
       return;
     }
     said_reduced_ = true;
+    says_part_ = parts_ < parts_wanted_;
     promised_in_ = member->generation();
     reduced_in_life_ = world_->life();
     v1::PeerMessage::Reduced reduced;
     reduced.set_step(step + 1);
     reduced.set_present(std::string(1, '\x0f'));
-    if (!world_->calm() && world_->Random(12) == 0) {
+    reduced.set_part(says_part_);
+    if (!says_part_ && !world_->calm() && world_->Random(12) == 0) {
       leaves_ = true;
       reduced.set_ends_attempt(absl::StrCat("the daemon of node ", node_, " is replaced"));
     }
@@ -245,7 +252,7 @@ void RandomJob::Abort(const absl::Status& cause) {
     return;
   }
   ++aborts;
-  begun_ = said_reduced_ = asks_to_write_ = false;
+  begun_ = said_reduced_ = says_part_ = asks_to_write_ = false;
   extends_ = Extends::kNo;
   if (!applied_) loads_ = false;
   asked_to_write_ = 0;
@@ -320,7 +327,7 @@ void RandomJob::TakeUp(const RandomJob& before) {
       pending_abort_ = absl::AbortedError("the daemon before has ended");
     } else if (before.committing_ && !before.loads_) {
       EndCommit();
-    } else if (before.said_reduced_ && node_ != 0) {
+    } else if (before.said_reduced_ && !before.says_part_ && node_ != 0) {
       left.promised_in = promised_in_ = before.promised_in_;
       begun_ = said_reduced_ = said_all_ = true;
       reduced_in_life_ = before.reduced_in_life_;
@@ -395,6 +402,12 @@ void RandomJob::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduce
   for (const v1::PeerMessage::Reduced& of : reduced) {
     if (!of.ends_attempt().empty()) decided.set_ends_attempt(of.ends_attempt());
   }
+  if (says_part_) {
+    decided.set_part(true);
+    member->DecidePart(decided);
+    MakePart();
+    return;
+  }
   world_->Node0Decides(step + 1);
   member->Decide(decided);
   committing_ = true;
@@ -402,10 +415,22 @@ void RandomJob::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduce
   decided_ = decided;
 }
 
+void RandomJob::MakePart() {
+  ++parts_;
+  world_->MadePart();
+  absl::StrAppend(&added_, "part ", parts_, "; ");
+  said_all_ = said_reduced_ = says_part_ = false;
+  closed_ = 0;
+}
+
 void RandomJob::NodeDecided(const v1::PeerMessage::Decided& decided) {
-  if (committing_ || !said_reduced_ || decided.step() != step + 1) {
+  if (committing_ || !said_reduced_ || decided.step() != step + 1 || decided.part() != says_part_) {
     world_->Fail(
         absl::StrCat("node ", node_, " at step ", step, ": is told of a decided step that it has not reduced"));
+  }
+  if (decided.part()) {
+    MakePart();
+    return;
   }
   committing_ = true;
   said_reduced_ = false;

@@ -45,7 +45,8 @@ inline std::shared_ptr<const ShardPlan> NodesPlan(int nodes, bool allow_missing,
 
 class NodeWorld;
 
-// What JobCore is to its member. Its step: backwards, in each some groups once or twice, in an order of its own.
+// What JobCore is to its member. Its step: backwards, in each some groups once or twice, in an order of its own; then
+// up to two parts, of several optimizers.
 class RandomJob final : public NodeFacts,
                         public NodeSumsListener,
                         public NodeStepsListener,
@@ -112,6 +113,7 @@ class RandomJob final : public NodeFacts,
   std::string StepShown() const;  // the commit of `step`
   void GiveNext();
   void FinishRestore();
+  void MakePart();
   bool MayShow() const { return !initialized || loads_ || member->held_step() > step; }
   void MaybeShow();
   void EndCommit();
@@ -139,7 +141,10 @@ class RandomJob final : public NodeFacts,
   uint64_t loads_in_ = 0;   // the generation
   enum class Extends { kNo, kAsked, kMakes, kMade } extends_ = Extends::kNo;
   bool said_reduced_ = false;
-  bool leaves_ = false;  // with the end of this attempt, which it has asked for
+  int parts_ = 0;           // of the step, made in this attempt
+  int parts_wanted_ = 0;    // before the one that commits it
+  bool says_part_ = false;  // what it has said to be reduced
+  bool leaves_ = false;     // with the end of this attempt, which it has asked for
   int reduced_in_life_ = 0;
   int backwards_ = 0;
   int backward_ = 0;
@@ -207,6 +212,9 @@ class NodeWorld {
   }
   // How many daemons of node 0 have ended. A step is decided that was reduced so long ago.
   int life() const { return life_; }
+  // Parts of steps that nodes have made, each on each of them.
+  void MadePart() { ++parts_made_; }
+  int parts_made() const { return parts_made_; }
   // The daemon of the node is replaced by one that goes on where it was.
   void Leave(int node);
   // How often an attempt has ended where a node showed a step, because a daemon was about to be replaced.
@@ -275,6 +283,7 @@ class NodeWorld {
   int loads_taken_up_ = 0;
   int loads_carried_over_ = 0;
   int life_ = 0;
+  int parts_made_ = 0;
   bool delivers_begin_ = false;
   bool node0_dies_ = false;
   int64_t target_ = 0;  // 0: there is trouble still

@@ -72,6 +72,34 @@ TEST_F(StepsOverNodesTest, AGenerationsPlannedEndIsToldWithItsStep) {
   EXPECT_EQ(decided_.size(), 1u);
 }
 
+TEST_F(StepsOverNodesTest, APartIsToldAndHeardWithoutAPromise) {
+  auto log = *TakeUpLog::Create({.place_bytes = 4096, .ranks = 1, .promises = true});
+  const TakeUpLog& left = *log;
+  loop_.RunAndWait([&] {
+    committed_.KeepIn(std::move(log));
+    v1::Step step;
+    step.set_part(true);
+    steps_.Ask(0, std::move(step), /*signal=*/0);
+    over_.EndAttemptBehindStep(absl::AbortedError("the daemon is replaced"));
+  });
+  v1::PeerMessage decided = Decided();
+  decided.mutable_decided()->set_part(true);
+  Hear(decided);
+  EXPECT_TRUE(decided_.empty()) << "it has not reduced it";
+  SayReduced(NormOf({3, 4}));
+  const auto sent = Sent(v1::PeerMessage::kReduced);
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_TRUE(sent[0].reduced().part());
+  EXPECT_EQ(sent[0].reduced().ends_attempt(), "") << "the attempt ends behind the whole step";
+  EXPECT_FALSE(member_.promised());
+  EXPECT_FALSE(left.Read()->promised.has_value());
+  Hear(Decided());
+  EXPECT_TRUE(decided_.empty()) << "of the whole step nothing was said";
+  Hear(decided);
+  Hear(decided);
+  EXPECT_EQ(decided_.size(), 1u) << "once";
+}
+
 // What a daemon that takes this one's place needs to commit the step.
 TEST_F(StepsOverNodesTest, APromiseIsWrittenBeforeItIsSaid) {
   auto log = *TakeUpLog::Create({.place_bytes = 4096, .ranks = 1, .promises = true});
