@@ -104,6 +104,7 @@ class Core final : public JobsSource {
                 std::function<void(absl::Status, const std::vector<int>&)> done);
 
   friend void AnswerOthersGradients(Core* core, PeerCredentials peer, v1::OthersGradientsRequest request,
+                                    std::shared_ptr<std::shared_ptr<void>> held,
                                     JobsSource::Done<v1::OthersGradientsResponse> done);
 
   // JobsSource.
@@ -219,6 +220,7 @@ class Core final : public JobsSource {
     bool tells_words = false;  // instead of commands
     v1::CommandBatch batch;
     int next = 0;
+    std::function<void(JobCore& job, const Session& session)> ask;  // instead of both; without a stream
     std::function<void()> done;
   };
 
@@ -286,8 +288,10 @@ class Core final : public JobsSource {
   TakeUps take_ups_;
 };
 
-// What a rank asks beside its commands (TrainerService.OthersGradients). Calls `done` once, from any thread.
+// What a rank asks beside its commands (TrainerService.OthersGradients). Calls `done` once, from any thread. Before
+// that it may set *held, which the caller lets go of when the answer is read: a session has few that are not.
 void AnswerOthersGradients(Core* core, PeerCredentials peer, v1::OthersGradientsRequest request,
+                           std::shared_ptr<std::shared_ptr<void>> held,
                            JobsSource::Done<v1::OthersGradientsResponse> done);
 
 }  // namespace shardd

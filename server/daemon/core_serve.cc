@@ -90,8 +90,11 @@ bool Core::ExecuteBatches(Entry& entry, absl::Time until) {
     const std::shared_ptr<PendingBatch> pending = std::move(entry.batches.front());
     entry.batches.pop_front();
     JobCore* job = nullptr;
-    Session* session = FindSessionOf(pending->session_id, *pending->stream, &job);
-    if (session != nullptr && pending->tells_words) {
+    Session* session = pending->ask != nullptr ? FindSession(pending->session_id, &job)
+                                               : FindSessionOf(pending->session_id, *pending->stream, &job);
+    if (session != nullptr && pending->ask != nullptr) {
+      pending->ask(*job, *session);
+    } else if (session != nullptr && pending->tells_words) {
       if (absl::Status status = session->TellWords(&loop_, job->committed().version()); !status.ok()) {
         session->stream->Finish(std::move(status));
       }

@@ -28,6 +28,16 @@ grpc::ServerUnaryReactor* AnswerCall(grpc::CallbackServerContext* context,
   return reactor;
 }
 
+// Keeps what is held until gRPC is done with the call, and with its answer.
+class HoldingReactor final : public grpc::ServerUnaryReactor {
+ public:
+  const std::shared_ptr<std::shared_ptr<void>> held = std::make_shared<std::shared_ptr<void>>();
+  void OnDone() override {
+    held->reset();
+    delete this;
+  }
+};
+
 }  // namespace
 
 TrainerService::TrainerService(Core* core, const PeerRegistry* peers)
@@ -82,13 +92,18 @@ grpc::ServerUnaryReactor* TrainerService::AttachRank(grpc::CallbackServerContext
 
 grpc::ServerUnaryReactor* TrainerService::OthersGradients(grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
-  return AnswerCall(context, [&](grpc::ServerUnaryReactor* reactor) -> absl::Status {
-    SHARDD_ASSIGN_OR_RETURN(const PeerCredentials peer, peers_->Lookup(context->peer()));
-    v1::OthersGradientsRequest request;
-    SHARDD_RETURN_IF_ERROR(DecodeWithin("others' gradients", *bytes, kSmallMessage, &request));
-    AnswerOthersGradients(core_, peer, std::move(request), MakeDone<v1::OthersGradientsResponse>(reactor, response));
-    return absl::OkStatus();
-  });
+  auto* const reactor = new HoldingReactor();
+  const absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
+  v1::OthersGradientsRequest request;
+  absl::Status status = peer.status();
+  status.Update(DecodeWithin("others' gradients", *bytes, kSmallMessage, &request));
+  if (status.ok()) {
+    AnswerOthersGradients(core_, *peer, std::move(request), reactor->held,
+                          MakeDone<v1::OthersGradientsResponse>(reactor, response));
+  } else {
+    reactor->Finish(ToGrpcStatus(status));
+  }
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* TrainerService::CloseJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,

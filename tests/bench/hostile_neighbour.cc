@@ -28,6 +28,7 @@ namespace {
 namespace http2 = faults::http2;
 
 constexpr int kRanks = 60;
+constexpr int kWide = 100'000;  // parameters
 constexpr int kFloods = 20;
 constexpr int kConnections = 10'000;
 constexpr char kMethod[] = "/shardd.v1.JobsService/GetDaemon";
@@ -78,6 +79,44 @@ class HostileRanks {
     }
     for (const auto& client : clients_) Must(client->Consumed(), "a rank's commit is not taken");
   }
+  // Asks for what others gave, without end, of a job with many parameters.
+  void EnterWide(const std::string& address) {
+    clients_.clear();
+    v1::JobSpec spec;
+    Must(google::protobuf::util::JsonStringToMessage(GroupsSpec(absl::StrCat("hostile", jobs_++), kRanks, 1, 1024, ""),
+                                                     &spec)
+             .ok(),
+         "the job is not described");
+    for (int i = 0; i < kWide; ++i) {
+      v1::Parameter& parameter = *spec.mutable_tree()->mutable_modules(0)->add_parameters();
+      parameter.set_name(absl::StrCat("wide", i));
+      parameter.set_dtype(v1::DTYPE_FLOAT32);
+    }
+    for (int rank = 0; rank < kRanks; ++rank) {
+      clients_.push_back(std::make_unique<faults::RawClient>(PathOf(address)));
+      Must(clients_.back()->Enter(spec, rank).ok(), "a rank did not attach");
+    }
+  }
+  void Ask() {
+    std::vector<std::thread> asking;
+    std::atomic<int> asked = 0;
+    const absl::Time end = absl::Now() + AttackTime();
+    for (const auto& client : clients_) {
+      asking.emplace_back([&asked, &client = *client, end] {
+        while (absl::Now() < end) {
+          v1::OthersGradientsRequest request;
+          request.set_session_id(client.session().session_id());
+          request.set_token(client.session().token());
+          v1::OthersGradientsResponse response;
+          grpc::ClientContext context;
+          Must(client.stub().OthersGradients(&context, request, &response).ok(), "a question is not answered");
+          ++asked;
+        }
+      });
+    }
+    for (std::thread& thread : asking) thread.join();
+    if (std::getenv("SHARDD_BENCH_VERBOSE") != nullptr) std::fprintf(stderr, "%d questions\n", asked.load());
+  }
   void Send() {
     std::string bytes = faults::GoodStep().SerializeAsString();
     while (bytes.size() + 2 <= static_cast<size_t>(kStepPayloadBytes)) bytes.append("\x78\x01");
@@ -118,6 +157,8 @@ const std::map<std::string, Attack>& Attacks() {
   const auto nothing = [](const std::string&) {};
   static const auto* const attacks = new std::map<std::string, Attack>{
       {"steps", {[](const std::string& address) { ranks->Enter(address); }, [](const std::string&) { ranks->Send(); }}},
+      {"questions",
+       {[](const std::string& address) { ranks->EnterWide(address); }, [](const std::string&) { ranks->Ask(); }}},
       {"resets",
        {nothing,
         [](const std::string& address) {

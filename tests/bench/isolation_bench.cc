@@ -292,6 +292,7 @@ BENCHMARK_CAPTURE(BM_VictimBeside, undo, "undo")->Iterations(1)->Unit(benchmark:
 BENCHMARK_CAPTURE(BM_VictimBeside, kept, "kept")->Iterations(1)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_VictimBeside, close, "close")->Iterations(1)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_VictimBeside, hostile_steps, "steps")->Iterations(1)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(BM_VictimBeside, hostile_questions, "questions")->Iterations(1)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_VictimBeside, rapid_reset, "resets")->Iterations(1)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_VictimBeside, pings, "pings")->Iterations(1)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_VictimBeside, connections, "connections")->Iterations(1)->Unit(benchmark::kMillisecond);

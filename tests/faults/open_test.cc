@@ -128,6 +128,50 @@ TEST_F(BadInput, OnlyAnAttachedRankAsksWhatOthersGave) {
   ExpectJobIntact();
 }
 
+// Each answer may be large, and waits in the daemon until it is read.
+TEST_F(BadInput, QuestionsWithoutEndAreFewAtATime) {
+  StartDaemonWithJob();
+  {
+    RawClient client(socket());
+    ASSERT_TRUE(client.Enter(SpecOf({{"name", "other"}, {"world", "1"}}), 0).ok());
+    v1::OthersGradientsRequest request;
+    request.set_session_id(client.session().session_id());
+    request.set_token(client.session().token());
+    struct Call {
+      grpc::ClientContext context;
+      v1::OthersGradientsResponse response;
+      grpc::Status status;
+    };
+    constexpr int kCalls = 2000;
+    std::vector<Call> calls(kCalls);
+    grpc::CompletionQueue queue;
+    for (Call& call : calls) {
+      call.context.set_deadline(absl::ToChronoTime(absl::Now() + testing::kLimit));
+      client.stub().AsyncOthersGradients(&call.context, request, &queue)->Finish(&call.response, &call.status, &call);
+    }
+    int answered = 0, refused = 0;
+    for (int i = 0; i < kCalls; ++i) {
+      void* tag = nullptr;
+      bool ok = false;
+      ASSERT_TRUE(queue.Next(&tag, &ok));
+      const grpc::Status& status = static_cast<Call*>(tag)->status;
+      answered += status.ok() ? 1 : 0;
+      if (status.ok()) continue;
+      ExpectStatus(FromGrpcStatus(status), absl::StatusCode::kResourceExhausted, "too many questions are under way");
+      ++refused;
+    }
+    EXPECT_GT(answered, 0);
+    EXPECT_GT(refused, 0);
+    v1::OthersGradientsResponse response;
+    EXPECT_TRUE(testing::PollUntil([&] {
+      grpc::ClientContext context;
+      return client.stub().OthersGradients(&context, request, &response).ok();
+    })) << "when answers are read";
+    queue.Shutdown();
+  }
+  ExpectJobIntact();
+}
+
 TEST_F(BadInput, OnlyAnAttachedRankExtendsWhatItsJobTrains) {
   StartDaemonWithJob();
   RawClient client(socket());

@@ -9,7 +9,8 @@ GivenByOthers::GivenByOthers(std::shared_ptr<const ShardPlan> plan)
     : plan_(std::move(plan)),
       lacked_(plan_->params.size()),
       of_group_(plan_->groups.size(), false),
-      asked_(static_cast<size_t>(plan_->world_size), 0) {}
+      asked_(static_cast<size_t>(plan_->world_size), 0),
+      last_(static_cast<size_t>(plan_->world_size), kNever) {}
 
 void GivenByOthers::Lacked(int rank, int param, int backward) {
   std::vector<Lacks>& by_rank = lacked_[static_cast<size_t>(param)];
@@ -18,6 +19,7 @@ void GivenByOthers::Lacked(int rank, int param, int backward) {
   Lacks& lacks = by_rank[static_cast<size_t>(rank)];
   lacks.first = lacks.first >= asked_[static_cast<size_t>(rank)] ? lacks.first : backward;
   lacks.last = backward;
+  last_[static_cast<size_t>(rank)] = std::max(last_[static_cast<size_t>(rank)], backward);
 }
 
 std::vector<int> GivenByOthers::Note(int backward, int group, absl::Span<const Part> parts,
@@ -67,6 +69,7 @@ void GivenByOthers::NoteTakenBack(int rank, int backward, int group, const std::
 std::vector<int> GivenByOthers::Ask(int rank, int first, int closed) {
   asked_[static_cast<size_t>(rank)] = closed;
   std::vector<int> params;
+  if (last_[static_cast<size_t>(rank)] < std::max(first, 0)) return params;  // as where somebody asks again and again
   for (size_t param = 0; param < lacked_.size(); ++param) {
     const std::vector<Lacks>& by_rank = lacked_[param];
     if (!by_rank.empty() && by_rank[static_cast<size_t>(rank)].last >= std::max(first, 0)) {
@@ -90,6 +93,7 @@ void GivenByOthers::Clear() {
   }
   of_group_.assign(of_group_.size(), false);
   asked_.assign(asked_.size(), 0);
+  last_.assign(last_.size(), kNever);
 }
 
 }  // namespace shardd

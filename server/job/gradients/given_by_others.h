@@ -57,6 +57,7 @@ class GivenByOthers {
   std::vector<std::vector<Lacks>> lacked_;  // by parameter, by rank; empty: no rank lacked it
   std::vector<bool> of_group_;              // by group: some of its parameters were lacked
   std::vector<int> asked_;                  // by rank: about backwards before this one
+  std::vector<int> last_;                   // by rank: in which it lacked anything; kNever: in none
 };
 
 }  // namespace shardd
