@@ -194,16 +194,18 @@ TEST(TakeUps, JobsOfANameAreOneAfterTheOther) {
 }
 
 TEST(TakeUps, StopBeginsNoOtherAndSaysWhatIsLeft) {
-  static absl::Notification go_on;  // a thread that is left has these
+  static absl::Notification began, go_on;  // a thread that is left has these
   static TakeUps& take_ups = *new TakeUps;
   static std::atomic<bool> other_began = false, ended = false;
   Jobs jobs = Of(kLong, [] {
     DescribeLong(&take_ups);
+    began.Notify();
     go_on.WaitForNotification();
     ended = true;
   });
   jobs[kLong].push_back(Once([] { other_began = true; }));
   take_ups.Begin(std::move(jobs), absl::ZeroDuration());
+  began.WaitForNotification();
   EXPECT_FALSE(take_ups.Stop(absl::Milliseconds(20)));
   EXPECT_TRUE(absl::IsAborted(take_ups.Check("", kLong.first, "long"))) << "its memory may still be written";
   go_on.Notify();

@@ -63,6 +63,7 @@ TEST_P(JobReplicasPartsUndo, ANewNode0IsSentNothingThatIsNotBack) {
   wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_reduced() && to == 0; });
   for (int node = 0; node < 2; ++node) Last(node);
   ASSERT_TRUE(Promises(1));
+  wire_.Drop([](int to, const v1::PeerMessage&) { return to == 0; });
   Lose(1);
   Kill(0);
   HoldCopier();
