@@ -1,6 +1,8 @@
 // Nodes that reach each other through a network that harms connections at random, by seeds: links end, begin again, are
 // silent, slow or doubled at any moment of a job, and what is trained has the bits of a run that nobody disturbs.
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <iterator>
 #include <random>
@@ -110,6 +112,34 @@ TEST_P(NodesProxy, HarmedConnectionsDoNotChangeTheResult) {
   }
   EXPECT_GE(aborts, Seeds(count())) << "little was harmed while it trained";
   for (int k = 0; k < count(); ++k) EXPECT_TRUE(node(k).DaemonAlive()) << k;
+}
+
+// What is open is served, and nothing else is opened, while links end and begin again.
+TEST_P(NodesProxy, LinksThatEndWhileANodeHasNoDescriptorsComeAgain) {
+  if (GetParam().nodes > 2 && Seeds(3) == 1) GTEST_SKIP() << "takes a minute; a long run has it (SHARDD_PROXY_SEEDS=2)";
+  BehindProxies();
+  Start(GetParam().nodes, 1, {"--peer_keepalive_ms=1000"});
+  const std::vector<TrainerReport> want = RunAll(Training("undisturbed"));
+  const Args args = Training("no-files");
+  std::vector<Child> ranks = StartRanks(args);
+  const auto step = [&] { return node(0).Job(args.Text("name")).committed_step(); };
+  for (int k = 0; k < count(); ++k) {
+    const int64_t first = step();
+    ASSERT_TRUE(testing::PollUntil([&] { return AllEnded(ranks) || step() >= first + 10; }));
+    ASSERT_FALSE(AllEnded(ranks)) << "too few steps";
+    rlimit before{};
+    ASSERT_EQ(prlimit(node(k).daemon_pid(), RLIMIT_NOFILE, nullptr, &before), 0);
+    const rlimit none = {3, before.rlim_max};
+    ASSERT_EQ(prlimit(node(k).daemon_pid(), RLIMIT_NOFILE, &none, nullptr), 0);
+    for (int other = 0; other < count(); ++other) proxy(other).HarmAll(Fault::kReset);
+    absl::SleepFor(absl::Milliseconds(1500));  // some tries to begin again
+    ASSERT_EQ(prlimit(node(k).daemon_pid(), RLIMIT_NOFILE, &before, nullptr), 0);
+    ASSERT_TRUE(node(k).DaemonAlive()) << k;
+  }
+  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(2 * testing::kLimit), 0);
+  const std::vector<TrainerReport> reports = Reports(args);
+  ExpectAllOk(reports);
+  ExpectSame(reports, want);
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, NodesProxy,
