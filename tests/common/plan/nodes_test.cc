@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "common/plan/node_part.h"
 #include "tests/common/plan/spec_builder.h"
 
 namespace shardd {
@@ -169,6 +170,25 @@ TEST(Nodes, NodesAddOnlyStagingAndMemoryForWhatOthersSend) {
     EXPECT_EQ(plan.memory.TotalBytes(3) - one.memory.TotalBytes(3),
               plan.memory.gradient_staging_bytes + plan.memory.node_receive_bytes);
   }
+}
+
+// Old bytes of what parts of steps change: of all that a node has, which is a replica or its part.
+TEST(Nodes, SeveralOptimizersHaveRoomForOldBytesOnEachNode) {
+  const auto several = [](v1::Strategy strategy) {
+    SpecBuilder b = Model(2, 2);
+    b.config().set_strategy(strategy);
+    for (const char* const fqn : {"w", "a.w"}) {
+      v1::OptimizerConfig::Group& group = *b.config().mutable_optimizer()->add_groups();
+      group.add_fqns(fqn);
+      group.set_kind(v1::OPTIMIZER_KIND_ADAMW);
+    }
+    return b.Plan().memory;
+  };
+  const MemoryPlan replica = several(v1::STRATEGY_HYBRID_SHARD), part = several(v1::STRATEGY_FULL_SHARD);
+  EXPECT_EQ(replica.undo_bytes, replica.shards_bytes + replica.optimizer_bytes);
+  EXPECT_GE(part.undo_bytes, part.held_shards_bytes + part.held_optimizer_bytes);
+  EXPECT_LT(part.undo_bytes, part.held_shards_bytes + part.held_optimizer_bytes + 16 * kUndoChunkBytes);
+  EXPECT_LT(part.undo_bytes, replica.undo_bytes);
 }
 
 TEST(Nodes, DifferingNodesChangeThePlanAndAreNamed) {
