@@ -56,7 +56,7 @@ struct Core::Closing {
     }
     if (now < not_before || job.extensions().decided() || job.extensions().widens()) return false;
     const bool links_are_new = now < entry.extended + kLinksAreUp || not_before > absl::InfinitePast();
-    return !links_are_new || job.nodes().reaches_all();
+    return !links_are_new || job.nodes().others().AreReached();
   }
 };
 

@@ -280,8 +280,6 @@ void JobNodes::NodesExtend(bool made) {
   if (tell_.extend(made) && made) member_->Stop();
 }
 
-bool JobNodes::reaches_all() const { return member_->Unreached().empty(); }
-
 bool JobNodes::MayWriteBack() const {
   if (gathers_ != nullptr) return asks_to_write_ && member_->may_write_times() >= asked_to_write_;
   return !over_nodes() || member_->OthersHaveState();

@@ -126,7 +126,6 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   void Describe(v1::Job* out) const;
 
   // REQUIRES of these: over_nodes().
-  bool reaches_all() const;
   SumsOverNodes& sums() { return *sums_; }
   const SumsOverNodes& sums() const { return *sums_; }
   StepsOverNodes& steps() { return *steps_; }

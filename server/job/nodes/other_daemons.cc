@@ -15,6 +15,13 @@ absl::Status OtherDaemons::CheckAll(Knows knows, const char* what, const char* l
   return absl::OkStatus();
 }
 
+bool OtherDaemons::AreReached() const {
+  for (int node = 0; node < plan_->nodes(); ++node) {
+    if (node != links_->node() && links_->protocol_version(node) == 0) return false;
+  }
+  return true;
+}
+
 absl::Status OtherDaemons::CheckTakeWrites() const {
   return CheckAll(&PeerLinks::takes_writes_where_cut, "",
                   "takes no values after the initial ones where parameters are cut over nodes; upgrade it, or load "

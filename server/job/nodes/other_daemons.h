@@ -18,6 +18,8 @@ class OtherDaemons {
   absl::Status CheckTakeWrites() const;
   // ... more to train on several nodes, once the job is open.
   absl::Status CheckExtend() const;
+  // There is a link to each.
+  bool AreReached() const;
 
  private:
   using Knows = bool (PeerLinks::*)(int node) const;

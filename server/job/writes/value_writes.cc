@@ -329,13 +329,7 @@ void ValueWrites::SubmitCommit(bool forgets) {
       if (!states[rank].empty()) use_.counts->SetTrainerState(static_cast<int>(rank), states[rank]);
     }
     use_.counts->CommitValues();
-    if (forgets) {  // which are void from here on
-      const auto forget = [undo = use_.memory->undo()](bool* more) {
-        undo->Forget(more);
-        return absl::OkStatus();
-      };
-      Run(forget, [](const absl::Status&) {});
-    }
+    if (forgets) ForgetOldBytes();  // which are void from here on
     use_.events->Add(-1, "parameters", absl::StrCat("version ", use_.counts->version()));
   };
   use_.commits->Make(std::move(version));
@@ -385,14 +379,12 @@ void ValueWrites::BeginRestore() {
     }
   }
   // What comes may begin at a version that old bytes are of, of what is lost.
-  if (UndoSlab* const undo = use_.memory->undo(); undo != nullptr) {
-    Run(
-        [undo](bool* more) {
-          undo->Forget(more);
-          return absl::OkStatus();
-        },
-        [](const absl::Status&) {});
-  }
+  if (use_.memory->undo() != nullptr) ForgetOldBytes();
+}
+
+void ValueWrites::ForgetOldBytes() {
+  Run([undo = use_.memory->undo()](bool* more) { return undo->Forget(more), absl::OkStatus(); },
+      [](const absl::Status&) {});
 }
 
 void ValueWrites::EndEpoch() {

@@ -130,6 +130,7 @@ class ValueWrites final : public JobPart {
   // One of few bytes has ended when this returns. An error of one that ends later ends the epoch.
   absl::Status CopyFor(Session* session, const Copying& copying, ValueCopies::Copy copy);
   void Run(ValueCopies::Copy copy, ValueCopies::Then then);
+  void ForgetOldBytes();  // REQUIRES: there is room for some
   void Release(Session* session);
   bool WritesBack(int rank) const;
   // What was written stays from here on. `then` runs once what is stale is cleared, at once where there is nothing.
