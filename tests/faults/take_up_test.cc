@@ -88,7 +88,7 @@ class TakeUpUnderStress : public e2e::KeptCluster {
   uint64_t job_id_ = 0;
 };
 
-TEST_F(TakeUpUnderStress, AJobForWhichDescriptorsAreShortIsTakenUpLater) {
+TEST_F(TakeUpUnderStress, AJobThatLacksDescriptorsIsTakenUpLater) {
   ASSERT_NO_FATAL_FAILURE(StartInTheMidst());
   rlimit before{};
   ASSERT_EQ(prlimit(daemon_pid(), RLIMIT_NOFILE, nullptr, &before), 0);

@@ -115,7 +115,7 @@ TEST_P(NodesProxy, HarmedConnectionsDoNotChangeTheResult) {
 }
 
 // What is open is served, and nothing else is opened, while links end and begin again.
-TEST_P(NodesProxy, LinksThatEndWhileANodeHasNoDescriptorsComeAgain) {
+TEST_P(NodesProxy, LinksOfANodeWithoutDescriptorsComeAgain) {
   if (GetParam().nodes > 2 && Seeds(3) == 1) GTEST_SKIP() << "takes a minute; a long run has it (SHARDD_PROXY_SEEDS=2)";
   BehindProxies();
   Start(GetParam().nodes, 1, {"--peer_keepalive_ms=1000"});

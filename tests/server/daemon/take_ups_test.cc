@@ -94,7 +94,7 @@ TEST(TakeUps, WhoNamesAJobThatIsLeftComesAgain) {
 }
 
 // Ranks ask for their job before they know anything else of the daemon.
-TEST(TakeUps, WhoAsksForAJobThatIsNotDescribedComesAgain) {
+TEST(TakeUps, WhoAsksForAnUndescribedJobComesAgain) {
   absl::Notification describe, go_on;
   TakeUps take_ups;
   take_ups.Begin(Of(kLong,

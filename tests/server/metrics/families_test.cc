@@ -115,6 +115,16 @@ TEST(FamiliesTest, AnUnresponsiveDaemonIsShownAsDownAlone) {
               ::testing::AllOf(HasSubstr("shardd_up 0\n"), Not(HasSubstr("shardd_build_info"))));
 }
 
+TEST(FamiliesTest, AJobThatIsBeingTakenUpIsCounted) {
+  v1::GetMetricsResponse metrics = FullMetrics();
+  EXPECT_THAT(Text(metrics), HasSubstr("shardd_jobs{state=\"taking_up\"} 0\n"));
+  v1::JobMetrics& job = *metrics.mutable_jobs(0);
+  job.set_state(v1::JOB_STATE_TAKING_UP);
+  job.clear_collective();
+  EXPECT_THAT(Text(metrics), HasSubstr("shardd_jobs{state=\"taking_up\"} 1\n"));
+  EXPECT_THAT(Text(metrics), Not(HasSubstr("path=\"\"")));
+}
+
 TEST(FamiliesTest, NamesOfJobsAreEscaped) {
   v1::GetMetricsResponse metrics = FullMetrics();
   metrics.mutable_jobs(0)->set_name("a\"b\\c\nd");
