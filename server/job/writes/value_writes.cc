@@ -233,9 +233,7 @@ void ValueWrites::Undo() {
   }
   // Nobody is to read what is half put back: ranks that are here are held, others cannot attach (AddSession).
   for (const auto& session : *see_.sessions) {
-    if (session != nullptr) {
-      session->held = true;
-    }
+    if (session != nullptr) session->held = true;
   }
   Run(
       [undo = use_.memory->undo(), version = *of_version, is_back = false](bool* more) mutable -> absl::Status {
