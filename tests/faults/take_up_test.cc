@@ -247,11 +247,10 @@ TEST_F(TakeUpUnderStress, AFloodOfCallsForTheJobDelaysNobody) {
   for (int64_t at = begin; told < kCalls && absl::Now() - start < testing::kLimit;) {
     most_kib = std::max(most_kib, Status("VmRSS:"));
     most_files = std::max(most_files, OpenFiles());
-    if (const int64_t now = step(); now > at) {
-      at = now;
-      last = absl::Now();
-    }
+    const int64_t now = step();
     longest = std::max(longest, absl::Now() - last);
+    if (now > at) last = absl::Now();
+    at = now;
   }
   const int64_t steps = step() - begin;
   const absl::Duration took = absl::Now() - start;
