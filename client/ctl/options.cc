@@ -315,7 +315,8 @@ absl::StatusOr<Options> ParseOptions(std::vector<std::string> arguments) {
   if (options.timeout == absl::ZeroDuration()) {
     options.timeout = options.command == Command::kTrace      ? absl::Seconds(60)
                       : options.command == Command::kHandover ? absl::Seconds(180)
-                                                              : absl::Seconds(10);
+                      : options.command == Command::kClose ? absl::Seconds(40)  // over nodes it waits for their links
+                                                           : absl::Seconds(10);
   }
   if (options.command == Command::kTop && !options.once && options.watch == absl::ZeroDuration()) {
     options.watch = absl::Seconds(1);

@@ -25,18 +25,16 @@ constexpr absl::Duration kIsDecided = absl::Seconds(1);
 // node that ended its job would tell nobody, and the others would go on without it. So that is waited for. On the loop.
 struct Core::Closing {
   Core* core = nullptr;
-  JobName name;  // what has it when others hear
+  uint64_t job_id = 0;  // or what goes on in its place when others hear
   std::string why;
   std::function<void()> done;
   absl::Time until;       // others may not be there
   absl::Time not_before;  // where this node has taken back what it had made
 
   void Try() {
-    const auto it = core->jobs_.find(name);
-    if (it != core->jobs_.end()) {
-      const std::shared_ptr<JobCore> job = it->second.job;
+    if (JobCore* const job = core->FindJob(core->freed_.Newest(job_id)); job != nullptr) {
       const absl::Time now = MonotonicNow();
-      if (job->nodes().over_nodes() && now < until && !OthersHear(it->second, now)) {
+      if (job->nodes().over_nodes() && now < until && !OthersHear(*core->FindEntryOf(*job), now)) {
         core->loop_.AddTimer(now + kLookAgain, [again = *this]() mutable { again.Try(); });
         return;
       }
@@ -77,7 +75,7 @@ void Core::CloseJob(PeerCredentials peer, const JobSecret& secret, bool is_admin
                       : absl::PermissionDeniedError(absl::StrCat(what, ": it belongs to another user")));
     }
     Closing{this,
-            {identity.owner.uid, identity.name()},
+            identity.id,
             absl::StrCat("closed by pid ", peer.pid),
             [done] { done(absl::OkStatus()); },
             MonotonicNow() + kLinksAreUp,
@@ -107,7 +105,7 @@ void Core::CloseJobByName(const Caller& caller, const v1::JobRef& job, Done<v1::
     response.set_existed(true);
     const JobIdentity& identity = (*found)->identity();
     Closing{this,
-            {identity.owner.uid, identity.name()},
+            identity.id,
             absl::StrCat("closed by uid ", caller.tenant.uid),
             [done, response] { done(response); },
             MonotonicNow() + kLinksAreUp,

@@ -139,6 +139,14 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
     done(job.status());
     return;
   }
+  // Jobs that are being taken up: as where a job is opened, quotas and free memory do not tell what those take. Nothing
+  // has ended that this rank could attach to again, so its call waits.
+  if (!take_ups_.CheckAny("extend job").ok()) {
+    loop_.Post([this, again = [this, peer, request, done = std::move(done)] {
+      ExtendJobOnSetup(peer, request, done);
+    }] { loop_.AddTimer(MonotonicNow() + kAskAgain, [this, again] { join_.Post(again); }); });
+    return;
+  }
   const auto extend = [&]() -> absl::StatusOr<Extension> {
     SHARDD_RETURN_IF_ERROR(CheckExtendsOverNodes(*(*job)->plan(), devices_.front()->memory() != nullptr));
     SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec spec,
@@ -161,14 +169,6 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
   v1::ExtendJobResponse response;
   if (extension->what.empty()) {
     done(response);
-    return;
-  }
-  // Jobs that are being taken up: as where a job is opened, quotas and free memory do not tell what those take. Nothing
-  // has ended that this rank could attach to again, so its call waits.
-  if (!take_ups_.CheckAny("extend job").ok()) {
-    loop_.Post([this, again = [this, peer, request, done = std::move(done)] {
-      ExtendJobOnSetup(peer, request, done);
-    }] { loop_.AddTimer(MonotonicNow() + kAskAgain, [this, again] { join_.Post(again); }); });
     return;
   }
   response.set_extended(true);

@@ -207,6 +207,7 @@ void CoreLoop::Run() {
     }
   }
   // Closures that nobody will run are destroyed here, which releases whoever waits for them.
+  timers_.clear();
   std::vector<Closure> rest;
   {
     absl::MutexLock lock(&mutex_);

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "server/loop/monotonic_now.h"
 
 namespace shardd {
 namespace {
@@ -57,7 +57,7 @@ std::optional<TakeUps::Queued> TakeUps::TakeNext() {
     if (queued_.empty()) return std::nullopt;
     const auto first = std::min_element(queued_.begin(), queued_.end(),
                                         [](const Queued& a, const Queued& b) { return a.from < b.from; });
-    const absl::Duration wait = first->from - absl::Now();
+    const absl::Duration wait = first->from - MonotonicNow();
     if (wait <= absl::ZeroDuration()) {
       Queued next = std::move(*first);
       queued_.erase(first);
@@ -78,7 +78,7 @@ void TakeUps::Work() {
         next->jobs.pop_front();
         continue;
       }
-      next->from = then.ok() ? absl::InfinitePast() : absl::Now() + kAgainAfter;
+      next->from = then.ok() ? absl::InfinitePast() : MonotonicNow() + kAgainAfter;
       queued_.push_back(*std::move(next));
       next.reset();
       break;
@@ -158,9 +158,9 @@ bool TakeUps::Stop(absl::Duration limit) {
     unknown_.clear();
     queued_.clear();
   }
-  const absl::Time deadline = absl::Now() + limit;
+  const absl::Time deadline = MonotonicNow() + limit;
   std::erase_if(threads_, [&](const std::unique_ptr<CoreLoop>& thread) {
-    return thread->Stop(std::max(absl::ZeroDuration(), deadline - absl::Now()));
+    return thread->Stop(std::max(absl::ZeroDuration(), deadline - MonotonicNow()));
   });
   return threads_.empty();
 }

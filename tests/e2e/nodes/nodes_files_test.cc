@@ -46,7 +46,8 @@ TEST_F(NodesFiles, WithTooFewDescriptorsNothingIsLost) {
     testing::DaemonProcess daemon(folder.substr(0, folder.size() - 1), "cpu:1", flags, {}, limited);
     (daemon.listened() ? listened : ended) += 1;
     if (!daemon.listened()) {
-      EXPECT_EQ(daemon.process().Wait(), 1) << files;
+      const int status = daemon.process().Wait();
+      EXPECT_TRUE(status == 1 || status == 1000 + SIGABRT) << files << ": " << status;  // gRPC aborts without a poller
     }
     daemon.process().Kill(SIGKILL);
     daemon.process().Wait();

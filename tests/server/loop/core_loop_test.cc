@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <memory>
 #include <thread>
 
 #include "absl/synchronization/notification.h"
@@ -91,6 +92,16 @@ TEST(CoreLoopTest, TimersRunInOrderAndCancelledOnesDoNot) {
   });
   ASSERT_TRUE(done.WaitForNotificationWithTimeout(kLimit));
   EXPECT_EQ(seen, (std::vector<int>{1, 3}));
+}
+
+TEST(CoreLoopTest, TimersThatWillNotRunLetGoOfWhatTheyHoldWhenItStops) {
+  CoreLoop loop;
+  auto held = std::make_shared<int>(0);
+  const std::weak_ptr<int> left = held;
+  loop.RunAndWait([&] { loop.AddTimer(absl::InfiniteFuture(), [held = std::move(held)] {}); });
+  EXPECT_FALSE(left.expired());
+  loop.Stop();
+  EXPECT_TRUE(left.expired()) << "a call that waits for its answer keeps the server from its end";
 }
 
 TEST(CoreLoopTest, AReadableDescriptorIsSeenUntilItIsRemoved) {
