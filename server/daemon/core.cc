@@ -158,7 +158,7 @@ void Core::ReviewJobs() {
       }
     }
     if (job.closed()) {
-      for (const auto& pending : std::exchange(entry.batches, {})) {
+      for (const auto& pending : entry.batches.TakeAll()) {
         EndBatch(pending);
       }
       if (!entry.freed && job.committed().version() > 1) {

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
+#include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/loop/monotonic_now.h"
 #include "server/observe/log.h"
@@ -49,10 +50,15 @@ struct Core::TakingUp {
   std::optional<LeftJob> left = std::nullopt;
   std::string lacks = "";                     // what was short last
   absl::Time until = absl::InfiniteFuture();  // it is tried again
+  // As far as its record says that.
+  std::string name = "";
+  Tenant owner = {};
+  int64_t step = 0;
 
   absl::StatusOr<TakeUps::Next> Advance(const TakeUpOn& on);  // TakeUps::TakeUp::advance
   absl::Status Add(TakenUpJob taken);
   void End(const absl::Status& status);  // it was taken up, or why never
+  v1::LostJob Lost(const absl::Status& status) const;
   void Describe();
 };
 
@@ -127,11 +133,24 @@ void Core::TakingUp::End(const absl::Status& status) {
   } else if (!status.ok() && !absl::IsCancelled(status)) {
     LogError(absl::StrCat("job ", id, " of the daemon before is not taken up, and its memory is freed after ",
                           absl::FormatDuration(kKeepRefused), ": ", status.message()));
-    core->loop_.RunAndWait([core = core, id = id] {
-      core->loop_.AddTimer(MonotonicNow() + kKeepRefused,
+    core->loop_.RunAndWait([&, core = core, id = id] {
+      const absl::Time now = MonotonicNow();
+      core->loop_.AddTimer(now + kKeepRefused,
                            [core, id] { core->reaper_.Post([core, id] { core->custody_.Drop(id); }); });
+      // Who comes to a job of that name is not to begin anew as if nothing had been.
+      if (!name.empty()) core->freed_.Add(name, owner, Lost(status), now);
     });
   }
+}
+
+v1::LostJob Core::TakingUp::Lost(const absl::Status& status) const {
+  v1::LostJob lost;
+  lost.set_committed_step(step);
+  lost.set_freed_unix_ms(absl::ToUnixMillis(absl::Now()));
+  lost.set_text(
+      absl::StrCat("the job of this name", step > 0 ? absl::StrCat(" had ", step, " committed steps and") : "",
+                   " was left by the daemon before, and this daemon could not go on with it: ", status.message()));
+  return lost;
 }
 
 void Core::TakingUp::Describe() {
@@ -154,7 +173,10 @@ void Core::TakingUp::Describe() {
   known.mutable_counters();
   known.set_created_unix_ms(absl::ToUnixMillis(core->start_time_));
   known.set_plan_digest(absl::BytesToHexString(taken.plan.digest));
-  core->take_ups_.Describe(OwnerOf(taken.job), std::move(known));
+  step = header.step;
+  core->take_ups_.Describe(
+      OwnerOf(taken.job), std::move(known),
+      {QuotaBytesOf(taken.plan, *core->devices_.front()), left->planned_bytes(), left->allocated_bytes()});
 }
 
 absl::Status Core::TakeUp() {
@@ -183,6 +205,10 @@ absl::Status Core::TakeUp() {
     const bool is_first = on_gpus || !jobs[i].ok() || of_nodes.contains(name_of(*jobs[i]));
     std::vector<TakeUps::TakeUp>& group = is_first ? first : beside[name_of(*jobs[i])];
     auto job = std::make_shared<TakingUp>(TakingUp{this, left[i].first, std::move(left[i].second)});
+    if (jobs[i].ok()) {
+      job->name = jobs[i]->spec().name();
+      job->owner = OwnerOf(*jobs[i]);
+    }
     // What GPUs have too little room for is not for all to wait for.
     if (on_gpus) job->until = absl::InfinitePast();
     group.push_back({left[i].first, [on, job] { return job->Advance(*on); }});
