@@ -149,8 +149,9 @@ class Core final : public JobsSource {
     bool freed = false;  // its ranks may still come
     // Of what waits to take the job's place, while that is in memory. The larger of the two counts: the other one goes.
     std::weak_ptr<const ShardPlan> made;
-    std::shared_ptr<Closing> closing;                // waits; others that are to end the job wait with it
-    absl::Time extended = absl::InfinitePast();      // when the job took another's place, whose links it makes anew
+    std::shared_ptr<Closing> closing;  // waits; others that are to end the job wait with it
+    absl::Time links_anew =
+        absl::InfinitePast();  // when it took another's place, or was taken up: others may hear nothing yet
     int64_t QuotaBytes(const Device& device) const;  // (core_make.cc)
   };
 

@@ -15,7 +15,8 @@ namespace shardd {
 namespace {
 
 constexpr absl::Duration kLookAgain = absl::Milliseconds(20);
-// The links of a job that has taken another's place are up by then, or a node is lost, whose ranks hear it later.
+// The links of a job that has taken another's place, or was taken up, are up by then, or a node is lost, whose ranks
+// hear it later.
 constexpr absl::Duration kLinksAreUp = absl::Seconds(30);
 // What all nodes had made has been decided by then, or given up.
 constexpr absl::Duration kIsDecided = absl::Seconds(1);
@@ -69,7 +70,7 @@ struct Core::Closing {
       return false;
     }
     if (now < not_before || job.extensions().decided() || job.extensions().widens()) return false;
-    const bool links_are_new = now < entry.extended + kLinksAreUp || not_before > absl::InfinitePast();
+    const bool links_are_new = now < entry.links_anew + kLinksAreUp || not_before > absl::InfinitePast();
     return !links_are_new || job.nodes().others().AreReached();
   }
 };

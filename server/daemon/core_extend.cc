@@ -274,7 +274,7 @@ absl::Status Core::Extending::TakePlace(JobCore::Init* init, bool decided) const
   it->second.job = core->MakeJob(std::move(*init));
   job->EndCustody();  // last: a daemon that is killed before leaves two, of which the later one counts
   it->second.empty_since = absl::InfiniteFuture();
-  it->second.extended = MonotonicNow();
+  it->second.links_anew = MonotonicNow();
   core->freed_.Replace(job->identity().id, it->second.job->identity().id);
   job->Close(absl::StrCat("it goes on with more to train: ", extension->what), JobCore::CloseOn::kReplaced);
   it->second.job->StartNodes();

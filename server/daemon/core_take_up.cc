@@ -119,6 +119,7 @@ absl::Status Core::TakingUp::Add(TakenUpJob taken) {
       }
       entry = Entry();
       entry.job = core->MakeJob(*std::move(init));
+      entry.links_anew = MonotonicNow();
       entry.job->StartNodes();
       entry.job->Advance();  // its shards may be made of the snapshot
     });

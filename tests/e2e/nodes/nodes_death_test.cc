@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -211,6 +212,30 @@ TEST_P(NodesDeath, StoppingADaemonLosesNoStepThatRanksMake) {
   }
   ExpectAsUndisturbed(args, ranks);
   for (int k = 0; k < count(); ++k) EXPECT_EQ(Report(k, 0, args).Note("lost a step"), "") << "node " << k;
+}
+
+// Its new links are not there yet, so whoever closes it waits until the others hear that.
+TEST_P(NodesDeath, AJobClosedWhereItWasTakenUpEndsOnAllNodes) {
+  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  StartKept();
+  const Args args = Training(1'000'000).With({{"recover", "0"}});
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(AllTrained(5));
+  ASSERT_EQ(kill(node(0).daemon_pid(), SIGSTOP), 0);
+  ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(1));
+  std::thread closer([this] {
+    grpc::ClientContext context;
+    v1::JobRef ref;
+    ref.set_job("job");
+    v1::CloseJobByNameResponse closed;
+    EXPECT_TRUE(node(1).jobs().CloseJobByName(&context, ref, &closed).ok());
+    EXPECT_TRUE(closed.existed());
+  });
+  absl::SleepFor(absl::Milliseconds(500));
+  ASSERT_EQ(kill(node(0).daemon_pid(), SIGCONT), 0);
+  closer.join();
+  for (Child& rank : ranks) rank.Wait();
+  for (int k = 0; k < count(); ++k) EXPECT_TRUE(PollUntil([&] { return node(k).Job().name().empty(); })) << k;
 }
 
 class NodesFinished : public Nodes {};
