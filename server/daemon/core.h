@@ -28,9 +28,9 @@
 #include "server/device/devices.h"
 #include "server/job/job_core.h"
 #include "server/loop/core_loop.h"
+#include "server/loop/turn_line.h"
 #include "server/observe/events.h"
 #include "server/tenant/tenant.h"
-#include "server/turns/turn_line.h"
 #include "server/turns/turn_queue.h"
 
 namespace shardd {

@@ -46,7 +46,8 @@ struct Core::Closing {
   }
 
  private:
-  static void Try(const std::shared_ptr<Closing>& closing) {
+  // By value: its entry lets go of it meanwhile.
+  static void Try(std::shared_ptr<Closing> closing) {
     Core* const core = closing->core;
     if (JobCore* const job = core->FindJob(core->freed_.Newest(closing->job_id)); job != nullptr) {
       const absl::Time now = MonotonicNow();

@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_TURNS_TURN_LINE_H_
-#define SHARDD_SERVER_TURNS_TURN_LINE_H_
+#ifndef SHARDD_SERVER_LOOP_TURN_LINE_H_
+#define SHARDD_SERVER_LOOP_TURN_LINE_H_
 
 #include <cstddef>
 #include <deque>
@@ -37,4 +37,4 @@ class TurnLine {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_TURNS_TURN_LINE_H_
+#endif  // SHARDD_SERVER_LOOP_TURN_LINE_H_

@@ -1,4 +1,4 @@
-#include "server/turns/turn_line.h"
+#include "server/loop/turn_line.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
