@@ -83,6 +83,7 @@ void Core::Shutdown(const std::function<void()>& stop_listening, const MemoryWri
   };
   EndKeptEpochs(kCommits, abort, [](JobCore&) {});
   loop_.RunAndWait([this] {
+    for (auto& [name, entry] : jobs_) entry.CloseNow();
     ReviewJobs();  // what has come to its end by itself is nothing for the next daemon
     last_epochs_.LeaveJobs();
     for (auto& [name, entry] : jobs_) {

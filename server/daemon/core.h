@@ -153,6 +153,8 @@ class Core final : public JobsSource {
     absl::Time links_anew =
         absl::InfinitePast();  // when it took another's place, or was taken up: others may hear nothing yet
     int64_t QuotaBytes(const Device& device) const;  // (core_make.cc)
+    // What waits to end the job ends it: another daemon is not to go on with it (core_close.cc).
+    void CloseNow();
   };
 
   // A job that the daemon before has left (core_take_up.cc).
@@ -169,6 +171,9 @@ class Core final : public JobsSource {
     int64_t bytes_of_uid = 0;    // as its quota counts them
     int64_t reserved_bytes = 0;  // of the host, and not there yet
     int64_t taken_up_bytes = 0;  // of the daemon before
+    int64_t claimed_bytes = 0;   // of the host, by jobs that are being taken up, whether there or not
+    // ABORTED where a job did not get what it may get when others have been taken up.
+    absl::Status Refusal(const absl::Status& status) const;
   };
   // (core_make.cc) `job` is none of the uid's; null: all are. On the loop.
   Promised PromisedBeside(const JobCore* job, uint32_t uid) const;

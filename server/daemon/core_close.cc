@@ -76,6 +76,13 @@ struct Core::Closing {
   }
 };
 
+void Core::Entry::CloseNow() {
+  const std::shared_ptr<Closing> waits = std::exchange(closing, nullptr);
+  if (waits == nullptr) return;
+  job->Close(waits->why, JobCore::CloseOn::kAllNodes);
+  for (const auto& done : std::exchange(waits->done, {})) done();
+}
+
 void Core::CloseJob(PeerCredentials peer, const JobSecret& secret, bool is_admin, uint64_t job_id,
                     std::function<void(absl::Status)> done) {
   const Caller caller{{peer.uid, secret.digest()}, is_admin};

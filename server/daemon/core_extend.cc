@@ -226,11 +226,12 @@ absl::StatusOr<std::shared_ptr<JobCore::Init>> Core::Extending::Make() const {
       !status.ok()) {
     return failed(status);
   }
-  absl::StatusOr<JobCore::Init> made = core->MakeInit(found.new_id, job->identity().owner, extension->spec,
-                                                      extension->plan, found.promised.reserved_bytes,
-                                                      /*extends=*/true, job->nodes().node(), job->identity().link_key);
+  absl::StatusOr<JobCore::Init> made =
+      core->MakeInit(found.new_id, job->identity().owner, extension->spec, extension->plan,
+                     found.promised.reserved_bytes + found.promised.claimed_bytes,
+                     /*extends=*/true, job->nodes().node(), job->identity().link_key);
   if (!made.ok()) {
-    return failed(made.status());
+    return failed(found.promised.Refusal(made.status()));
   }
   // What comes to nothing is freed where that keeps nobody waiting.
   std::shared_ptr<JobCore::Init> init(new JobCore::Init(*std::move(made)), [core = core, id = found.new_id](auto* of) {

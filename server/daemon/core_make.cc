@@ -90,6 +90,13 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
   return init;
 }
 
+absl::Status Core::Promised::Refusal(const absl::Status& status) const {
+  if (claimed_bytes == 0 || !absl::IsResourceExhausted(status)) return status;
+  return absl::AbortedError(absl::StrCat(status.message(),
+                                         "; jobs of the daemon before are being taken up, which claim ", claimed_bytes,
+                                         " bytes, some of them twice until they are there; try again"));
+}
+
 Core::Promised Core::PromisedBeside(const JobCore* job, uint32_t uid) const {
   Promised promised;
   for (const auto& [name, entry] : jobs_) {
@@ -101,8 +108,7 @@ Core::Promised Core::PromisedBeside(const JobCore* job, uint32_t uid) const {
   }
   take_ups_.List([&](const Tenant& owner, const v1::Job& taken, const TakeUps::Claim& claim) {
     if (jobs_.contains({owner.uid, taken.name()})) return;  // it has just been
-    promised.reserved_bytes += std::max<int64_t>(claim.planned_bytes - claim.allocated_bytes, 0);
-    promised.taken_up_bytes += claim.allocated_bytes;
+    promised.claimed_bytes += claim.planned_bytes;
     if (owner.uid != uid) return;
     ++promised.jobs_of_uid;
     promised.bytes_of_uid += claim.quota_bytes;

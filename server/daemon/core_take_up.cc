@@ -53,6 +53,7 @@ struct Core::TakingUp {
   // As far as its record says that.
   std::string name = "";
   Tenant owner = {};
+  bool is_loss = false;  // if it is not taken up: no other node has it, and something was committed, or nobody knows
   int64_t step = 0;
 
   absl::StatusOr<TakeUps::Next> Advance(const TakeUpOn& on);  // TakeUps::TakeUp::advance
@@ -139,7 +140,7 @@ void Core::TakingUp::End(const absl::Status& status) {
       core->loop_.AddTimer(now + kKeepRefused,
                            [core, id] { core->reaper_.Post([core, id] { core->custody_.Drop(id); }); });
       // Who comes to a job of that name is not to begin anew as if nothing had been.
-      if (!name.empty()) core->freed_.Add(name, owner, Lost(status), now);
+      if (is_loss) core->freed_.Add(name, owner, Lost(status), now);
     });
   }
 }
@@ -150,7 +151,11 @@ v1::LostJob Core::TakingUp::Lost(const absl::Status& status) const {
   lost.set_freed_unix_ms(absl::ToUnixMillis(absl::Now()));
   lost.set_text(
       absl::StrCat("the job of this name", step > 0 ? absl::StrCat(" had ", step, " committed steps and") : "",
-                   " was left by the daemon before, and this daemon could not go on with it: ", status.message()));
+                   " was left by the daemon before, and this daemon could not go on with it: ", status.message(),
+                   ". Its memory is kept until ",
+                   absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now() + kKeepRefused, absl::UTCTimeZone()),
+                   "; a daemon that can go on with it takes it up, if the job that has its name now is closed first "
+                   "(shardctl close)"));
   return lost;
 }
 
@@ -175,9 +180,9 @@ void Core::TakingUp::Describe() {
   known.set_created_unix_ms(absl::ToUnixMillis(core->start_time_));
   known.set_plan_digest(absl::BytesToHexString(taken.plan.digest));
   step = header.step;
-  core->take_ups_.Describe(
-      OwnerOf(taken.job), std::move(known),
-      {QuotaBytesOf(taken.plan, *core->devices_.front()), left->planned_bytes(), left->allocated_bytes()});
+  is_loss = header.version > 1 && (taken.plan.nodes() == 1 || taken.plan.cut_over_nodes);
+  core->take_ups_.Describe(OwnerOf(taken.job), std::move(known),
+                           {QuotaBytesOf(taken.plan, *core->devices_.front()), left->planned_bytes()});
 }
 
 absl::Status Core::TakeUp() {
@@ -209,6 +214,7 @@ absl::Status Core::TakeUp() {
     if (jobs[i].ok()) {
       job->name = jobs[i]->spec().name();
       job->owner = OwnerOf(*jobs[i]);
+      job->is_loss = !jobs[i]->spec().config().has_nodes();
     }
     // What GPUs have too little room for is not for all to wait for.
     if (on_gpus) job->until = absl::InfinitePast();

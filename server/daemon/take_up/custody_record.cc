@@ -32,16 +32,6 @@ UniqueFd TakeKept(JobMemory::Kept& kept, const char* name) {
   return it == kept.end() ? UniqueFd() : std::move(kept.extract(it).mapped());
 }
 
-int64_t AllocatedBytes(const JobMemory::Kept& kept) {
-  constexpr int64_t kBlockBytes = 512;  // stat(2)
-  int64_t bytes = 0;
-  for (const auto& [name, fd] : kept) {
-    struct stat object {};
-    if (fstat(fd.get(), &object) == 0) bytes += object.st_blocks * kBlockBytes;
-  }
-  return bytes;
-}
-
 absl::StatusOr<v1::CustodyJob> ReadCustodyJob(const JobMemory::Kept& kept) {
   const auto record = kept.find(kCustodyJobName);
   if (record == kept.end()) return absl::NotFoundError("it was being opened");

@@ -26,9 +26,6 @@ absl::Status ReadCustodyRecord(const char* name, UniqueFd fd, google::protobuf::
 // Removes and returns it; invalid: there is none.
 UniqueFd TakeKept(JobMemory::Kept& kept, const char* name);
 
-// What is there of it.
-int64_t AllocatedBytes(const JobMemory::Kept& kept);
-
 // Which job it is, as far as its record says that. Leaves it as it is. Errors: as LeftJob::Read.
 absl::StatusOr<v1::CustodyJob> ReadCustodyJob(const JobMemory::Kept& kept);
 

@@ -45,9 +45,8 @@ class TakeUps {
 
   // What a job has when it is taken up. Until then new jobs, of whomever, leave it alone.
   struct Claim {
-    int64_t quota_bytes = 0;      // as its uid's quota counts them
-    int64_t planned_bytes = 0;    // of the host
-    int64_t allocated_bytes = 0;  // of these, what is there
+    int64_t quota_bytes = 0;    // as its uid's quota counts them
+    int64_t planned_bytes = 0;  // of the host. Some are there, but may be given back for a while, to be made anew
   };
 
   TakeUps() = default;

@@ -365,7 +365,6 @@ const TakeUpLog::Header& LeftJob::committed() const { return state_->left.header
 int64_t LeftJob::planned_bytes() const {
   return PlannedHostBytes(state_->result.plan, state_->place, /*outlives=*/true);
 }
-int64_t LeftJob::allocated_bytes() const { return AllocatedBytes(state_->kept); }
 
 absl::StatusOr<LeftJob> LeftJob::Read(JobMemory::Kept kept, const TakeUpOn& on) {
   UniqueFd record = TakeKept(kept, kCustodyJobName);

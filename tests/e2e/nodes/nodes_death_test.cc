@@ -87,6 +87,26 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
     ExpectSame(reports, want);
     ExpectNothingLeft();
   }
+  // Node 0 hears nothing of node 1's next daemon, where somebody closes the job; `then`, while that waits.
+  std::vector<Child> CloseWhereItWasTakenUp(const std::function<void()>& then) {
+    std::vector<Child> ranks = StartRanks(Training(1'000'000).With({{"recover", "0"}}));
+    EXPECT_TRUE(AllTrained(5));
+    EXPECT_EQ(kill(node(0).daemon_pid(), SIGSTOP), 0);
+    ReplaceDaemon(1);
+    std::thread closer([stub = &node(1).jobs()] {
+      grpc::ClientContext context;
+      v1::JobRef ref;
+      ref.set_job("job");
+      v1::CloseJobByNameResponse closed;
+      const grpc::Status status = stub->CloseJobByName(&context, ref, &closed);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+      EXPECT_TRUE(closed.existed());
+    });
+    absl::SleepFor(absl::Milliseconds(500));
+    then();
+    closer.join();
+    return ranks;
+  }
   void KillWhereRanksTrain(int kills_wanted, const Args& more = {}) {
     StartKept();
     const Args args = Training(50 * kills_wanted).With(more);
@@ -218,24 +238,19 @@ TEST_P(NodesDeath, StoppingADaemonLosesNoStepThatRanksMake) {
 TEST_P(NodesDeath, AJobClosedWhereItWasTakenUpEndsOnAllNodes) {
   if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
   StartKept();
-  const Args args = Training(1'000'000).With({{"recover", "0"}});
-  std::vector<Child> ranks = StartRanks(args);
-  ASSERT_TRUE(AllTrained(5));
-  ASSERT_EQ(kill(node(0).daemon_pid(), SIGSTOP), 0);
-  ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(1));
-  std::thread closer([this] {
-    grpc::ClientContext context;
-    v1::JobRef ref;
-    ref.set_job("job");
-    v1::CloseJobByNameResponse closed;
-    EXPECT_TRUE(node(1).jobs().CloseJobByName(&context, ref, &closed).ok());
-    EXPECT_TRUE(closed.existed());
-  });
-  absl::SleepFor(absl::Milliseconds(500));
-  ASSERT_EQ(kill(node(0).daemon_pid(), SIGCONT), 0);
-  closer.join();
+  std::vector<Child> ranks = CloseWhereItWasTakenUp([this] { ASSERT_EQ(kill(node(0).daemon_pid(), SIGCONT), 0); });
   for (Child& rank : ranks) rank.Wait();
   for (int k = 0; k < count(); ++k) EXPECT_TRUE(PollUntil([&] { return node(k).Job().name().empty(); })) << k;
+}
+
+TEST_P(NodesDeath, AJobWhoseCloseWaitsIsNothingForTheNextDaemon) {
+  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  StartKept();
+  std::vector<Child> ranks = CloseWhereItWasTakenUp([this] { ASSERT_EQ(kill(node(1).daemon_pid(), SIGTERM), 0); });
+  ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(1, SIGTERM));
+  EXPECT_EQ(node(1).Job().name(), "");
+  ASSERT_EQ(kill(node(0).daemon_pid(), SIGCONT), 0);
+  for (Child& rank : ranks) rank.Kill(SIGKILL);
 }
 
 class NodesFinished : public Nodes {};

@@ -43,14 +43,14 @@ void DescribeLong(TakeUps* take_ups) {
   job.set_name(kLong.second);
   job.set_job_id(kLongId);
   job.set_committed_step(7);
-  take_ups->Describe(Tenant{kLong.first}, std::move(job), {30, 20, 10});
+  take_ups->Describe(Tenant{kLong.first}, std::move(job), {30, 20});
 }
 
 std::string Listed(const TakeUps& take_ups) {
   std::string listed;
   take_ups.List([&](const Tenant& owner, const v1::Job& job, const TakeUps::Claim& claim) {
     absl::StrAppend(&listed, owner.uid, " ", job.name(), " ", job.committed_step(), " ", claim.quota_bytes, " ",
-                    claim.planned_bytes, " ", claim.allocated_bytes, ";");
+                    claim.planned_bytes, ";");
   });
   return listed;
 }
@@ -66,7 +66,7 @@ TEST(TakeUps, AJobThatTakesLongKeepsNoOtherWaiting) {
   take_ups.Begin(std::move(jobs), absl::Milliseconds(50));
   ASSERT_TRUE(testing::PollUntil([&] { return take_ups.count() == 1; }));
   EXPECT_TRUE(take_ups.Check("", kShort.first, kShort.second).ok());
-  EXPECT_EQ(Listed(take_ups), "1000 long 7 30 20 10;");
+  EXPECT_EQ(Listed(take_ups), "1000 long 7 30 20;");
   EXPECT_TRUE(take_ups.CheckClaims("").ok()) << "a new job leaves what this one claims alone, and waits for nobody";
   go_on.Notify();
   EXPECT_TRUE(testing::PollUntil([&] { return take_ups.count() == 0; }));
@@ -111,7 +111,7 @@ TEST(TakeUps, WhoAsksForAnUndescribedJobComesAgain) {
   EXPECT_TRUE(absl::IsAborted(take_ups.CheckId("", kLongId)));
   EXPECT_TRUE(absl::IsAborted(take_ups.CheckClaims(""))) << "nobody knows what a new job leaves it";
   describe.Notify();
-  EXPECT_TRUE(testing::PollUntil([&] { return Listed(take_ups) == "1000 long 7 30 20 10;"; }));
+  EXPECT_TRUE(testing::PollUntil([&] { return Listed(take_ups) == "1000 long 7 30 20;"; }));
   EXPECT_TRUE(take_ups.CheckDescribed("list jobs", std::nullopt).ok());
   go_on.Notify();
 }
