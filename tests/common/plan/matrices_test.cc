@@ -133,7 +133,7 @@ TEST(MatricesOverNodes, AreWholeWhereThereIsLeastToDo) {
   }
 }
 
-TEST(MatricesOverNodes, EveryElementIsWithOneRankAndMatricesWithOneAlone) {
+TEST(MatricesOverNodes, EachElementHasOneRankAndEachMatrixOneAlone) {
   for (const v1::Layout layout : kLayouts) {
     for (const auto& [nodes, ranks] : {std::pair{2, 1}, {2, 2}, {3, 2}, {5, 3}}) {
       SCOPED_TRACE(absl::StrCat(v1::Layout_Name(layout), " ", nodes, " nodes of ", ranks));

@@ -94,7 +94,7 @@ def test_what_no_rank_can_have_whole_is_refused_by_name(two: Nodes) -> None:
         assert "a hook leaves each rank an equal piece" in texts["hook"], texts
 
 
-def test_an_unchanged_program_whose_rows_are_cut_steps_in_the_trainers(two: Nodes) -> None:
+def test_an_unchanged_program_of_cut_rows_steps_in_the_trainers(two: Nodes) -> None:
     for got, want in zip(
         run_on_nodes(two, nodes_muon_scenarios.installed), run_ranks(nodes_muon_scenarios.installed, 4)
     ):

@@ -117,7 +117,7 @@ class MuonOverNodes : public JobNodesTest {
     }
     return whole;
   }
-  // On all nodes that have some of it; `has`: how many have the whole.
+  // Whatever each node has of it is of the whole, and all of it is there.
   void ExpectWhole(int64_t steps) {
     for (size_t p = 0; p < plan(0).params.size(); ++p) {
       const int param = static_cast<int>(p);
@@ -192,7 +192,7 @@ TEST_P(JobNodesMuon, StepInAPartBesideAnotherOptimizer) {
 }
 
 // The part of the matrices is made, and is put back on both nodes.
-TEST_P(JobNodesMuon, APartOfMatricesIsPutBackWhereARankIsLost) {
+TEST_P(JobNodesMuon, ALostRankPutsAPartOfMatricesBack) {
   Begin();
   ASSERT_NO_FATAL_FAILURE(TrainTo(1));
   for (int node = 0; node < 2; ++node) Backward(node, 2);
@@ -209,7 +209,7 @@ TEST_P(JobNodesMuon, APartOfMatricesIsPutBackWhereARankIsLost) {
 }
 
 // Decided by node 0, and unheard by node 1 until the link is there again.
-TEST_P(JobNodesMuon, AStepDecidedBehindALostLinkIsMadeOnBothNodes) {
+TEST_P(JobNodesMuon, ADecidedStepOutlivesALostLinkOnBothNodes) {
   Begin();
   ASSERT_NO_FATAL_FAILURE(TrainTo(1));
   wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_decided() && to == 1; });
