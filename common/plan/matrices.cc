@@ -73,19 +73,14 @@ absl::Status CheckMatrices(const ShardPlan& plan) {
 void PlaceMatrices(ShardPlan& plan) {
   if (!plan.cut_over_nodes) return;
   const std::vector<int> shares = ShareOut(plan, plan.places(), std::vector<bool>(plan.params.size(), true));
-  // Behind the places, by parameter: a field of ParamPlan, which comes next, would have everything compiled again.
-  plan.placement.replica_index.resize(static_cast<size_t>(plan.places()) + shares.size(), -1);
   for (size_t p = 0; p < shares.size(); ++p) {
     if (shares[p] < 0) continue;
     const int node = shares[p] % plan.nodes(), rank = shares[p] / plan.nodes();
-    plan.placement.replica_index[static_cast<size_t>(plan.places()) + p] = node * plan.world_size + rank;
+    plan.params[p].whole_at = node * plan.world_size + rank;
   }
 }
 
-int PlaceOfMatrix(const ShardPlan& plan, int param) {
-  const size_t at = static_cast<size_t>(plan.places()) + static_cast<size_t>(param);
-  return at < plan.placement.replica_index.size() ? plan.placement.replica_index[at] : -1;
-}
+int PlaceOfMatrix(const ShardPlan& plan, int param) { return plan.params[static_cast<size_t>(param)].whole_at; }
 
 std::vector<int> RanksOfMatrices(const ShardPlan& plan, const std::vector<bool>& present) {
   if (!plan.cut_over_nodes) return ShareOut(plan, plan.world_size, present);
