@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <map>
 
 #include "common/plan/layout_internal.h"
+#include "common/plan/matrices.h"
 
 namespace shardd {
 namespace plan_internal {
@@ -24,9 +26,20 @@ struct ElementRange {
   int64_t numel = 0;
 };
 
-// DIM0: piece `piece` of `pieces`. If cut over the world, the rows of a shard are chunked once more over the replicas.
-ElementRange PieceOfParam(const ShardPlan& plan, const ParamPlan& param, int pieces, int piece) {
+// Piece `piece` of `pieces`, of which a whole matrix is in one. DIM0: if cut over the world, the rows of a shard are
+// chunked once more over the replicas. REQUIRES: FLAT: padded_numel is known.
+ElementRange PieceOfParam(const ShardPlan& plan, int index, int pieces, int piece) {
   const Placement& placement = plan.placement;
+  const ParamPlan& param = plan.params[index];
+  if (const int place = PlaceOfMatrix(plan, index); place >= 0) {
+    return {0, piece == placement.shard_index[place] ? param.numel : 0};
+  }
+  if (plan.config.layout() != v1::LAYOUT_DIM0) {
+    const int64_t numel = plan.flat_params[param.flat_param].padded_numel / pieces;
+    const int64_t first = std::clamp<int64_t>(piece * numel - param.offset, 0, param.numel);
+    const int64_t end = std::clamp<int64_t>((piece + 1) * numel - param.offset, 0, param.numel);
+    return {first, end - first};
+  }
   RowRange rows = {0, param.shape.empty() ? 1 : param.shape[0]};
   const int64_t row_numel = param.numel / rows.end;
   if (pieces == placement.shard_world_size) {
@@ -38,10 +51,23 @@ ElementRange PieceOfParam(const ShardPlan& plan, const ParamPlan& param, int pie
   return {rows.first * row_numel, (rows.end - rows.first) * row_numel};
 }
 
-int64_t LargestShardNumel(const ShardPlan& plan, const FlatParamPlan& flat) {
+// The most that a place has whole.
+int64_t LargestWholeNumel(const ShardPlan& plan, const FlatParamPlan& flat) {
+  std::map<int, int64_t> by_place;
+  int64_t most = 0;
+  for (int p : flat.params) {
+    const int place = PlaceOfMatrix(plan, p);
+    if (place >= 0) most = std::max(most, by_place[place] += plan.params[p].numel);
+  }
+  return most;
+}
+
+// DIM0: the largest piece of what is cut.
+int64_t LargestCutNumel(const ShardPlan& plan, const FlatParamPlan& flat) {
   int64_t numel = 0;
   for (int p : flat.params) {  // piece 0 is never the smallest
-    numel += PieceOfParam(plan, plan.params[p], plan.placement.pieces(Purpose::kParameters), 0).numel;
+    if (PlaceOfMatrix(plan, p) >= 0) continue;
+    numel += PieceOfParam(plan, p, plan.placement.pieces(Purpose::kParameters), 0).numel;
   }
   return numel;
 }
@@ -81,6 +107,11 @@ bool InRange(const ShardPlan& plan, int flat_param, int rank) {
 }
 
 }  // namespace
+
+bool HasWhole(const ShardPlan& plan, const FlatParamPlan& flat) {
+  return plan.cut_over_nodes && std::any_of(flat.params.begin(), flat.params.end(),
+                                            [&plan](int param) { return PlaceOfMatrix(plan, param) >= 0; });
+}
 
 int64_t AlignmentNumel(const FlatParamPlan& flat) {
   return kParamAlignmentBytes / std::min(DTypeSizeBytes(flat.dtype), DTypeSizeBytes(flat.unsharded_dtype));
@@ -125,12 +156,13 @@ void LayOutFlatParams(ShardPlan& plan) {
   for (FlatParamPlan& flat : plan.flat_params) {
     if (is_dim0) {
       flat.padded_numel = flat.numel;
-      flat.shard_numel = LargestShardNumel(plan, flat);
+      flat.shard_numel = LargestCutNumel(plan, flat);
     } else {
       // Equal pieces of the kind that is cut most finely.
       flat.padded_numel = RoundUp(flat.numel, plan.placement.pieces(Purpose::kOptimizer) * AlignmentNumel(flat));
       flat.shard_numel = flat.padded_numel / plan.placement.pieces(Purpose::kParameters);
     }
+    flat.shard_numel += LargestWholeNumel(plan, flat);
   }
 }
 
@@ -160,13 +192,13 @@ std::vector<Segment> PieceSegments(const ShardPlan& plan, const FlatParamPlan& f
   if (pieces == 1) {
     return SegmentsInRange(plan, flat, 0, flat.numel);
   }
-  if (plan.config.layout() != v1::LAYOUT_DIM0) {
+  if (plan.config.layout() != v1::LAYOUT_DIM0 && !plan_internal::HasWhole(plan, flat)) {
     const int64_t numel = flat.padded_numel / pieces;
     return SegmentsInRange(plan, flat, piece * numel, (piece + 1) * numel);
   }
   std::vector<Segment> segments;
   for (int p : flat.params) {
-    const ElementRange range = PieceOfParam(plan, plan.params[p], pieces, piece);
+    const ElementRange range = PieceOfParam(plan, p, pieces, piece);
     if (range.numel > 0) {
       segments.push_back({p, plan.params[p].offset + range.first, range.numel});
     }
@@ -275,14 +307,8 @@ ParamRange plan_internal::PlaceRange(const ShardPlan& plan, Purpose purpose, int
   if (pieces == 1) {
     return {0, of.numel};
   }
-  if (plan.config.layout() == v1::LAYOUT_DIM0) {
-    const ElementRange range = PieceOfParam(plan, of, pieces, piece);
-    return {range.first, range.numel};
-  }
-  const int64_t numel = plan.flat_params[of.flat_param].padded_numel / pieces;
-  const int64_t first = std::clamp<int64_t>(piece * numel - of.offset, 0, of.numel);
-  const int64_t end = std::clamp<int64_t>((piece + 1) * numel - of.offset, 0, of.numel);
-  return {first, end - first};
+  const ElementRange range = PieceOfParam(plan, param, pieces, piece);
+  return {range.first, range.numel};
 }
 
 int ShardPlan::ParamAt(int flat_param, int64_t offset) const {

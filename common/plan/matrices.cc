@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
+#include <functional>
+#include <queue>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/optimizer_kinds.h"
@@ -18,6 +20,33 @@ constexpr int kUsualSteps = 5;
 bool IsMuons(const v1::OptimizerConfig& optimizer, int group) {
   const bool has_none = group == 0 && HasSeveralOptimizers(optimizer);
   return group >= 0 && !has_none && OptimizerKindOf(optimizer, group) == v1::OPTIMIZER_KIND_MUON;
+}
+
+// By parameter: which of `shares` has it, -1 where it is no matrix or not `present`. The largest come first, each to
+// the share that has least.
+std::vector<int> ShareOut(const ShardPlan& plan, int shares, const std::vector<bool>& present) {
+  struct Matrix {
+    size_t param;
+    double cost;
+  };
+  std::vector<int> share_of(plan.params.size(), -1);
+  std::vector<Matrix> matrices;
+  for (size_t p = 0; p < plan.params.size(); ++p) {
+    const ParamPlan& param = plan.params[p];
+    if (!present[p] || param.numel == 0 || !IsMatrix(plan, static_cast<int>(p))) continue;
+    matrices.push_back({p, MuonCost(param.shape[0], param.shape[1], kUsualSteps)});
+  }
+  std::stable_sort(matrices.begin(), matrices.end(), [](const Matrix& a, const Matrix& b) { return a.cost > b.cost; });
+  using Load = std::pair<double, int>;  // of which share
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> least;
+  for (int share = 0; share < shares; ++share) least.emplace(0.0, share);
+  for (const Matrix& matrix : matrices) {
+    const auto [load, share] = least.top();
+    least.pop();
+    least.emplace(load + matrix.cost, share);
+    share_of[matrix.param] = share;
+  }
+  return share_of;
 }
 
 }  // namespace
@@ -37,33 +66,28 @@ absl::Status CheckMatrices(const ShardPlan& plan) {
                        " dimensions, want 2); give it to another optimizer, in a group with a kind of its own "
                        "(OptimizerConfig.Group.kind), or freeze it"));
     }
-    if (plan.nodes() > 1) {
-      return absl::InvalidArgumentError(absl::StrCat("plan parameter ", plan_internal::Quoted(param.fqn),
-                                                     ": OPTIMIZER_KIND_MUON is not served over several nodes (got ",
-                                                     plan.nodes(), ", want 1); use one node, or another kind"));
-    }
   }
   return absl::OkStatus();
 }
 
-std::vector<int> RanksOfMatrices(const ShardPlan& plan, const std::vector<bool>& present) {
-  struct Matrix {
-    size_t param;
-    double cost;
-  };
-  std::vector<int> ranks(plan.params.size(), -1);
-  std::vector<Matrix> matrices;
-  for (size_t p = 0; p < plan.params.size(); ++p) {
-    const ParamPlan& param = plan.params[p];
-    if (!present[p] || param.numel == 0 || !IsMatrix(plan, static_cast<int>(p))) continue;
-    matrices.push_back({p, MuonCost(param.shape[0], param.shape[1], kUsualSteps)});
+void PlaceMatrices(ShardPlan& plan) {
+  if (!plan.cut_over_nodes) return;
+  const std::vector<int> shares = ShareOut(plan, plan.places(), std::vector<bool>(plan.params.size(), true));
+  for (size_t p = 0; p < shares.size(); ++p) {
+    if (shares[p] < 0) continue;
+    const int node = shares[p] % plan.nodes(), rank = shares[p] / plan.nodes();
+    plan.params[p].whole_at = node * plan.world_size + rank;
   }
-  std::stable_sort(matrices.begin(), matrices.end(), [](const Matrix& a, const Matrix& b) { return a.cost > b.cost; });
-  std::vector<double> loads(static_cast<size_t>(plan.world_size), 0.0);
-  for (const Matrix& matrix : matrices) {
-    const auto least = std::min_element(loads.begin(), loads.end());
-    *least += matrix.cost;
-    ranks[matrix.param] = static_cast<int>(std::distance(loads.begin(), least));
+}
+
+int PlaceOfMatrix(const ShardPlan& plan, int param) { return plan.params[static_cast<size_t>(param)].whole_at; }
+
+std::vector<int> RanksOfMatrices(const ShardPlan& plan, const std::vector<bool>& present) {
+  if (!plan.cut_over_nodes) return ShareOut(plan, plan.world_size, present);
+  std::vector<int> ranks(plan.params.size(), -1);
+  for (size_t p = 0; p < ranks.size(); ++p) {
+    const int place = PlaceOfMatrix(plan, static_cast<int>(p));
+    if (present[p] && place >= 0 && place / plan.world_size == plan.node) ranks[p] = place % plan.world_size;
   }
   return ranks;
 }

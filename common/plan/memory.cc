@@ -255,7 +255,9 @@ void SizeWorkspace(ShardPlan& plan) {
     plan.workspace_stride_bytes =
         std::max(plan.workspace_stride_bytes, RoundUp(MuonWorkspaceBytes(param.shape[0], param.shape[1]), kPageBytes));
   }
-  plan.memory.workspace_bytes = plan.workspace_stride_bytes * std::min(matrices, plan.world_size);
+  // The first ranks of all nodes have one before any has another (PlaceMatrices).
+  const int of_node = plan.cut_over_nodes ? (matrices + plan.nodes() - 1) / plan.nodes() : matrices;
+  plan.memory.workspace_bytes = plan.workspace_stride_bytes * std::min(of_node, plan.world_size);
 }
 
 int64_t HeldBytes(const ShardPlan& plan, HeldSlab which, int64_t size_bytes) {

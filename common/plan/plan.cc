@@ -255,6 +255,7 @@ absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec, int node) {
   SHARDD_RETURN_IF_ERROR(AssignOptimizerGroups(plan));
   SHARDD_RETURN_IF_ERROR(CheckTrained(plan));
   SHARDD_RETURN_IF_ERROR(CheckMatrices(plan));
+  PlaceMatrices(plan);
   plan_internal::LayOutFlatParams(plan);
   SHARDD_RETURN_IF_ERROR(plan_internal::LayOutMemory(plan));
   SHARDD_ASSIGN_OR_RETURN(plan.digest, plan_internal::PlanDigest(plan));
@@ -294,8 +295,8 @@ absl::StatusOr<ShardMetadata> GetShardMetadata(const ShardPlan& plan, int flat_p
     metadata.pieces.push_back({segment.param, segment.offset - plan.params[segment.param].offset, segment.numel});
     numel += segment.numel;
   }
-  // DIM0: a shard consists of whole rows of parameters.
-  if (plan.config.layout() == v1::LAYOUT_FLAT) {
+  // DIM0: a shard consists of whole rows of parameters. With whole matrices it is no range of the flat parameter.
+  if (plan.config.layout() == v1::LAYOUT_FLAT && !plan_internal::HasWhole(plan, plan.flat_params[flat_param])) {
     metadata.padding_numel = plan.flat_params[flat_param].shard_numel - numel;
   }
   return metadata;

@@ -47,6 +47,7 @@ struct ParamPlan {
   int flat_param = 0;
   int64_t offset = 0;       // elements from the start of the flat parameter
   int optimizer_group = 0;  // -1: frozen
+  int whole_at = -1;        // the place that has all of it (PlaceMatrices); -1: it is cut as the placement says
 };
 
 // Parameters of one group with the same (dtype, requires_grad), flattened and concatenated.
@@ -58,7 +59,8 @@ struct FlatParamPlan {
   std::vector<int> params;   // indices into ShardPlan::params, in offset order
   int64_t numel = 0;         // with inner padding, without padding at the end
   int64_t padded_numel = 0;  // FLAT: a multiple of every number of pieces; DIM0: numel
-  int64_t shard_numel = 0;   // of one rank's parameters. FLAT: of every rank; DIM0: of the largest
+  int64_t shard_numel = 0;   // of one rank's parameters. FLAT: of every rank; DIM0: of the largest; where
+                             // matrices are whole: at most
   // Byte offsets within slabs; -1: none.
   int64_t shards_offset_bytes = -1;     // slab "shards", elements of `dtype`
   int64_t params_offset_bytes = -1;     // slab "parameters", elements of `unsharded_dtype`; -1: unsharded from shards
@@ -174,7 +176,7 @@ struct ShardMetadata {
     int64_t numel = 0;
   };
   std::vector<Piece> pieces;  // in offset order, none empty
-  int64_t padding_numel = 0;  // elements of the shard that belong to no parameter
+  int64_t padding_numel = 0;  // elements of the shard that belong to no parameter; where matrices are whole: 0
 };
 
 // Number of groups that nodes reduce between them at a time.

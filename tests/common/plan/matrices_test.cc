@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/plan/node_part.h"
 #include "common/tensor/muon.h"
 #include "tests/common/plan/spec_builder.h"
 
@@ -83,15 +84,134 @@ TEST(Matrices, WhatMuonDoesNotUpdateMayHaveAnyShape) {
   EXPECT_FALSE(IsMatrix(several.Plan(), 1));
 }
 
-TEST(Matrices, AreNotServedOverSeveralNodes) {
-  for (const v1::Strategy strategy : {v1::STRATEGY_FULL_SHARD, v1::STRATEGY_NO_SHARD}) {
-    SpecBuilder b = Model(2);
-    b.config().set_strategy(strategy);
-    b.config().mutable_nodes()->add_addresses("a:1");
-    b.config().mutable_nodes()->add_addresses("b:1");
-    b.config().set_unshard_mode(strategy == v1::STRATEGY_FULL_SHARD ? v1::UNSHARD_MODE_POOLED
-                                                                    : v1::UNSHARD_MODE_ZERO_COPY);
-    EXPECT_TRUE(Invalid(b.spec(), {"plan parameter \"small\"", "several nodes (got 2, want 1)"}));
+SpecBuilder OnNodes(int nodes, int world_size, v1::Strategy strategy, v1::Layout layout = v1::LAYOUT_FLAT) {
+  SpecBuilder b = Model(world_size);
+  b.config().set_strategy(strategy);
+  b.config().set_layout(layout);
+  for (int node = 0; node < nodes; ++node) b.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":1"));
+  return b;
+}
+
+ShardPlan PlanOn(SpecBuilder b, int node) {
+  absl::StatusOr<ShardPlan> plan = PlanShards(b.spec(), node);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return *std::move(plan);
+}
+
+// Of the parameters of Model, by place: where all of it is.
+std::vector<int> PlacesOf(const ShardPlan& plan) {
+  std::vector<int> places;
+  for (size_t p = 0; p < plan.params.size(); ++p) places.push_back(PlaceOfMatrix(plan, static_cast<int>(p)));
+  return places;
+}
+
+const v1::Layout kLayouts[] = {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0};
+
+TEST(MatricesOverNodes, AreSharedByEachReplicasRanksAlone) {
+  const std::vector<bool> present(6, true);
+  for (const v1::Strategy strategy : {v1::STRATEGY_NO_SHARD, v1::STRATEGY_HYBRID_SHARD}) {
+    for (int node = 0; node < 2; ++node) {
+      const ShardPlan plan = PlanOn(OnNodes(2, 3, strategy), node);
+      EXPECT_THAT(PlacesOf(plan), ::testing::Each(-1));
+      EXPECT_EQ(RanksOfMatrices(plan, present), RanksOfMatrices(Model(3).Plan(), present));
+      EXPECT_EQ(plan.memory.workspace_bytes, Model(3).Plan().memory.workspace_bytes);
+    }
+  }
+}
+
+TEST(MatricesOverNodes, AreWholeWhereThereIsLeastToDo) {
+  // "large" to the first rank of node 0, "tall" to that of node 1, and the small ones to the ranks behind them.
+  EXPECT_THAT(PlacesOf(PlanOn(OnNodes(2, 2, v1::STRATEGY_FULL_SHARD), 0)), ElementsAre(1, -1, 0, 2, 3, -1));
+  // Two places: node 1, which has less, gets the small ones, too.
+  EXPECT_THAT(PlacesOf(PlanOn(OnNodes(2, 1, v1::STRATEGY_SHARD_GRAD_OP), 0)), ElementsAre(1, -1, 0, 1, 1, -1));
+  for (const v1::Layout layout : kLayouts) {
+    const SpecBuilder b = OnNodes(3, 2, v1::STRATEGY_FULL_SHARD, layout);
+    for (int node = 0; node < 3; ++node) {
+      EXPECT_EQ(PlacesOf(PlanOn(b, node)), PlacesOf(PlanOn(b, 0))) << "all nodes say the same";
+      EXPECT_EQ(PlanOn(b, node).digest, PlanOn(b, 0).digest);
+    }
+  }
+}
+
+TEST(MatricesOverNodes, EachElementHasOneRankAndEachMatrixOneAlone) {
+  for (const v1::Layout layout : kLayouts) {
+    for (const auto& [nodes, ranks] : {std::pair{2, 1}, {2, 2}, {3, 2}, {5, 3}}) {
+      SCOPED_TRACE(absl::StrCat(v1::Layout_Name(layout), " ", nodes, " nodes of ", ranks));
+      const SpecBuilder b = OnNodes(nodes, ranks, v1::STRATEGY_FULL_SHARD, layout);
+      const ShardPlan first = PlanOn(b, 0);
+      std::vector<std::vector<int>> held(first.params.size()), worked = held;  // by element
+      std::vector<int> updating(first.params.size()), holders = updating;      // ranks
+      for (size_t p = 0; p < first.params.size(); ++p) held[p].resize(first.params[p].numel);
+      worked = held;
+      for (int node = 0; node < nodes; ++node) {
+        const ShardPlan plan = PlanOn(b, node);
+        const std::vector<int> ranks_of = RanksOfMatrices(plan, std::vector<bool>(plan.params.size(), true));
+        for (int rank = 0; rank < ranks; ++rank) {
+          for (size_t p = 0; p < plan.params.size(); ++p) {
+            const ParamRange own = OwnedRange(plan, Purpose::kParameters, static_cast<int>(p), rank);
+            for (int64_t i = own.first; i < own.first + own.numel; ++i) ++held[p][i];
+            holders[p] += own.numel > 0 ? 1 : 0;
+            updating[p] += ranks_of[p] == rank ? 1 : 0;
+            if (ranks_of[p] == rank) {
+              EXPECT_EQ(own.numel, plan.params[p].numel) << "who updates it has it";
+            }
+          }
+          for (int f = 0; f < static_cast<int>(plan.flat_params.size()); ++f) {
+            int64_t numel = 0, end = 0;
+            for (const Segment& segment : WorkSegments(plan, f, rank)) {
+              EXPECT_GE(segment.offset, end) << "in the order of offsets";
+              end = segment.offset + segment.numel;
+              numel += segment.numel;
+              const int64_t at = segment.offset - plan.params[segment.param].offset;
+              for (int64_t i = at; i < at + segment.numel; ++i) ++worked[segment.param][i];
+            }
+            EXPECT_LE(numel, plan.flat_params[f].shard_numel);
+            EXPECT_EQ(GetShardMetadata(plan, f, rank)->padding_numel, 0);
+          }
+        }
+      }
+      for (size_t p = 0; p < first.params.size(); ++p) {
+        EXPECT_THAT(held[p], ::testing::Each(1)) << first.params[p].fqn;
+        EXPECT_THAT(worked[p], ::testing::Each(1)) << first.params[p].fqn;
+        EXPECT_EQ(updating[p], IsMatrix(first, static_cast<int>(p)) ? 1 : 0) << first.params[p].fqn;
+        if (IsMatrix(first, static_cast<int>(p))) {
+          EXPECT_EQ(holders[p], 1) << first.params[p].fqn;
+        }
+      }
+    }
+  }
+}
+
+// Nothing but what the other ranks have of parameters that are cut.
+TEST(MatricesOverNodes, ANodeWithoutAnyHasNoMemoryForThem) {
+  SpecBuilder b(1);
+  b.Param(0, "p", {256, 256});
+  b.Param(0, "scale", {4});
+  b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
+  auto& muon = *b.config().mutable_optimizer()->add_groups();
+  muon.set_kind(v1::OPTIMIZER_KIND_MUON);
+  muon.add_fqns("p");
+  b.config().set_strategy(v1::STRATEGY_FULL_SHARD);
+  for (const char* address : {"a:1", "b:1"}) b.config().mutable_nodes()->add_addresses(address);
+  const MemoryPlan holds = PlanOn(b, 0).memory, holds_not = PlanOn(b, 1).memory;
+  EXPECT_GE(holds.held_shards_bytes, 4 * 256 * 256);
+  EXPECT_EQ(holds_not.held_shards_bytes, kHeldPageBytes) << "its half of \"scale\"";
+  EXPECT_EQ(NodeRangeOf(PlanOn(b, 1), 0, 1).numel, 0);
+}
+
+// Each rank's part of the workspace lies within what is planned.
+TEST(MatricesOverNodes, RanksThatUpdateHaveAWorkspace) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const int nodes : {2, 3, 4}) {
+      const SpecBuilder b = OnNodes(nodes, ranks, v1::STRATEGY_FULL_SHARD);
+      for (int node = 0; node < nodes; ++node) {
+        const ShardPlan plan = PlanOn(b, node);
+        for (const int rank : RanksOfMatrices(plan, std::vector<bool>(plan.params.size(), true))) {
+          EXPECT_LE((rank + 1) * plan.workspace_stride_bytes, plan.memory.workspace_bytes);
+        }
+        EXPECT_LE(plan.memory.workspace_bytes, plan.workspace_stride_bytes * ranks);
+      }
+    }
   }
 }
 

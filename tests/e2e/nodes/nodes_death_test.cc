@@ -54,6 +54,7 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
   }
   // Several optimizers, whose steps go in parts; `how`: as Args' "parts".
   static Args InParts(const char* how = "1") { return {{"parts", how}, {"momentum", "0"}, {"lr", "0.003"}}; }
+  static Args OfMuon() { return {{"muon", "1"}, {"momentum", "0"}, {"lr", "0.003"}}; }
   std::vector<Child> StartRanks(const Args& args) {
     std::vector<Child> ranks;
     for (int k = 0; k < count(); ++k) ranks.push_back(StartRank(k, 0, args));
@@ -162,6 +163,17 @@ TEST_P(NodesDeath, KillsBetweenPartsOfStepsLoseNothing) {
 TEST_P(NodesDeath, KillsWhereTheLastPartUpdatesNothingLoseNothing) {
   if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
   KillWhereRanksTrain(Kills(0) / 2, InParts("2"));
+}
+
+// A matrix is updated on one node, for all of them, in many items: also between these.
+TEST_P(NodesDeath, KillsWhereMatricesAreUpdatedLoseNothing) {
+  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  KillWhereRanksTrain(Kills(0) / 2, OfMuon().With({{"param_dtype", "bf16"}, {"max_norm", "0.1"}}));
+}
+
+TEST_P(NodesDeath, KillsBetweenMuonAndOtherOptimizersLoseNothing) {
+  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  KillWhereRanksTrain(Kills(0) / 2, OfMuon().With(InParts()));
 }
 
 // All ranks have made a part of step 5, and wait: nobody has more than step 4 then, and all make the part again.

@@ -254,6 +254,9 @@ TEST_F(NodesTest, ANodeThatFallsSilentIsNamed) {
 
 TEST_F(NodesTest, LivingRanksReattachToANewDaemonOfTheirNode) { OutliveDaemon(1); }
 TEST_F(NodesTest, LivingRanksReattachToANewDaemonOfNode0) { OutliveDaemon(0); }
+TEST_F(NodesTest, ANewDaemonGetsMatricesOfMuonFromAReplica) {
+  OutliveDaemon(1, "before_step", {{"muon", "1"}, {"momentum", "0"}, {"lr", "0.003"}});
+}
 TEST_F(NodesTest, ADaemonsDeathTakesBackWhatIsWrittenOnOtherNodes) {
   OutliveDaemon(1, "writeback", {{"steps", "5"}, {"writeback_at_end", "1"}});
 }

@@ -142,10 +142,13 @@ class JobNodesTest : public ::testing::Test {
   // `outlives`: a log of each job says what another daemon would find.
   // `in_trainers`: ranks store their steps themselves. `edits`: ranks edit parameters in place, beside the daemon's
   // optimizer. `frozen`: there are parameters that nobody trains, too. `several`: of "w" and "f", 32 elements each,
-  // each has an optimizer of its own.
+  // each has an optimizer of its own. `describe`: gives the job other parameters than these.
+  using Describe = std::function<void(SpecBuilder*)>;
   explicit JobNodesTest(int nodes = 2, v1::Strategy strategy = v1::STRATEGY_HYBRID_SHARD, bool outlives = false,
-                        bool in_trainers = false, bool edits = false, bool frozen = false, bool several = false)
+                        bool in_trainers = false, bool edits = false, bool frozen = false, bool several = false,
+                        Describe describe = nullptr)
       : strategy_(strategy),
+        describe_(std::move(describe)),
         outlives_(outlives),
         in_trainers_(in_trainers),
         edits_(edits),
@@ -184,7 +187,11 @@ class JobNodesTest : public ::testing::Test {
     for (int node = 0; node < count(); ++node) {
       builder.config().mutable_nodes()->add_addresses(absl::StrCat("host", node, ":7000"));
     }
-    builder.Param(0, "w", {several_ ? 32 : 64});
+    if (describe_ != nullptr) {
+      describe_(&builder);
+    } else {
+      builder.Param(0, "w", {several_ ? 32 : 64});
+    }
     if (several_) builder.Param(0, "f", {32});
     for (const char* const fqn : {"w", "f"}) {
       if (!several_) continue;
@@ -460,6 +467,7 @@ class JobNodesTest : public ::testing::Test {
   };
   EventLog events_;
   const v1::Strategy strategy_;
+  const Describe describe_;
   const bool outlives_;
   const bool in_trainers_;
   const bool edits_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/extend.h"
 #include "tests/common/plan/spec_builder.h"
 
 namespace shardd {
@@ -169,6 +170,42 @@ TEST_F(SameJobTest, WhatNodesCannotBecomeIsTriedAgainAndSaysWhy) {
   EXPECT_EQ(edits.code(), kComesAgain) << edits;
   EXPECT_THAT(std::string(edits.message()), HasSubstr("beside edits in place"));
   EXPECT_TRUE(missed_.empty());
+}
+
+// Matrices that are there keep their places when others' biases are trained; one that is trained anew was cut.
+TEST_F(SameJobTest, CutModelsOfMuonUnfreezeWhatIsNoMatrix) {
+  const auto plan_of = [](bool bias, bool matrix) {
+    SpecBuilder b(1);
+    b.config().set_layout(v1::LAYOUT_DIM0);
+    b.config().set_strategy(v1::STRATEGY_FULL_SHARD);
+    b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_MUON);
+    for (int node = 0; node < 2; ++node) b.config().mutable_nodes()->add_addresses(absl::StrCat("host", node, ":7000"));
+    v1::OptimizerConfig::Group& muon = *b.config().mutable_optimizer()->add_groups();
+    v1::OptimizerConfig::Group& sgd = *b.config().mutable_optimizer()->add_groups();
+    muon.set_kind(v1::OPTIMIZER_KIND_MUON);
+    sgd.set_kind(v1::OPTIMIZER_KIND_SGD);
+    b.Param(0, "w", {8, 6});
+    b.Param(0, "v", {4, 4});
+    muon.add_fqns("w");
+    b.Param(0, "bias", {8}, {.requires_grad = bias});
+    if (bias) sgd.add_fqns("bias");
+    b.Param(0, "late", {6, 8}, {.requires_grad = matrix});
+    if (matrix) muon.add_fqns("late");
+    return b.spec();
+  };
+  const v1::JobSpec before = plan_of(false, false);
+  const absl::StatusOr<ShardPlan> plan = PlanShards(before);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const auto check = [&](const v1::JobSpec& asked) {
+    const absl::StatusOr<Extension> extension = Extend(asked, before, *plan);
+    return extension.ok() ? CheckExtension(*plan, *extension) : extension.status();
+  };
+  EXPECT_TRUE(check(plan_of(true, false)).ok()) << check(plan_of(true, false));
+  const absl::Status refused = check(plan_of(false, true));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("parameter \"late\": node 0 would hold another part of it"),
+                    HasSubstr("one rank has all of a matrix of OPTIMIZER_KIND_MUON, so say what is trained when")));
 }
 
 // As many as a model has, and a group that names all of them.

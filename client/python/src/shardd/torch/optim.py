@@ -166,7 +166,8 @@ class Lion(DaemonOptimizer):
 class Muon(DaemonOptimizer):
     """``torch.optim.Muon`` in the daemon, for matrices: build AdamW beside it for the rest. See DaemonOptimizer for ``in_place_edits``.
 
-    A matrix is whole for whoever orthogonalises it, however its rows are sharded; ranks of one node, on CPUs.
+    A matrix is whole for whoever orthogonalises it, however its rows are sharded on a node; on CPUs. Over nodes: replicas, or layout
+    ``flat``, where one rank of one node has all of it.
     """
 
     def __init__(

@@ -103,7 +103,7 @@ class Kind:
     hyperparameters: Callable[[Mapping[str, Any]], dict[str, float]]  # of a param group, for a step
     shown_order: tuple[str, ...] = ()  # of torch's state, where it is not the job's
     starts_with_state: bool = False  # torch's has state as soon as it is built, and does not step without
-    of_matrices: bool = False  # updates whole matrices, on CPUs of one node (matrices.py)
+    of_matrices: bool = False  # updates whole matrices, on CPUs (matrices.py)
 
 
 ADAM = Kind("OPTIMIZER_KIND_ADAM", ("exp_avg", "exp_avg_sq"), "", True, _adam)

@@ -1,4 +1,4 @@
-"""What Muon asks of parameters: each is a whole matrix to it, in the memory of one node's daemon, whoever has which rows."""
+"""What Muon asks of parameters: each is a whole matrix to it, in the memory of a node's daemon, whoever has which rows there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from shardd.torch._daemon_optimizers.sharded_params import name_of
-from shardd.torch._units.placement import rows_of, shard_dim, tensor_parallel
+from shardd.torch._ranks.nodes import cuts_over_nodes, planned_ranks
+from shardd.torch._units.placement import rows_of, shard_dim, tensor_parallel, why_not_on_one_rank
 from shardd.torch._units.state import units
 
 __all__ = ["why_no_matrices"]
@@ -19,6 +20,7 @@ def why_no_matrices(params: Iterable[Any]) -> str:
     """
     wanted = {id(param): param for param in params if param.requires_grad}
     for unit in units():
+        is_cut = None  # over nodes
         for fsdp_param in unit.fsdp_params:
             param = wanted.get(id(fsdp_param.sharded_param))
             if param is None:
@@ -37,6 +39,10 @@ def why_no_matrices(params: Iterable[Any]) -> str:
                 why = (
                     f"is cut along dimension {shard_dim(fsdp_param)}, and the daemon's Muon updates what is cut by rows"
                 )
+            else:
+                if is_cut is None:
+                    is_cut = cuts_over_nodes(unit.mesh_info) and planned_ranks(unit.mesh_info).cut
+                why = why_not_on_one_rank(fsdp_param) if is_cut else ""
             if why:
                 return f"parameter {name_of(param)} {why}"
     return ""

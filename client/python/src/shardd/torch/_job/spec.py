@@ -12,6 +12,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from shardd.torch._job.description import Description, ParamPlace
 from shardd.torch._job.job_optimizer import JobOptimizer, stock_optimizers_of
+from shardd.torch._job.whole_matrices import check_matrices
 from shardd.torch._job.write_mode import config_of_writes, evaluates_alone, why_no_edits_on_nodes, why_not_several
 from shardd.torch._process import environment
 from shardd.torch._process.memory import gives_back
@@ -211,6 +212,8 @@ def describe(
     if nodes and not evaluates:
         rows = 1 if cuts_over_nodes(mesh_info) else world_size // shard_size
         _check_on_nodes(optimizers, stock, on_gpu, rows)
+        if cuts_over_nodes(mesh_info):
+            check_matrices(params, optimizers)
         if stock and rows > 1:
             raise NotImplementedError(
                 f"register model: torch.optim.{type(stock[0]).__name__} steps in the trainers, and each of {len(nodes)} nodes has "

@@ -99,7 +99,19 @@ class CommHook:
             members = [param for _, param in sorted(found[key], key=lambda entry: entry[0])]
             first = members[0]
             sizes = [member._orig_size.numel() for member in members]
-            parts.append((members, cut_flat(sizes, first.orig_dtype, first.param_dtype, *unit.shard_of())))
+            cut = cut_flat(sizes, first.orig_dtype, first.param_dtype, *unit.shard_of())
+            for number, member in enumerate(members):
+                if (
+                    member.holder is None
+                    and not member.whole
+                    and cut.slice(number, sizes[number]).numel != member.numel
+                ):
+                    raise NotImplementedError(
+                        f'register_comm_hook: parameter "{member._name()}" is whole on one rank, as the daemon\'s Muon over several '
+                        "nodes asks for, and a hook leaves each rank an equal piece; leave the hook out, use HYBRID_SHARD, or "
+                        "give the parameter to another optimizer"
+                    )
+            parts.append((members, cut))
         return parts
 
     def _reduce_flat(

@@ -34,6 +34,7 @@ __all__ = [
     "shape_in_job",
     "shard_dim",
     "tensor_parallel",
+    "why_not_on_one_rank",
 ]
 
 
@@ -85,6 +86,21 @@ def shard_dim(fsdp_param: Any) -> int:
     """Returns the dimension that is cut; 0 for parameters in layout flat."""
     placement = getattr(fsdp_param, "fsdp_placement", None)
     return 0 if placement is None else int(placement.dim)
+
+
+def why_not_on_one_rank(fsdp_param: Any) -> str:
+    """Says why no rank can hold all of a parameter that is cut over nodes, which the daemon's Muon asks for; empty where one can."""
+    if getattr(fsdp_param, "fsdp_placement", None) is not None:
+        return (
+            "is a DTensor of which ranks of all nodes have rows, and the daemon's Muon updates what is whole on one of them; give "
+            'the mesh a row for each node (replicas), or shard with layout="flat"'
+        )
+    if getattr(fsdp_param, "holder", None) is not None:
+        return (
+            "is in a FlatParameter of which ranks of all nodes have equal pieces, and the daemon's Muon updates what is whole on "
+            "one of them; pass use_orig_params=True, or use HYBRID_SHARD"
+        )
+    return ""
 
 
 def shape_in_job(fsdp_param: Any, shard_size: int) -> list[int]:

@@ -1,0 +1,189 @@
+"""What ranks do in test_nodes_muon.py: Muon of the daemon's for matrices and AdamW for the rest, over nodes or on one."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from models import Block, Case, build, loss_of, shard
+from optimizers.optim_cases import parameters_of
+from ranks.nodes_scenarios import _mesh, _text_of
+
+STEPS = 6
+
+
+def _program(form: str) -> tuple[Any, list[Any]]:
+    """``form``: "replicas" (a mesh with a row for each node), "flat" (a wrapper over all ranks), "hybrid" (a wrapper)."""
+    from torch.distributed.fsdp import ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    from shardd.torch import FullyShardedDataParallel, fully_shard, optim
+
+    case = Case(mesh=(2, dist.get_world_size() // 2)) if form == "replicas" else Case()
+    model: Any = build(case)
+    matrices = {name for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("layers")}
+    if form == "replicas":
+        shard(model, case, fully_shard)
+    else:
+        strategy = ShardingStrategy.HYBRID_SHARD if form == "hybrid" else ShardingStrategy.FULL_SHARD
+        model = FullyShardedDataParallel(
+            model, sharding_strategy=strategy, auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=True
+        )
+    named = {name.replace("_fsdp_wrapped_module.", ""): p for name, p in model.named_parameters()}
+    return model, [
+        optim.Muon([named[name] for name in sorted(matrices)], lr=0.02),
+        optim.AdamW([p for name, p in named.items() if name not in matrices], lr=1e-2),
+    ]
+
+
+def _steps(model: Any, optimizers: list[Any], steps: range, clip: float = 0.0) -> list[float]:
+    losses = []
+    for step in steps:
+        loss = loss_of(model, step, 0, dist.get_rank())
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step(**({"max_grad_norm": clip} if clip else {}))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def _whole(model: Any, form: str) -> dict[str, torch.Tensor]:
+    if form == "replicas":
+        return parameters_of(model)
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def _states(model: Any, optimizers: list[Any], full: bool = True) -> Any:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    return get_state_dict(model, optimizers, options=StateDictOptions(full_state_dict=full))
+
+
+def trained(form: str, clip: float = 0.0) -> dict[str, Any]:
+    from shardd.torch import finish
+
+    model, optimizers = _program(form)
+    losses = _steps(model, optimizers, range(STEPS), clip)
+    parameters = _whole(model, form)
+    states = _states(model, optimizers)[1]["state"]
+    buffers = {name: entry["momentum_buffer"].clone() for name, entry in states.items() if "momentum_buffer" in entry}
+    held = [p.numel() for p in optimizers[0].param_groups[0]["params"]] if form == "flat" else []
+    dist.barrier()
+    finish(model)
+    return {"losses": losses, "parameters": parameters, "buffers": buffers, "held": held}
+
+
+def loaded(form: str, full: bool) -> dict[str, Any]:
+    """A model that goes on from what ``get_state_dict`` has of another one, by ``set_state_dict``."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+    from shardd.torch import finish
+
+    first, optimizers = _program(form)
+    _steps(first, optimizers, range(3))
+    saved = copy.deepcopy(_states(first, optimizers, full))
+    _steps(first, optimizers, range(3, STEPS))
+    went_on = _whole(first, form)
+    dist.barrier()
+    finish(first)
+    second, others = _program(form)
+    options = StateDictOptions(full_state_dict=full)
+    set_state_dict(second, others, model_state_dict=saved[0], optim_state_dict=saved[1], options=options)
+    _steps(second, others, range(3, STEPS))
+    result = {"went on": went_on, "loaded": _whole(second, form)}
+    dist.barrier()
+    finish(second)
+    return result
+
+
+def survive(form: str, folder: str, victim: int) -> dict[str, Any]:
+    """One rank dies in the backward of a step, in its first life; the others go on in their processes."""
+    import shardd.torch
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    life = generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+    def make_group() -> None:
+        store = dist.FileStore(f"{folder}/store-{generation}", world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+    def rebuild() -> None:
+        nonlocal generation
+        generation += 1
+        dist.destroy_process_group()
+        make_group()
+        if form == "replicas":
+            _mesh(2, world // 2)  # who was started anew makes its groups
+
+    make_group()
+    model, optimizers = _program(form)
+    losses: list[float] = []
+    for step in shardd.torch.steps(STEPS, rebuild=rebuild):
+        with step:
+            if step.resumed:
+                losses = step.state or []
+            loss = loss_of(model, int(step), 0, rank)
+            loss.backward()
+            if (life, rank, int(step)) == (0, victim, 3):
+                os.kill(os.getpid(), signal.SIGKILL)
+            shardd.torch.ride([*losses, loss.item()])
+            for optimizer in optimizers:
+                optimizer.step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            losses = [*losses, loss.item()]
+    held = {name: p.detach().clone() for name, p in model.named_parameters()}
+    if form == "replicas":
+        held = {name: p.to_local().clone() for name, p in model.named_parameters()}
+    return {"losses": losses, "held": held}
+
+
+def refused() -> dict[str, str]:
+    """What is cut over nodes so that no rank could have a whole matrix."""
+    from shardd.torch import FullyShardedDataParallel, fully_shard, optim
+
+    def rows() -> None:
+        model = build(Case())
+        shard(model, Case(), fully_shard)
+        optim.Muon([p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("layers")])
+
+    def flat_parameters() -> None:
+        model = FullyShardedDataParallel(torch.nn.Linear(8, 8, bias=False), use_orig_params=False)
+        optim.Muon(model.parameters())
+
+    def hooked() -> None:
+        from torch.distributed.algorithms._comm_hooks.default_hooks import reduce_scatter_hook
+
+        model, _ = _program("flat")
+        model.register_comm_hook(None, reduce_scatter_hook)
+        loss_of(model, 0, 0, dist.get_rank()).backward()
+
+    texts = {"rows": _text_of(rows), "flat parameters": _text_of(flat_parameters), "hook": _text_of(hooked)}
+    dist.barrier()
+    return texts
+
+
+def installed() -> dict[str, Any]:
+    """A program that knows PyTorch alone, whose DTensors are cut over all ranks: its Muon and AdamW step in the trainers."""
+    import shardd.torch
+
+    shardd.torch.install()
+    from torch.distributed.fsdp import fully_shard
+
+    model = build(Case())
+    shard(model, Case(), fully_shard)
+    named = dict(model.named_parameters())
+    matrices = [p for name, p in named.items() if p.ndim == 2 and name.startswith("layers")]
+    rest = [p for p in named.values() if not any(p is matrix for matrix in matrices)]
+    losses = _steps(model, [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=1e-2)], range(STEPS))
+    counts = shardd.torch.counters(model)
+    dist.barrier()
+    shardd.torch.finish(model)
+    return {"losses": losses, "updated": counts["bytes_updated"]}
