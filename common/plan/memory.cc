@@ -238,8 +238,7 @@ void SizeNodeStaging(ShardPlan& plan) {
   if (!plan.cut_over_nodes) {
     plan.node_piece_bytes = plan.world_size * plan.node_slot_bytes / plan.nodes() + 1;
   } else if (HasRows(plan)) {  // the nodes with one place add a part of its piece each
-    plan.node_piece_bytes =
-        RoundUp(plan.node_piece_bytes * pieces / plan.nodes() + kFp32Bytes, kSlabAlignmentBytes);
+    plan.node_piece_bytes = RoundUp(plan.node_piece_bytes * pieces / plan.nodes() + kFp32Bytes, kSlabAlignmentBytes);
   }
   const int64_t part_bytes = RoundUp(plan.node_piece_bytes, kPageBytes);
   plan.memory.node_receive_bytes = kNodeSlots * (plan.nodes() - 1) * part_bytes;

@@ -62,8 +62,7 @@ ParamRange NodeRangeOf(const ShardPlan& plan, int param, int node) {
   int64_t first = plan.params[static_cast<size_t>(param)].numel;
   int64_t end = 0;
   for (int rank = 0; rank < plan.world_size; ++rank) {
-    const ParamRange own =
-        plan_internal::PlaceRange(plan, Purpose::kParameters, param, PlaceOn(plan, node, rank));
+    const ParamRange own = plan_internal::PlaceRange(plan, Purpose::kParameters, param, PlaceOn(plan, node, rank));
     if (own.numel > 0) {
       first = std::min(first, own.first);
       end = std::max(end, own.first + own.numel);

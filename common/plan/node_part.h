@@ -5,12 +5,13 @@
 // what. Slabs and images are laid out as in any other job, with each whole flat parameter in one range, so offsets are
 // the same on all nodes. A node has memory only for what its own ranks hold.
 //
-// The nodes over which one copy is cut are a row. All nodes are one row, or the nodes 0 to k-1 are row 0, the next k row
-// 1, and so on (a hybrid strategy whose shard groups span nodes); rows are replicas of each other. Node n has place n
-// mod k in its row, and all nodes with the same place hold the same. `node` below is a node of any row, or a place.
+// The nodes over which one copy is cut are a row. All nodes are one row, or the nodes 0 to k-1 are row 0, the next k
+// row 1, and so on (a hybrid strategy whose shard groups span nodes); rows are replicas of each other. Node n has place
+// n mod k in its row, and all nodes with the same place hold the same. `node` below is a node of any row, or a place.
 //
 // Rank r of each node reduces, of its own node's gradients, what the ranks r of all places work on. So a rank's part of
-// a reduction has one piece per place, and what rank r of a node needs from the others of its row is with their ranks r.
+// a reduction has one piece per place, and what rank r of a node needs from the others of its row is with their ranks
+// r.
 
 #include <cstdint>
 #include <vector>

@@ -59,7 +59,8 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
   }
   if (on_gpus && HasRows(plan)) {
     return absl::UnimplementedError(absl::StrCat(
-        "open job \"", init->spec.name(), "\": shard groups that span nodes are not served on GPUs (got shard_group_size ",
+        "open job \"", init->spec.name(),
+        "\": shard groups that span nodes are not served on GPUs (got shard_group_size ",
         plan.config.shard_group_size(), " with ", plan.world_size, " ranks of a node, want at most these); use ",
         "STRATEGY_FULL_SHARD, which cuts over all nodes, or shard groups within a node"));
   }

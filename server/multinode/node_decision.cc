@@ -301,9 +301,10 @@ absl::Status NodeCoordinator::CompareValues() const {
               " wrote other parts than those of node 0 (its value, its optimizer state), or another update count; all "
               "nodes write the same parts of a parameter, each of what it holds"));
         }
-        return absl::FailedPreconditionError(absl::StrCat(
-            "CommitParameters: the ", initialized_ ? "value" : "initial value", " of \"", fqn, "\" on ",
-            NodeText(static_cast<int>(node)), " differs from node ", other, "'s; give all nodes the same (the same seed, the same checkpoint, or a broadcast)"));
+        return absl::FailedPreconditionError(
+            absl::StrCat("CommitParameters: the ", initialized_ ? "value" : "initial value", " of \"", fqn, "\" on ",
+                         NodeText(static_cast<int>(node)), " differs from node ", other,
+                         "'s; give all nodes the same (the same seed, the same checkpoint, or a broadcast)"));
       }
     }
   }

@@ -14,8 +14,8 @@ namespace shardd {
 std::string NodeText(const ShardPlan& plan, int node);
 
 // Number of digests that a node says of its values, by parameter (ModelDigests). Where rows of nodes are replicas of
-// each other, those of update counts come first, which all nodes compare, and then those of the values, which nodes with
-// the same place in their rows compare.
+// each other, those of update counts come first, which all nodes compare, and then those of the values, which nodes
+// with the same place in their rows compare.
 int DigestsOfNode(const ShardPlan& plan);
 
 // Compares what the nodes say of one reduced step before node 0 decides it. `of_nodes`: node 0 first, one for each

@@ -41,8 +41,8 @@ class NodeExchange {
   virtual void AllReduce(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
                          Done done) = 0;
   // The same, but only the node of each part (ascending by node; of several rows one in each, common/plan/node_part.h)
-  // gets that part's sum; on other nodes its content is undefined afterwards. Shares one count of sequences with AllReduce. An exchange without a cheaper way gives all
-  // nodes everything.
+  // gets that part's sum; on other nodes its content is undefined afterwards. Shares one count of sequences with
+  // AllReduce. An exchange without a cheaper way gives all nodes everything.
   virtual void ReduceScatter(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
                              Done done) {
     AllReduce(generation, sequence, std::move(parts), std::move(label), std::move(done));

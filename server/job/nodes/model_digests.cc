@@ -20,8 +20,8 @@ namespace {
 
 constexpr int64_t kReadPieceBytes = int64_t{1} << 20;
 
-// As PartOfNode, of what trainers have stored, in the snapshot that begins at `at_bytes`: part k is state k - 1 of their
-// optimizer.
+// As PartOfNode, of what trainers have stored, in the snapshot that begins at `at_bytes`: part k is state k - 1 of
+// their optimizer.
 SlabPart PartOfSnapshot(const ShardPlan& plan, const JobMemory& memory, int param, int part, int64_t at_bytes) {
   if (part == 0) {
     SlabPart value = PartOfNode(plan, memory, param, part);

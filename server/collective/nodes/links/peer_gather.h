@@ -1,9 +1,9 @@
 #ifndef SHARDD_SERVER_COLLECTIVE_NODES_LINKS_PEER_GATHER_H_
 #define SHARDD_SERVER_COLLECTIVE_NODES_LINKS_PEER_GATHER_H_
 
-// Gathers parameters in host memory by the daemons' own connections. One-sided: a node that needs a group pulls the part
-// of each other node of its row (common/plan/node_part.h), which arrives as it must lie in the pool. There is no common
-// order and nothing is done together: a node answers when it has the requested version.
+// Gathers parameters in host memory by the daemons' own connections. One-sided: a node that needs a group pulls the
+// part of each other node of its row (common/plan/node_part.h), which arrives as it must lie in the pool. There is no
+// common order and nothing is done together: a node answers when it has the requested version.
 
 #include <cstdint>
 #include <deque>
@@ -126,8 +126,8 @@ class PeerGather final : public NodeGather {
   PeerLinks* const links_;
   const char* const source_;
   const int node_;
-  const int nodes_;                 // of all rows
-  const int row_nodes_;             // of this node's, which begins with row_first_
+  const int nodes_;      // of all rows
+  const int row_nodes_;  // of this node's, which begins with row_first_
   const int row_first_;
   std::vector<GatherParts> parts_;  // by group and node of the row
   size_t max_offers_ = 0;           // per node
