@@ -216,17 +216,13 @@ def describe(
                 f"register model: torch.optim.{type(stock[0]).__name__} steps in the trainers, and each of {len(nodes)} nodes has "
                 f"{rows} rows of its mesh, want 1; give the mesh a row for each node, or use shardd.torch.optim"
             )
-        if rows > 1 and (smaller := next((p for p in params if rows_of(p.fsdp_param) is not None), None)):
-            raise NotImplementedError(
-                f'register parameter "{smaller.fqn}": it is on a smaller mesh than the model, and each of {len(nodes)} nodes has '
-                f"{rows} rows of that, want 1; give the mesh a row for each node"
-            )
         spans = world_size < shard_size < ranks
-        if spans and (smaller := next((p for p in params if rows_of(p.fsdp_param) is not None), None)):
+        smaller = next((p for p in params if rows_of(p.fsdp_param) is not None), None)
+        if smaller and (rows > 1 or spans):
+            share = f"each of {len(nodes)} nodes has {rows} rows of that" if rows > 1 else "rows of that span nodes"
             raise NotImplementedError(
-                f'register parameter "{smaller.fqn}": it is on a smaller mesh than the model, whose rows span nodes (got '
-                f"{shard_size} ranks of {world_size} on each node); give the mesh a row for each node, or one dimension over "
-                "the ranks of all nodes"
+                f'register parameter "{smaller.fqn}": it is on a smaller mesh than the model, and {share}, want 1; give the '
+                "mesh a row for each node"
             )
     config: dict[str, Any] = {
         **(_strategy(of_model) if not nodes else _strategy_on_nodes(of_model, nodes, world_size)),
