@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/nodes/nodes.h"
+#include "tests/testing/fake_cuda.h"
 #include "tests/testing/poll.h"
 
 namespace shardd::e2e {
@@ -153,6 +154,16 @@ TEST_F(NodesRowsTest, ADaemonThatKeptNothingEndsTheJobByName) {
     EXPECT_TRUE(absl::StrContains(message, "is in another row of nodes, which does not send it") ||
                 absl::StrContains(message, "has closed it"))
         << message;
+  }
+}
+
+TEST_F(NodesRowsTest, OnGpusTheyAreRefusedByName) {
+  SHARDD_NEEDS_GPUS(1);
+  OnGpus(1);
+  Start(4, 1);
+  for (const TrainerReport& report : RunAll(Rows(1, {{"steps", "2"}}))) {
+    EXPECT_TRUE(absl::StrContains(report.message, "shard groups that span nodes are not served on GPUs (got "))
+        << report.message;
   }
 }
 
