@@ -233,15 +233,17 @@ absl::Status CheckNodes(const v1::JobConfig& config, int world_size) {
     return absl::UnimplementedError(absl::StrCat("plan config nodes: ", text...));
   };
   const v1::Strategy strategy = config.strategy();
-  if (IsCutOverWorld(strategy)) {
-    if (int64_t{count} * world_size > kMaxPlaces) {
-      return ConfigError("nodes.addresses", "too many ranks to be cut over (got ", count, " nodes of ", world_size,
+  const int row = NodesOfRow(config, world_size);
+  if (row > 1) {
+    if (int64_t{row} * world_size > kMaxPlaces) {
+      return ConfigError("nodes.addresses", "too many ranks to be cut over (got ", row, " nodes of ", world_size,
                          ", want at most ", kMaxPlaces, " together)");
     }
     const v1::Placement& placement = config.placement();
     for (const v1::Spread spread : {placement.parameters(), placement.gradients(), placement.optimizer()}) {
-      if (spread == v1::SPREAD_REPLICATED) {
-        return refuse("what is cut over nodes is cut alike (got placement SPREAD_REPLICATED with ",
+      // Cut over all nodes, the shard group is the world.
+      if (spread == v1::SPREAD_REPLICATED || (row < count && spread != v1::SPREAD_SHARD_GROUP)) {
+        return refuse("what is cut over nodes is cut alike (got placement ", v1::Spread_Name(spread), " with ",
                       v1::Strategy_Name(strategy), ", want none)");
       }
     }
@@ -281,7 +283,12 @@ absl::Status CheckNodes(const v1::JobConfig& config, int world_size) {
 
 }  // namespace
 
-bool IsCutOverWorld(v1::Strategy strategy) { return RowOf(strategy).groups == StrategyRow::Groups::kWorld; }
+int NodesOfRow(const v1::JobConfig& filled, int world_size) {
+  const int nodes = std::max(1, filled.nodes().addresses_size());
+  const StrategyRow::Groups groups = RowOf(filled.strategy()).groups;
+  if (groups == StrategyRow::Groups::kGiven) return std::max(1, filled.shard_group_size() / world_size);
+  return groups == StrategyRow::Groups::kWorld ? nodes : 1;
+}
 
 absl::Status CheckMixedPrecision(absl::string_view where, const v1::MixedPrecision& precision) {
   SHARDD_RETURN_IF_ERROR(CheckLowPrecision(where, "param_dtype", precision.param_dtype()));
@@ -312,7 +319,7 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
         "OFFLOAD_HOST, want false)");
   }
   if (filled.unshard_mode() == v1::UNSHARD_MODE_UNSPECIFIED) {
-    const bool gathers = offloaded || (filled.has_nodes() && IsCutOverWorld(filled.strategy()));
+    const bool gathers = offloaded || NodesOfRow(filled, world_size) > 1;
     filled.set_unshard_mode(gathers ? v1::UNSHARD_MODE_POOLED : v1::UNSHARD_MODE_ZERO_COPY);
   }
   if (offloaded && filled.unshard_mode() != v1::UNSHARD_MODE_POOLED) {

@@ -17,9 +17,10 @@ namespace shardd::plan_internal {
 // INVALID_ARGUMENT: a value is out of range. UNIMPLEMENTED: a value is not served yet. Both name the field.
 absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_size);
 
-// True if one copy of everything is cut over all ranks, of all nodes if there are several. REQUIRES: a strategy of the
-// table.
-bool IsCutOverWorld(v1::Strategy strategy);
+// Number of nodes over whose ranks one copy of everything is cut, a row of nodes; 1: each node has a whole copy. All
+// nodes together are one row, or several that are replicas of each other. REQUIRES: `filled` has been through
+// FillPlacement with this world size.
+int NodesOfRow(const v1::JobConfig& filled, int world_size);
 
 // INVALID_ARGUMENT for a dtype that nothing computes in: `<where>mixed_precision.param_dtype: ...`.
 absl::Status CheckMixedPrecision(absl::string_view where, const v1::MixedPrecision& precision);

@@ -234,10 +234,10 @@ std::vector<Segment> EvenPart(const ShardPlan& plan, const FlatParamPlan& flat,
 
 std::vector<Segment> plan_internal::PlaceSegments(const ShardPlan& plan, int flat_param, int place) {
   if (flat_param < 0 || flat_param >= static_cast<int>(plan.flat_params.size()) || place < 0 ||
-      place >= plan.places()) {
+      place >= plan_internal::Places(plan)) {
     return {};
   }
-  return PieceSegments(plan, plan.flat_params[flat_param], plan.places(),
+  return PieceSegments(plan, plan.flat_params[flat_param], plan_internal::Places(plan),
                        plan.placement.shard_index[static_cast<size_t>(place)]);
 }
 
@@ -278,10 +278,10 @@ std::vector<Segment> WorkSegments(const ShardPlan& plan, int flat_param, int ran
   // If nothing is cut over the shard groups, the parts need not end where their shards do.
   const int shards = plan.placement.pieces(Purpose::kOptimizer) == 1 ? 1 : plan.placement.shard_world_size;
   const int place = plan.PlaceOf(rank);
-  if (shards == plan.places()) {
+  if (shards == plan_internal::Places(plan)) {
     return PieceSegments(plan, flat, shards, plan.placement.shard_index[place]);
   }
-  const int parts = plan.places() / shards;
+  const int parts = plan_internal::Places(plan) / shards;
   const int work = plan.placement.shard_index[place] * plan.placement.replicas + plan.placement.replica_index[place];
   const int shard = work / parts;
   std::vector<std::pair<int64_t, int64_t>> spans;

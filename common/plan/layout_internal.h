@@ -22,6 +22,9 @@ bool HasWhole(const ShardPlan& plan, const FlatParamPlan& flat);
 // The placement by which trainers write shards: the optimizer's if trainers run it, else, for edits, the parameters'.
 Purpose WritersPurpose(const ShardPlan& plan);
 
+// Number of ranks among which everything is placed: those of this node, or of a row of nodes.
+inline int Places(const ShardPlan& plan) { return static_cast<int>(plan.placement.shard_index.size()); }
+
 // Fills plan.flat_params, the groups' flat_params, numel, image sizes and offsets within images, and the parameters'
 // positions, from plan.params (group, dtype, shape, ...), plan.groups[].params, plan.config and world sizes.
 void LayOutFlatParams(ShardPlan& plan);

@@ -209,7 +209,7 @@ void SizeNodeStaging(ShardPlan& plan) {
     return;
   }
   // For one rank: the most, over all groups, of one node's piece of what all ranks have.
-  const int pieces = plan.cut_over_nodes ? plan.nodes() : 1;
+  const int pieces = NodesOfRow(plan);
   for (const GroupPlan& group : plan.groups) {
     std::vector<int64_t> of_rank(static_cast<size_t>(plan.world_size));
     for (int node = 0; node < pieces; ++node) {
@@ -237,11 +237,13 @@ void SizeNodeStaging(ShardPlan& plan) {
   // Each node adds its part of what all nodes have, one node's contribution at a time.
   if (!plan.cut_over_nodes) {
     plan.node_piece_bytes = plan.world_size * plan.node_slot_bytes / plan.nodes() + 1;
+  } else if (HasRows(plan)) {  // the nodes with one place add a part of its piece each
+    plan.node_piece_bytes = RoundUp(plan.node_piece_bytes * pieces / plan.nodes() + kFp32Bytes, kSlabAlignmentBytes);
   }
   const int64_t part_bytes = RoundUp(plan.node_piece_bytes, kPageBytes);
   plan.memory.node_receive_bytes = kNodeSlots * (plan.nodes() - 1) * part_bytes;
   if (plan.cut_over_nodes) {  // and room to cast parts of parameters before they are sent
-    plan.memory.node_receive_bytes += (plan.nodes() - 1) * kGatherBytes;
+    plan.memory.node_receive_bytes += (pieces - 1) * kGatherBytes;
   }
 }
 

@@ -40,7 +40,14 @@ std::vector<FlatRange> RangesOf(const ShardPlan& plan, int flat_param, int node)
       [](FlatRange& a, const FlatRange& b) { a.numel += b.numel; });
 }
 
+// Of a rank of a node of any row.
+int PlaceOn(const ShardPlan& plan, int node, int rank) { return node % NodesOfRow(plan) * plan.world_size + rank; }
+
 }  // namespace
+
+int NodesOfRow(const ShardPlan& plan) { return plan_internal::Places(plan) / plan.world_size; }
+
+bool HasRows(const ShardPlan& plan) { return plan.cut_over_nodes && NodesOfRow(plan) < plan.nodes(); }
 
 std::vector<FlatRange> NodeRanges(const ShardPlan& plan, int group, int node) {
   std::vector<FlatRange> ranges;
@@ -55,7 +62,7 @@ ParamRange NodeRangeOf(const ShardPlan& plan, int param, int node) {
   int64_t first = plan.params[static_cast<size_t>(param)].numel;
   int64_t end = 0;
   for (int rank = 0; rank < plan.world_size; ++rank) {
-    const ParamRange own = plan_internal::PlaceRange(plan, Purpose::kParameters, param, node * plan.world_size + rank);
+    const ParamRange own = plan_internal::PlaceRange(plan, Purpose::kParameters, param, PlaceOn(plan, node, rank));
     if (own.numel > 0) {
       first = std::min(first, own.first);
       end = std::max(end, own.first + own.numel);
@@ -68,7 +75,7 @@ std::vector<Segment> WorkSegmentsOn(const ShardPlan& plan, int flat_param, int r
   if (!plan.cut_over_nodes) {
     return WorkSegments(plan, flat_param, rank);
   }
-  return plan_internal::PlaceSegments(plan, flat_param, node * plan.world_size + rank);
+  return plan_internal::PlaceSegments(plan, flat_param, PlaceOn(plan, node, rank));
 }
 
 int64_t RailBytes(const ShardPlan& plan, int group, int node, int rank) {
@@ -90,7 +97,7 @@ GatherStaging SizeGatherStaging(const ShardPlan& plan) {
   for (size_t group = 0; group < plan.groups.size(); ++group) {
     for (int rank = 0; rank < plan.world_size; ++rank) {
       int64_t others_bytes = 0;
-      for (int node = 0; node < plan.nodes(); ++node) {
+      for (int node = 0; node < NodesOfRow(plan); ++node) {
         const int64_t bytes = RoundUp(RailBytes(plan, static_cast<int>(group), node, rank), kRailAlignmentBytes);
         if (node == plan.node) {
           staging.own_bytes = std::max(staging.own_bytes, bytes);
@@ -101,7 +108,7 @@ GatherStaging SizeGatherStaging(const ShardPlan& plan) {
       staging.slot_bytes = std::max(staging.slot_bytes, others_bytes);
     }
   }
-  staging.greeting_bytes = int64_t{2} * plan.nodes() * kRailAlignmentBytes;
+  staging.greeting_bytes = int64_t{2} * NodesOfRow(plan) * kRailAlignmentBytes;
   staging.stride_bytes =
       RoundUp(staging.own_bytes + kGatherSlots * staging.slot_bytes + staging.greeting_bytes, kPoolAlignmentBytes);
   return staging;

@@ -5,8 +5,13 @@
 // what. Slabs and images are laid out as in any other job, with each whole flat parameter in one range, so offsets are
 // the same on all nodes. A node has memory only for what its own ranks hold.
 //
-// Rank r of each node reduces, of its own node's gradients, what the ranks r of all nodes work on. So a rank's part of
-// a reduction has one piece per node, and what rank r of node m needs from the other nodes is with their ranks r.
+// The nodes over which one copy is cut are a row. All nodes are one row, or the nodes 0 to k-1 are row 0, the next k
+// row 1, and so on (a hybrid strategy whose shard groups span nodes); rows are replicas of each other. Node n has place
+// n mod k in its row, and all nodes with the same place hold the same. `node` below is a node of any row, or a place.
+//
+// Rank r of each node reduces, of its own node's gradients, what the ranks r of all places work on. So a rank's part of
+// a reduction has one piece per place, and what rank r of a node needs from the others of its row is with their ranks
+// r.
 
 #include <cstdint>
 #include <vector>
@@ -22,8 +27,13 @@ struct FlatRange {
   int64_t numel = 0;
 };
 
+// Number of nodes in a row, k above; 1: nothing is cut over nodes.
+int NodesOfRow(const ShardPlan& plan);
+// Whether there are several rows.
+bool HasRows(const ShardPlan& plan);
+
 // The ranges of the group's parameters that `node` holds, in the order of its flat parameters and ascending, adjacent
-// ranges merged, without padding at the ends of ranges. All nodes together hold every element of a parameter once.
+// ranges merged, without padding at the ends of ranges. The nodes of a row hold every element of a parameter once.
 // REQUIRES: cut_over_nodes; the plan has the node and the group.
 std::vector<FlatRange> NodeRanges(const ShardPlan& plan, int group, int node);
 
@@ -31,7 +41,7 @@ std::vector<FlatRange> NodeRanges(const ShardPlan& plan, int group, int node);
 // cut_over_nodes; the plan has the node and the parameter.
 ParamRange NodeRangeOf(const ShardPlan& plan, int param, int node);
 
-// WorkSegments of rank `rank` of node `node`; the same as WorkSegments for the plan's own node. REQUIRES:
+// WorkSegments of rank `rank` of node `node`; the same as WorkSegments for the plan's own place. REQUIRES:
 // cut_over_nodes, or `node` is the plan's.
 std::vector<Segment> WorkSegmentsOn(const ShardPlan& plan, int flat_param, int rank, int node);
 

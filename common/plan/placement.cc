@@ -78,6 +78,33 @@ absl::Status CheckShardGroups(const v1::JobConfig& config, int world_size) {
   return absl::OkStatus();
 }
 
+// Shard groups that span nodes: rows of neighbouring whole nodes.
+absl::Status CheckRowsOfNodes(const v1::JobConfig& config, int world_size) {
+  const int size = config.shard_group_size();
+  const int nodes = config.nodes().addresses_size();
+  if (size % world_size != 0) {
+    return ConfigError("shard_group_size", "spans nodes and does not end with one (got ", size,
+                       " ranks, want a multiple or a divisor of the ", world_size, " ranks of a node)");
+  }
+  const int row = size / world_size;
+  if (row == nodes) {
+    return ConfigError("shard_group_size", "is all ranks of all nodes (got ", size, " ranks on ", nodes, " nodes, ",
+                       "want fewer); use ",
+                       v1::Strategy_Name(RowOf(config.strategy()).reshard_after_forward ? v1::STRATEGY_FULL_SHARD
+                                                                                        : v1::STRATEGY_SHARD_GRAD_OP),
+                       ", which cuts one copy over them");
+  }
+  if (nodes % row != 0) {
+    return ConfigError("shard_group_size", "does not divide the nodes into rows (got ", size, " ranks, those of ", row,
+                       " nodes, and ", nodes, " nodes, want a divisor of these)");
+  }
+  if (config.replica_copies()) {
+    return ConfigError("replica_copies", "each node holds its part once where shard groups span nodes (got true with ",
+                       "shard_group_size ", size, " and ", world_size, " ranks of a node, want false)");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status FillGroups(v1::JobConfig& config, int world_size) {
   if (RowOf(config.strategy()).groups != Groups::kGiven) {
     if (config.shard_groups_size() > 0 || config.shard_group_size() != 0) {
@@ -93,6 +120,9 @@ absl::Status FillGroups(v1::JobConfig& config, int world_size) {
     return absl::OkStatus();
   }
   const int size = config.shard_group_size() == 0 ? world_size : config.shard_group_size();
+  if (size > world_size && config.nodes().addresses_size() > 1) {
+    return CheckRowsOfNodes(config, world_size);
+  }
   if (size < 1 || world_size % size != 0) {
     return ConfigError("shard_group_size", "is no divisor of the world size (got ", size, ", world size ", world_size,
                        ")");
@@ -148,15 +178,17 @@ Placement MakePlacement(const v1::JobConfig& config, int world_size) {
     placement.replica_index[static_cast<size_t>(rank)] = replica;
     placement.shard_index[static_cast<size_t>(rank)] = shard;
   };
-  if (row.groups == Groups::kGiven) {
+  // Shard groups that span nodes are not listed: the world is the ranks of one then, as everywhere below.
+  const bool is_whole = row.groups == Groups::kWorld || (row.groups == Groups::kGiven && config.shard_groups().empty());
+  if (!is_whole && row.groups == Groups::kGiven) {
     placement.shard_world_size = config.shard_group_size();
     for (int g = 0; g < config.shard_groups_size(); ++g) {
       for (int s = 0; s < placement.shard_world_size; ++s) place(config.shard_groups(g).ranks(s), g, s);
     }
   } else {
-    placement.shard_world_size = row.groups == Groups::kWorld ? world_size : 1;
+    placement.shard_world_size = is_whole ? world_size : 1;
     for (int rank = 0; rank < world_size; ++rank) {
-      row.groups == Groups::kWorld ? place(rank, 0, rank) : place(rank, rank, 0);
+      is_whole ? place(rank, 0, rank) : place(rank, rank, 0);
     }
   }
   placement.replicas = world_size / placement.shard_world_size;

@@ -243,9 +243,10 @@ absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec, int node) {
     return absl::InvalidArgumentError(absl::StrCat("plan job ", Quoted(spec.name()), ": no such node (got ", node,
                                                    ", want 0 <= node < ", plan.nodes(), ")"));
   }
-  plan.cut_over_nodes = plan.nodes() > 1 && plan_internal::IsCutOverWorld(plan.config.strategy());
-  plan.node = plan.cut_over_nodes ? node : 0;
-  plan.placement = MakePlacement(plan.config, plan.places());
+  const int row = plan_internal::NodesOfRow(plan.config, plan.world_size);
+  plan.cut_over_nodes = row > 1;
+  plan.node = node % row;
+  plan.placement = MakePlacement(plan.config, row * plan.world_size);
 
   SHARDD_ASSIGN_OR_RETURN(const ManagedTree managed, plan_internal::ReadTree(spec.tree()));
   SHARDD_ASSIGN_OR_RETURN(const std::vector<bool> fully_sharded,

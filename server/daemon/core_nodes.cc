@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
 #include "common/status/status_macros.h"
 #include "server/collective/nodes/links/peer_exchange.h"
 #include "server/collective/nodes/links/peer_gather.h"
@@ -56,6 +57,13 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
                      "\": optimizers that step in the trainers are not served on GPUs of several nodes (got "
                      "OPTIMIZER_KIND_TRAINER, want an optimizer of the daemon's)"));
   }
+  if (on_gpus && HasRows(plan)) {
+    return absl::UnimplementedError(absl::StrCat(
+        "open job \"", init->spec.name(),
+        "\": shard groups that span nodes are not served on GPUs (got shard_group_size ",
+        plan.config.shard_group_size(), " with ", plan.world_size, " ranks of a node, want at most these); use ",
+        "STRATEGY_FULL_SHARD, which cuts over all nodes, or shard groups within a node"));
+  }
   PeerJoin join;
   join.data_path = "links";
 #ifndef SHARDD_NO_GPUS
@@ -95,7 +103,7 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
   if (!on_gpus) {
     exchange = std::make_shared<PeerExchange>(
         nodes->links.get(), plan.world_size * plan.node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots,
-        plan.node_piece_bytes / static_cast<int64_t>(sizeof(float)));
+        plan.node_piece_bytes / static_cast<int64_t>(sizeof(float)), plan.cut_over_nodes ? NodesOfRow(plan) : 0);
     if (plan.cut_over_nodes) {
       const JobSlab* const source = plan.config.pass_copies() ? init->memory->parameters() : init->memory->shards();
       nodes->gather = std::make_unique<PeerGather>(init->plan, nodes->links.get(), source->At(0));

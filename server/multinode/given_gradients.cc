@@ -79,11 +79,11 @@ std::vector<bool> PresentOnHolders(const ShardPlan& plan, const std::vector<v1::
   return present;
 }
 
-Norm NormOverNodes(double order, const std::vector<v1::PeerMessage::Reduced>& reduced) {
+Norm NormOverNodes(const ShardPlan& plan, double order, const std::vector<v1::PeerMessage::Reduced>& reduced) {
   Norm total(order);
-  for (const v1::PeerMessage::Reduced& of_node : reduced) {
+  for (size_t node = 0; node < static_cast<size_t>(NodesOfRow(plan)); ++node) {
     Norm part(order);
-    part.set_state({of_node.norm_scale(), of_node.norm_sum()});
+    part.set_state({reduced[node].norm_scale(), reduced[node].norm_sum()});
     total.Add(part);
   }
   return total;

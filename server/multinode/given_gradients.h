@@ -28,8 +28,8 @@ absl::StatusOr<GivenGradients> GivenByAll(const ShardPlan& plan, const v1::PeerM
 // REQUIRES: masks of the plan's size, of each node in order.
 std::vector<bool> PresentOnHolders(const ShardPlan& plan, const std::vector<v1::PeerMessage::Reduced>& reduced);
 
-// The norm of all nodes' parts.
-Norm NormOverNodes(double order, const std::vector<v1::PeerMessage::Reduced>& reduced);
+// The norm of all parts, each counted once: those of the nodes of row 0. REQUIRES: of each node in order.
+Norm NormOverNodes(const ShardPlan& plan, double order, const std::vector<v1::PeerMessage::Reduced>& reduced);
 
 }  // namespace shardd
 

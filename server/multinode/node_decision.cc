@@ -55,7 +55,7 @@ absl::Status NodeCoordinator::OnReduced(int node, const v1::PeerMessage::Reduced
   Node& from = nodes_[static_cast<size_t>(node)];
   if (all_closed_ != kAllBackwards || from.reduced.has_value() || reduced.part() != nodes_[0].step->part() ||
       reduced.present().size() != (plan_->params.size() + 7) / 8 ||
-      (!reduced.digests().empty() && static_cast<size_t>(reduced.digests_size()) != plan_->params.size())) {
+      (!reduced.digests().empty() && reduced.digests_size() != DigestsOfNode(*plan_))) {
     return absl::FailedPreconditionError(absl::StrCat(what, ": not its turn, or a mask of another size (got ",
                                                       reduced.present().size(), " bytes, want ",
                                                       (plan_->params.size() + 7) / 8, ")"));
@@ -209,11 +209,11 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
       (may_write_times_ > 0 && from.asks_to_write.times() == may_write_times_ && !from.asks_to_write.of_pass());
   const bool in_turn = !initialized_ || (may_write && Version() > 0 && values.version() == Version() + 1 &&
                                          all_closed_ != kAllBackwards);
-  if (!in_turn || from.values.has_value() || values.digests_size() != static_cast<int>(plan_->params.size())) {
+  if (!in_turn || from.values.has_value() || values.digests_size() != DigestsOfNode(*plan_)) {
     return absl::FailedPreconditionError(absl::StrCat(
         NodeText(node), values.of_pass() ? ", a pass without a step" : ", initial values or later ones",
         ": not its turn, or not of all parameters (got version ", values.version(), " and ", values.digests_size(),
-        " digests, want version ", Version() + 1, " and ", plan_->params.size(), ")"));
+        " digests, want version ", Version() + 1, " and ", DigestsOfNode(*plan_), ")"));
   }
   from.values = values;
   SHARDD_RETURN_IF_ERROR(CheckSameCommit(node));
@@ -286,23 +286,25 @@ absl::Status NodeCoordinator::CheckNoneComputes() const {
 }
 
 absl::Status NodeCoordinator::CompareValues() const {
+  const int params = static_cast<int>(plan_->params.size());
   for (size_t node = 1; node < nodes_.size(); ++node) {
-    for (int param = 0; param < nodes_[0].values->digests_size(); ++param) {
-      const uint64_t got = nodes_[node].values->digests(param);
-      const uint64_t want = nodes_[0].values->digests(param);
-      const bool counts = !plan_->cut_over_nodes || (got != 0 && want != 0);
-      if (got != want && counts) {
-        const std::string& fqn = plan_->params[static_cast<size_t>(param)].fqn;
-        if (plan_->cut_over_nodes && initialized_) {
+    for (int at = 0; at < nodes_[0].values->digests_size(); ++at) {
+      const bool of_values = !plan_->cut_over_nodes || at >= params;
+      const size_t other = of_values ? node % static_cast<size_t>(NodesOfRow(*plan_)) : 0;
+      const uint64_t got = nodes_[node].values->digests(at);
+      const uint64_t want = nodes_[other].values->digests(at);
+      if (got != want && (of_values || (got != 0 && want != 0))) {
+        const std::string& fqn = plan_->params[static_cast<size_t>(at % params)].fqn;
+        if (!of_values && initialized_) {
           return absl::FailedPreconditionError(absl::StrCat(
               "CommitParameters: of \"", fqn, "\", the ranks of ", NodeText(static_cast<int>(node)),
               " wrote other parts than those of node 0 (its value, its optimizer state), or another update count; all "
               "nodes write the same parts of a parameter, each of what it holds"));
         }
-        return absl::FailedPreconditionError(absl::StrCat(
-            "CommitParameters: the ", initialized_ ? "value" : "initial value", " of \"", fqn, "\" on ",
-            NodeText(static_cast<int>(node)),
-            " differs from node 0's; give all nodes the same (the same seed, the same checkpoint, or a broadcast)"));
+        return absl::FailedPreconditionError(
+            absl::StrCat("CommitParameters: the ", initialized_ ? "value" : "initial value", " of \"", fqn, "\" on ",
+                         NodeText(static_cast<int>(node)), " differs from node ", other,
+                         "'s; give all nodes the same (the same seed, the same checkpoint, or a broadcast)"));
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
 #include "server/multinode/node_member.h"
 
 namespace shardd {
@@ -37,7 +38,8 @@ void NodeMember::Fetch(int from, uint64_t generation) {
         absl::StrCat("the daemon of node ", node_, " (", plan_->config.nodes().addresses(node_),
                      ") has nothing of what other nodes have committed: it has ended since, or the ",
                      "job was opened anew there while others had the old one. What its ranks held ",
-                     "is nowhere else; open the job anew on all nodes, from a checkpoint");
+                     HasRows(*plan_) ? "is in another row of nodes, which does not send it" : "is nowhere else",
+                     "; open the job anew on all nodes, from a checkpoint");
     Closing(why, /*finished=*/false);
     hear_.attempts->NodeClose(why);
     return;

@@ -53,16 +53,19 @@ absl::Status NoReplica(const ShardPlan& plan, int64_t step, size_t node, size_t 
       in_trainers ? "; give all nodes the same values, seeds and hyperparameters, and CPUs and builds of torch that "
                     "compute the same bits, and go on from a checkpoint; or "
                   : "; ",
-      "replace the node whose memory or devices are at fault, whose daemon is then sent the other's state"));
+      HasRows(plan) ? "leave out the node whose memory or devices are at fault, and go on from a checkpoint"
+                    : "replace the node whose memory or devices are at fault, whose daemon is then sent the other's "
+                      "state"));
 }
 
 absl::Status CompareNorms(const ShardPlan& plan, const std::vector<const Reduced*>& of_nodes) {
-  const Reduced& first = *of_nodes[0];
-  for (size_t node = 1; node < of_nodes.size(); ++node) {
+  const auto row = static_cast<size_t>(NodesOfRow(plan));
+  for (size_t node = row; node < of_nodes.size(); ++node) {
+    const Reduced& first = *of_nodes[node % row];
     const Reduced& other = *of_nodes[node];
     if (!SameWithinRounding(other.norm_scale(), first.norm_scale()) ||
         !SameWithinRounding(other.norm_sum(), first.norm_sum())) {
-      return NoReplica(plan, first.step(), node, 0,
+      return NoReplica(plan, first.step(), node, node % row,
                        absl::StrCat("its gradients have another norm (got a sum of ", other.norm_sum(), " in units of ",
                                     other.norm_scale(), ", want ", first.norm_sum(), " of ", first.norm_scale(), ")"));
     }
@@ -70,9 +73,11 @@ absl::Status CompareNorms(const ShardPlan& plan, const std::vector<const Reduced
   return absl::OkStatus();
 }
 
-absl::Status CompareDigests(const ShardPlan& plan, const std::vector<const Reduced*>& of_nodes) {
-  size_t first = 0;
-  for (size_t node = 0; node < of_nodes.size(); ++node) {
+// Of the nodes with one place.
+absl::Status CompareDigests(const ShardPlan& plan, const std::vector<const Reduced*>& of_nodes, size_t place) {
+  const auto row = static_cast<size_t>(NodesOfRow(plan));
+  size_t first = place;
+  for (size_t node = place; node < of_nodes.size(); node += row) {
     const auto& got = of_nodes[node]->digests();
     const auto& want = of_nodes[first]->digests();
     if (want.empty()) {
@@ -81,7 +86,7 @@ absl::Status CompareDigests(const ShardPlan& plan, const std::vector<const Reduc
     }
     for (int param = 0; param < got.size(); ++param) {
       if (got[param] != want[param]) {
-        const ParamPlan& differs = plan.params[static_cast<size_t>(param)];
+        const ParamPlan& differs = plan.params[static_cast<size_t>(param) % plan.params.size()];
         return NoReplica(
             plan, of_nodes[0]->step(), node, first,
             absl::StrCat("\"", differs.fqn, "\" of group \"", plan.groups[static_cast<size_t>(differs.group)].name,
@@ -94,6 +99,8 @@ absl::Status CompareDigests(const ShardPlan& plan, const std::vector<const Reduc
 
 }  // namespace
 
+int DigestsOfNode(const ShardPlan& plan) { return static_cast<int>(plan.params.size()) * (HasRows(plan) ? 2 : 1); }
+
 std::string NodeText(const ShardPlan& plan, int node) {
   return absl::StrCat("node ", node, " (", plan.config.nodes().addresses(node), ")");
 }
@@ -102,11 +109,11 @@ absl::Status CompareReduced(const ShardPlan& plan, const std::vector<const Reduc
   for (size_t param = 0; param < plan.params.size(); ++param) {
     SHARDD_RETURN_IF_ERROR(ComparePresence(plan, of_nodes, param));
   }
-  if (plan.cut_over_nodes) {
-    return absl::OkStatus();
-  }
   SHARDD_RETURN_IF_ERROR(CompareNorms(plan, of_nodes));
-  return CompareDigests(plan, of_nodes);
+  for (int place = 0; place < NodesOfRow(plan); ++place) {
+    SHARDD_RETURN_IF_ERROR(CompareDigests(plan, of_nodes, static_cast<size_t>(place)));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace shardd

@@ -32,7 +32,7 @@ absl::Status FullParams::CheckMayEnter(const FullParamsOptions& options) const {
     return absl::UnimplementedError(
         absl::StrCat(EnterObject(), "full parameters are not served where they are cut over nodes (got ",
                      v1::Strategy_Name(plan.config.strategy()), " over ", plan.nodes(), " nodes; rank=", rank,
-                     "); read shards, or use STRATEGY_HYBRID_SHARD"));
+                     "); read shards, or use STRATEGY_HYBRID_SHARD with shard groups within a node"));
   }
   if (plan.cut_over_nodes && !attachment_.takes_writes_where_cut()) {  // it would end the attempt on all nodes
     return absl::UnimplementedError(

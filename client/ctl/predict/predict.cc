@@ -17,6 +17,7 @@
 #include "client/ctl/predict/simulation.h"
 #include "client/ctl/predict/transfers.h"
 #include "client/ctl/table.h"
+#include "common/plan/node_part.h"
 #include "common/plan/plan.h"
 #include "common/status/status_macros.h"
 
@@ -39,7 +40,8 @@ struct RankMemory {
 RankMemory MemoryOf(const ShardPlan& plan, const Fleet& fleet) {
   const MemoryPlan& memory = plan.memory;
   const double ranks = plan.world_size;
-  const double share = plan.cut_over_nodes ? static_cast<double>(plan.nodes()) / fleet.nodes : 1;
+  const bool one_row = plan.cut_over_nodes && !HasRows(plan);
+  const double share = one_row ? static_cast<double>(plan.nodes()) / fleet.nodes : 1;
   RankMemory rank;
   rank.shards = static_cast<double>(memory.held_shards_bytes) / ranks * share;
   rank.optimizer = static_cast<double>(memory.held_optimizer_bytes) / ranks * share;

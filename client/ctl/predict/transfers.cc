@@ -1,5 +1,6 @@
 #include "client/ctl/predict/transfers.h"
 
+#include "common/plan/node_part.h"
 #include "common/tensor/dtype.h"
 
 namespace shardd::ctl {
@@ -12,9 +13,15 @@ double Part(int of) { return of <= 1 ? 0 : static_cast<double>(of - 1) / of; }
 const FlatParamPlan& FlatOf(const ShardPlan& plan, int flat) { return plan.flat_params[static_cast<size_t>(flat)]; }
 const GroupPlan& GroupOf(const ShardPlan& plan, int group) { return plan.groups[static_cast<size_t>(group)]; }
 
+// Nodes over which one copy is cut: a larger fleet has more rows, or one longer row.
+int Row(const ShardPlan& plan, const Fleet& fleet) {
+  if (!plan.cut_over_nodes) return 1;
+  return HasRows(plan) ? NodesOfRow(plan) : fleet.nodes;
+}
+
 // Ranks over which one copy is cut, of all nodes.
 double Owners(const ShardPlan& plan, const Fleet& fleet, Purpose purpose) {
-  return plan.cut_over_nodes ? static_cast<double>(fleet.ranks) * fleet.nodes
+  return plan.cut_over_nodes ? static_cast<double>(fleet.ranks) * Row(plan, fleet)
                              : static_cast<double>(plan.placement.pieces(purpose));
 }
 
@@ -29,7 +36,7 @@ Traffic GatherTraffic(const ShardPlan& plan, const Fleet& fleet, int group) {
     stored_bytes += static_cast<double>(FlatOf(plan, f).numel) * DTypeSizeBytes(FlatOf(plan, f).dtype);
     image_bytes += static_cast<double>(FlatOf(plan, f).numel) * DTypeSizeBytes(FlatOf(plan, f).unsharded_dtype);
   }
-  const double elsewhere = plan.cut_over_nodes ? Part(fleet.nodes) : 0;
+  const double elsewhere = Part(Row(plan, fleet));
   if (fleet.gpus) {
     traffic.node_link_bytes = image_bytes / fleet.ranks * elsewhere;
     traffic.device_link_bytes = image_bytes * Part(fleet.ranks);
@@ -51,8 +58,9 @@ Traffic ReductionTraffic(const ShardPlan& plan, const Fleet& fleet, int group) {
     sum_bytes += static_cast<double>(FlatOf(plan, f).numel) * kFp32Bytes;
   }
   if (fleet.gpus) traffic.device_link_bytes = written_bytes * Part(fleet.ranks);
-  const double rounds = plan.cut_over_nodes ? 1 : 2;
-  traffic.node_link_bytes = rounds * sum_bytes / fleet.ranks * Part(fleet.nodes);
+  // Each node sends all but what it adds, and what it has added to the other nodes that hold it.
+  const double rows = static_cast<double>(fleet.nodes) / Row(plan, fleet);
+  traffic.node_link_bytes = sum_bytes / fleet.ranks * (Part(fleet.nodes) + (rows - 1) / fleet.nodes);
   // Each rank adds its part of what all of the node have written, and what other nodes send.
   traffic.memory_bytes = written_bytes + sum_bytes / fleet.ranks * (fleet.nodes > 1 ? 2 : 1);
   return traffic;

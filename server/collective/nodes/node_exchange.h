@@ -21,7 +21,7 @@ struct NodePart {
   int rank = 0;
   float* data = nullptr;  // aligned to 64 bytes
   int64_t numel = 0;      // > 0
-  int node = -1;          // ReduceScatter: the node that gets the sum
+  int node = -1;          // ReduceScatter: the node that gets the sum, in each row of nodes
 };
 
 // Thread-safe.
@@ -40,9 +40,9 @@ class NodeExchange {
   // afterwards. ABORTED: the generation has ended. UNAVAILABLE: a node is gone. INVALID_ARGUMENT: nodes differ.
   virtual void AllReduce(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
                          Done done) = 0;
-  // The same, but only the node of each part (ascending by node) gets that part's sum; on other nodes its content is
-  // undefined afterwards. Shares one count of sequences with AllReduce. An exchange without a cheaper way gives all
-  // nodes everything.
+  // The same, but only the node of each part (ascending by node; of several rows one in each, common/plan/node_part.h)
+  // gets that part's sum; on other nodes its content is undefined afterwards. Shares one count of sequences with
+  // AllReduce. An exchange without a cheaper way gives all nodes everything.
   virtual void ReduceScatter(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
                              Done done) {
     AllReduce(generation, sequence, std::move(parts), std::move(label), std::move(done));

@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
 #include "common/status/status_macros.h"
 #include "server/collective/local/local_collective.h"
 #include "server/collective/local/reduce_ops.h"
@@ -140,7 +141,7 @@ absl::StatusOr<NodeSumOps> MakeNodeSumOps(LocalCollective& local, ReduceScatterR
   ops.finish.resize(staging.size());
   const bool is_cut = request.plan->cut_over_nodes;
   std::vector<int64_t> used_bytes(staging.size());
-  for (int node = 0; node < (is_cut ? request.plan->nodes() : 1); ++node) {
+  for (int node = 0; node < NodesOfRow(*request.plan); ++node) {
     SHARDD_ASSIGN_OR_RETURN(const std::vector<std::vector<ReduceRun>> own, local.RunsByRank(request, node));
     SHARDD_ASSIGN_OR_RETURN(std::vector<std::vector<ReduceRun>> sums, local.RunsByRank(all, node));
     for (size_t rank = 0; rank < staging.size(); ++rank) {

@@ -19,8 +19,8 @@ struct ReduceScatterRequest;
 // parameter are adjacent here; every other one begins at a multiple of kSlabAlignmentBytes. This layout depends only on
 // plan, group and NodeSum.present, so it is the same on all nodes.
 //
-// If parameters are cut over nodes, a rank has one such part per node, one after the other: what the ranks of its
-// number work on there (common/plan/node_part.h).
+// If parameters are cut over nodes, a rank has one such part per node of a row, one after the other: what the ranks of
+// its number work on there (common/plan/node_part.h).
 struct NodeSumOps {
   // By rank: adds this node's sources in rank order, unrounded. Zeros between them, and if there are none.
   std::vector<std::vector<DeviceOp>> add;

@@ -37,7 +37,7 @@ absl::Status CheckFullParams(const ShardPlan& plan, const FullParamsRequest& req
   if (plan.cut_over_nodes && !request.writeback) {  // with it ranks write, and read nothing here
     return absl::UnimplementedError(
         "full parameters are not served where they are cut over nodes; read shards, or use "
-        "STRATEGY_HYBRID_SHARD");
+        "STRATEGY_HYBRID_SHARD with shard groups within a node");
   }
   if (request.writeback && request.with_grads && over_nodes) {
     return absl::UnimplementedError("writeback of gradients is not served on several nodes; leave out with_grads");

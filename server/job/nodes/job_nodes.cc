@@ -17,6 +17,7 @@
 #include "server/job/writes/value_writes.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/node_member.h"
+#include "server/multinode/reduced_steps.h"
 #include "server/observe/duration_histogram.h"
 #include "server/peer/peer_links.h"
 
@@ -139,6 +140,8 @@ void JobNodes::SayPass(std::vector<std::string> trainer_states) {
   values.set_version(use_.committed->version() + 1);
   values.set_of_pass(true);
   for (const int64_t count : use_.committed->step_counts()) values.add_digests(static_cast<uint64_t>(count) + 1);
+  // Of rows, values are compared where steps are.
+  while (values.digests_size() < DigestsOfNode(*see_.plan)) values.add_digests(0);
   member_->Values(std::move(values));
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "common/plan/node_part.h"
 #include "common/status/status_macros.h"
 #include "server/job/job_part.h"
 #include "server/job/step/committed.h"
@@ -19,21 +20,22 @@ namespace {
 
 constexpr int64_t kReadPieceBytes = int64_t{1} << 20;
 
-// As WholePart, of what trainers have stored, in the snapshot that begins at `at_bytes`: part k is state k - 1 of their
-// optimizer.
+// As PartOfNode, of what trainers have stored, in the snapshot that begins at `at_bytes`: part k is state k - 1 of
+// their optimizer.
 SlabPart PartOfSnapshot(const ShardPlan& plan, const JobMemory& memory, int param, int part, int64_t at_bytes) {
   if (part == 0) {
-    SlabPart value = WholePart(plan, memory, param, part);
+    SlabPart value = PartOfNode(plan, memory, param, part);
     return {memory.kept(), at_bytes + value.offset_bytes, value.element_bytes, value.numel};
   }
   const ParamPlan& of = plan.params[static_cast<size_t>(param)];
   const FlatParamPlan& flat = plan.flat_params[static_cast<size_t>(of.flat_param)];
   if (!of.requires_grad || flat.optimizer_offset_bytes < 0 || part > flat.optimizer_states) return {};
   const auto element_bytes = static_cast<int64_t>(sizeof(float));
+  const ParamRange own = ElementsOfNode(plan, param);
   return {memory.kept(),
           at_bytes + plan.memory.shards_bytes + flat.optimizer_offset_bytes + (part - 1) * flat.StateStrideBytes() +
-              of.offset * element_bytes,
-          element_bytes, of.numel};
+              (of.offset + own.first) * element_bytes,
+          element_bytes, own.numel};
 }
 
 }  // namespace
@@ -47,7 +49,8 @@ const std::vector<uint64_t>& ModelDigests::OfCommitted() const {
 }
 
 void ModelDigests::StepCommitted() {
-  if (see_.plan->cut_over_nodes || see_.committed->step() % see_.plan->config.compare_every() != 0) {
+  const bool is_alone = see_.plan->cut_over_nodes && !HasRows(*see_.plan);  // no other node has what this one has
+  if (is_alone || see_.committed->step() % see_.plan->config.compare_every() != 0) {
     return;
   }
   ++under_way_;
@@ -119,20 +122,20 @@ absl::Status ModelDigests::AddBytes(const JobSlab& slab, int64_t offset_bytes, i
 
 absl::Status ModelDigests::Read(const std::vector<int64_t>& step_counts, const std::vector<uint32_t>& written,
                                 int64_t snapshot, Digests* digests) const {
-  for (size_t p = 0; p < see_.plan->params.size(); ++p) {
-    if (see_.plan->cut_over_nodes) {
-      // Each node has its own part, but of the updates of a parameter all count the same, and all write the same of its
-      // parts. 0: it has nothing of it.
-      ValueDigest counts;
-      counts.AddWord(static_cast<uint64_t>(step_counts[p]));
-      if (!written.empty()) counts.AddWord(written[p]);
-      digests->add_digests(ElementsOfNode(*see_.plan, static_cast<int>(p)).numel > 0 ? counts.value() | 1 : 0);
-      continue;
-    }
+  const bool cut = see_.plan->cut_over_nodes;
+  for (size_t p = 0; cut && p < see_.plan->params.size(); ++p) {
+    // Each node of a row has its own part, but of the updates of a parameter all count the same, and all write the same
+    // of its parts. 0: it has nothing of it.
+    ValueDigest counts;
+    counts.AddWord(static_cast<uint64_t>(step_counts[p]));
+    if (!written.empty()) counts.AddWord(written[p]);
+    digests->add_digests(ElementsOfNode(*see_.plan, static_cast<int>(p)).numel > 0 ? counts.value() | 1 : 0);
+  }
+  for (size_t p = 0; (!cut || HasRows(*see_.plan)) && p < see_.plan->params.size(); ++p) {
     ValueDigest digest;
     for (int what = 0; what <= see_.plan->optimizer_states; ++what) {
       const SlabPart part = snapshot < 0
-                                ? WholePart(*see_.plan, *see_.memory, static_cast<int>(p), what)
+                                ? PartOfNode(*see_.plan, *see_.memory, static_cast<int>(p), what)
                                 : PartOfSnapshot(*see_.plan, *see_.memory, static_cast<int>(p), what, snapshot);
       if (part.slab == nullptr) continue;
       SHARDD_RETURN_IF_ERROR(AddBytes(*part.slab, part.offset_bytes, part.size_bytes(), &digest));

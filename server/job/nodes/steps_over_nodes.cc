@@ -94,7 +94,7 @@ void StepsOverNodes::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& r
     return;
   }
   use_.presence->SetAll(PresentOnHolders(*see_.plan, reduced));
-  tell_.measured(NormOverNodes(own_norm_.order(), reduced).value());
+  tell_.measured(NormOverNodes(*see_.plan, own_norm_.order(), reduced).value());
 }
 
 void StepsOverNodes::NodeDecided(const v1::PeerMessage::Decided& decided) {

@@ -93,7 +93,7 @@ absl::Status NodeGathers::CheckUnreached(absl::Time now, bool needs_others, absl
     return absl::OkStatus();
   }
   return absl::UnavailableError(absl::StrCat(unreached, ", for ", absl::FormatDuration(grace),
-                                             ", and what its ranks held is nowhere else; open the job anew on all "
+                                             ", and no other node sends what its ranks held; open the job anew on all "
                                              "nodes, from a checkpoint"));
 }
 

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
 #include "server/collective/nodes/links/peer_exchange.h"
 #include "server/collective/nodes/links/peer_gather.h"
 #include "server/collective/nodes/node_collective.h"
@@ -142,11 +143,12 @@ class JobNodesTest : public ::testing::Test {
   // `outlives`: a log of each job says what another daemon would find.
   // `in_trainers`: ranks store their steps themselves. `edits`: ranks edit parameters in place, beside the daemon's
   // optimizer. `frozen`: there are parameters that nobody trains, too. `several`: of "w" and "f", 32 elements each,
-  // each has an optimizer of its own. `describe`: gives the job other parameters than these.
+  // each has an optimizer of its own. `describe`: gives the job other parameters than these. `row`: nodes over
+  // which shard groups span; 0: none.
   using Describe = std::function<void(SpecBuilder*)>;
   explicit JobNodesTest(int nodes = 2, v1::Strategy strategy = v1::STRATEGY_HYBRID_SHARD, bool outlives = false,
                         bool in_trainers = false, bool edits = false, bool frozen = false, bool several = false,
-                        Describe describe = nullptr)
+                        Describe describe = nullptr, int row = 0)
       : strategy_(strategy),
         describe_(std::move(describe)),
         outlives_(outlives),
@@ -154,6 +156,7 @@ class JobNodesTest : public ::testing::Test {
         edits_(edits),
         frozen_(frozen),
         several_(several),
+        row_(row),
         wire_(nodes),
         nodes_(static_cast<size_t>(nodes)) {
     for (int node = 0; node < count(); ++node) Open(node);
@@ -183,6 +186,7 @@ class JobNodesTest : public ::testing::Test {
     }
     builder.config().set_trainers_never_write(!in_trainers_ && !edits_);
     builder.config().set_strategy(strategy_);
+    builder.config().set_shard_group_size(row_);
     builder.config().set_compare_every(2);
     for (int node = 0; node < count(); ++node) {
       builder.config().mutable_nodes()->add_addresses(absl::StrCat("host", node, ":7000"));
@@ -233,7 +237,8 @@ class JobNodesTest : public ::testing::Test {
     nodes->links = std::make_unique<Wire::End>(&wire_, number);
     auto peers = std::make_shared<PeerExchange>(
         nodes->links.get(), node.plan->node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots,
-        node.plan->node_piece_bytes / static_cast<int64_t>(sizeof(float)));
+        node.plan->node_piece_bytes / static_cast<int64_t>(sizeof(float)),
+        node.plan->cut_over_nodes ? NodesOfRow(*node.plan) : 0);
     if (node.plan->cut_over_nodes) {
       const JobSlab* const source = in_trainers_ ? init.memory->parameters() : init.memory->shards();
       nodes->gather = std::make_unique<PeerGather>(node.plan, nodes->links.get(), source->At(0));
@@ -392,7 +397,7 @@ class JobNodesTest : public ::testing::Test {
   }
   // The first element that the node holds.
   float Value(int node) {
-    const int64_t first = node * (nodes_[0].plan->cut_over_nodes ? 32 : 0);
+    const int64_t first = 32 * nodes_[static_cast<size_t>(node)].plan->node;  // 0, where it has a whole copy
     return *SlabAt<float>(job(node).memory().shards(), first * static_cast<int64_t>(sizeof(float)));
   }
   const Events& StreamOf(int node) { return *nodes_[static_cast<size_t>(node)].stream; }
@@ -436,9 +441,9 @@ class JobNodesTest : public ::testing::Test {
     Given given;
     bool up = true;
     const absl::Time until = MonotonicNow() + absl::Seconds(60);
-    std::array<bool, 2> behind = {true, true};
-    while ((behind[0] || behind[1]) && MonotonicNow() < until) {
-      const int node = static_cast<int>(rng() % 2);
+    std::vector<bool> behind(nodes_.size(), true);
+    while (std::find(behind.begin(), behind.end(), true) != behind.end() && MonotonicNow() < until) {
+      const int node = static_cast<int>(rng() % nodes_.size());
       const uint64_t what = rng() % static_cast<uint64_t>(8 * (1 + seed));
       if (what == 0) {
         OnLoop([&] {
@@ -450,7 +455,7 @@ class JobNodesTest : public ::testing::Test {
       }
       behind[static_cast<size_t>(node)] = TrainsOn(node, kSteps, &given);
     }
-    for (int node = 0; node < 2; ++node) {
+    for (int node = 0; node < count(); ++node) {
       EXPECT_TRUE(Until([&] { return job(node).view().committed_step() == kSteps; })) << "node " << node << Why(node);
       EXPECT_EQ(Value(node), -static_cast<float>(kSteps)) << "node " << node;
       EXPECT_GT(job(node).committed().epoch(), 3u) << "nothing happened";
@@ -473,8 +478,9 @@ class JobNodesTest : public ::testing::Test {
   const bool edits_;
   const bool frozen_;
   const bool several_;
+  const int row_;
   std::function<void(JobCore::Init*)> before_open_;          // what a daemon finds of its job's; null: nothing
-  std::array<std::atomic<int64_t>, 3> promised_bytes_ = {};  // by node: memory of the host, to jobs
+  std::array<std::atomic<int64_t>, 4> promised_bytes_ = {};  // by node: memory of the host, to jobs
   uint64_t sessions_made_ = 0;
   Wire wire_;
   TurnQueue copier_{"copier"};

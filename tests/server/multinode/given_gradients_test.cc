@@ -80,7 +80,8 @@ TEST(GivenGradientsTest, PresenceIsWhatHoldersSay) {
 }
 
 TEST(GivenGradientsTest, TheNormIsOfAllParts) {
-  EXPECT_DOUBLE_EQ(NormOverNodes(2, {Reduced({}, 9), Reduced({}, 16)}).value(), 5);
+  const ShardPlan plan = PlanOf(v1::STRATEGY_FULL_SHARD);
+  EXPECT_DOUBLE_EQ(NormOverNodes(plan, 2, {Reduced({}, 9), Reduced({}, 16)}).value(), 5);
 }
 
 TEST(ParamMaskTest, BitsThatAreNotThereAreFalse) {

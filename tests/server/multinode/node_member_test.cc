@@ -98,6 +98,31 @@ TEST_P(NodeMemberSchedules, WithParametersCutOverNodesPromisesOutlastAnySilence)
   }
 }
 
+// Two rows of two: all nodes agree as where they are one row.
+TEST(NodeMemberRows, DaemonsThatDieLoseNothingOfAnyRow) {
+  int taken_up = 0;
+  int promises = 0;
+  int loads = 0;
+  for (uint64_t seed = 1; seed <= 800; ++seed) {
+    NodeWorld world(4, seed, /*allow_missing=*/seed % 2 == 0,
+                    {.daemons_die = true, .custodians = true, .cut = true, .row = 2, .extends = seed % 4 == 0});
+    ASSERT_EQ(world.Run(/*events=*/static_cast<int>(300 + seed % 1700)), "") << "seed " << seed;
+    taken_up += world.taken_up();
+    promises += world.promises_taken_up();
+    loads += world.loads_taken_up();
+  }
+  EXPECT_GT(taken_up, 500);
+  EXPECT_GT(promises, 25);
+  EXPECT_GT(loads, 25);
+}
+
+TEST(NodeMemberRows, WithoutDeathsAllTrainWhateverLinksAndRanksDo) {
+  for (uint64_t seed = 1; seed <= 600; ++seed) {
+    NodeWorld world(6, seed, /*allow_missing=*/seed % 2 == 0, {.cut = true, .row = seed % 3 == 0 ? 3 : 2});
+    ASSERT_EQ(world.Run(/*events=*/static_cast<int>(50 + seed % 900)), "") << "seed " << seed;
+  }
+}
+
 // A node that misses the last word meets the others, which have heard it.
 TEST_P(NodeMemberSchedules, MoreIsTrainedBetweenTheSameTwoStepsWhateverDies) {
   for (const bool cut : {false, true}) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/backwards.h"
+#include "server/multinode/reduced_steps.h"
 
 namespace shardd::testing {
 namespace {
@@ -72,7 +73,7 @@ void RandomJob::LoadNext() {
   said_values_ = loads_ = true;
   loads_in_ = member->generation();
   v1::PeerMessage::Values values;
-  for (size_t param = 0; param < world_->plan().params.size(); ++param) values.add_digests(7 + param);
+  for (int at = 0; at < DigestsOfNode(world_->plan()); ++at) values.add_digests(static_cast<uint64_t>(7 + at));
   values.set_version(NodeVersion() + 1);
   member->Values(std::move(values));
 }
@@ -165,7 +166,7 @@ void RandomJob::Act() {
   if (!initialized) {
     if (!std::exchange(said_values_, true)) {
       v1::PeerMessage::Values values;
-      for (size_t param = 0; param < world_->plan().params.size(); ++param) values.add_digests(7 + param);
+      for (int at = 0; at < DigestsOfNode(world_->plan()); ++at) values.add_digests(static_cast<uint64_t>(7 + at));
       member->Values(std::move(values));
     }
     return;
@@ -535,7 +536,7 @@ NodeWorld::NodeWorld(int nodes, uint64_t seed, bool allow_missing, Options optio
     : seed_(seed),
       options_(options),
       rng_(seed),
-      plan_(NodesPlan(nodes, allow_missing, options.cut)),
+      plan_(NodesPlan(nodes, allow_missing, options.cut, options.row)),
       nodes_(static_cast<size_t>(nodes)) {
   for (int node = 0; node < nodes; ++node) MakeNode(node);
 }

@@ -27,10 +27,11 @@
 
 namespace shardd::testing {
 
-// Three groups, of two, one and one parameters.
-inline std::shared_ptr<const ShardPlan> NodesPlan(int nodes, bool allow_missing, bool cut = false) {
+// Three groups, of two, one and one parameters. `row`: nodes over which shard groups span; 0: none.
+inline std::shared_ptr<const ShardPlan> NodesPlan(int nodes, bool allow_missing, bool cut = false, int row = 0) {
   SpecBuilder b(1);
-  b.config().set_strategy(cut ? v1::STRATEGY_FULL_SHARD : v1::STRATEGY_HYBRID_SHARD);
+  b.config().set_strategy(cut && row == 0 ? v1::STRATEGY_FULL_SHARD : v1::STRATEGY_HYBRID_SHARD);
+  b.config().set_shard_group_size(row);
   b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
   b.config().set_allow_missing_contribution(allow_missing);
   for (int node = 0; node < nodes; ++node) {
@@ -163,7 +164,8 @@ class NodeWorld {
   struct Options {
     bool daemons_die = false;  // trouble is also that
     bool custodians = false;   // every second daemon that dies leaves what it had; where parameters are cut, each
-    bool cut = false;          // parameters are cut over the nodes, so that nobody could be sent any
+    bool cut = false;          // parameters are cut over the nodes, so that nobody is sent any
+    int row = 0;               // over so many, and the rows are replicas of each other; 0: over all
     bool extends = false;      // more is trained behind some steps
   };
   NodeWorld(int nodes, uint64_t seed, bool allow_missing, Options options);

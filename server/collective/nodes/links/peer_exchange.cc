@@ -22,10 +22,11 @@ float* AllocateAligned(int64_t numel) {
 
 }  // namespace
 
-PeerExchange::PeerExchange(PeerLinks* links, int64_t max_numel, int slots, int64_t max_piece_numel)
+PeerExchange::PeerExchange(PeerLinks* links, int64_t max_numel, int slots, int64_t max_piece_numel, int places)
     : links_(links),
       node_(links->node()),
       nodes_(links->nodes()),
+      places_(places == 0 ? nodes_ : places),
       max_numel_(max_numel),
       slot_count_(slots),
       slot_numel_(std::max(max_piece_numel, PieceCut{max_numel, nodes_}.PieceNumel())),
@@ -55,14 +56,14 @@ float* PeerExchange::Received(uint64_t sequence, int node) const {
 
 void PeerExchange::AllReduce(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
                              Done done) {
-  Enter(generation, std::make_shared<Sum>(sequence, nodes_, /*scattered=*/false, std::move(parts), std::move(label),
-                                          std::move(done)));
+  Enter(generation, std::make_shared<Sum>(sequence, nodes_, places_, /*scattered=*/false, std::move(parts),
+                                          std::move(label), std::move(done)));
 }
 
 void PeerExchange::ReduceScatter(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
                                  Done done) {
-  Enter(generation, std::make_shared<Sum>(sequence, nodes_, /*scattered=*/true, std::move(parts), std::move(label),
-                                          std::move(done)));
+  Enter(generation, std::make_shared<Sum>(sequence, nodes_, places_, /*scattered=*/true, std::move(parts),
+                                          std::move(label), std::move(done)));
 }
 
 void PeerExchange::Enter(uint64_t generation, SumPtr sum) {
@@ -81,17 +82,17 @@ void PeerExchange::Enter(uint64_t generation, SumPtr sum) {
     refused = absl::Status(failed_->code(), text(failed_->message()));
   } else if (sequence != next_) {
     refused = absl::InvalidArgumentError(text("sums begin in their order (got ", sequence, ", want ", next_, ")"));
-  } else if (sum->cut.numel() > max_numel_ || sum->cut.numel() <= 0) {
+  } else if (sum->cut.numel > max_numel_ || sum->cut.numel <= 0) {
     refused =
-        absl::InvalidArgumentError(text("numel out of range (got ", sum->cut.numel(), ", want 1 to ", max_numel_, ")"));
+        absl::InvalidArgumentError(text("numel out of range (got ", sum->cut.numel, ", want 1 to ", max_numel_, ")"));
   } else if (sum->cut.Numel(node_) > slot_numel_) {
     refused = absl::InvalidArgumentError(text("numel of this node's piece out of range (got ", sum->cut.Numel(node_),
                                               ", want at most ", slot_numel_, ")"));
   } else if (!std::is_sorted(sum->parts.begin(), sum->parts.end(),
                              [](const NodePart& a, const NodePart& b) { return a.node < b.node; }) ||
-             (sum->cut.scattered && (sum->parts.front().node < 0 || sum->parts.back().node >= nodes_))) {
+             (sum->cut.scattered && (sum->parts.front().node < 0 || sum->parts.back().node >= places_))) {
     refused = absl::InvalidArgumentError(
-        text("parts are not those of nodes in their order (want 0 to ", nodes_ - 1, ", ascending)"));
+        text("parts are not those of nodes of a row in their order (want 0 to ", places_ - 1, ", ascending)"));
   }
   if (!refused.ok()) {
     sum->ended = std::move(refused);
@@ -206,7 +207,7 @@ bool PeerExchange::StartOne() {
       continue;
     }
     sum->started = true;
-    const int64_t slot_numel = sum->cut.scattered ? sum->cut.Numel(node_) : sum->cut.numel();
+    const int64_t slot_numel = sum->cut.scattered ? sum->cut.Numel(node_) : sum->cut.numel;
     if (absl::StatusOr<Slot*> slot = SlotLocked(sequence, slot_numel, sum->cut.scattered); !slot.ok()) {
       FailLocked(slot.status());
       return true;
@@ -245,8 +246,10 @@ bool PeerExchange::SendOne() {
     header.set_is_sum(next.is_sum);
     const SumPieces& cut = next.sum->cut;
     header.set_scattered(cut.scattered);
-    header.set_offset(!cut.scattered ? next.offset : next.is_sum ? 0 : next.offset - cut.Begin(node));
-    header.set_numel(!cut.scattered ? cut.numel() : next.is_sum ? next.numel : cut.Numel(node));
+    const int piece = next.is_sum ? node_ : node;  // that it belongs to
+    const bool reports = next.is_sum && !HasOwnPlace(node);
+    header.set_offset(!cut.scattered ? next.offset : reports ? 0 : next.offset - cut.Begin(piece));
+    header.set_numel(!cut.scattered ? cut.numel : reports ? next.numel : cut.Numel(piece));
     const char* elements = reinterpret_cast<const char*>(next.sum->At(next.offset));
     mutex_.Unlock();
     links_->SendData(node, header, absl::string_view(elements, static_cast<size_t>(bytes)),
@@ -316,12 +319,14 @@ bool PeerExchange::AddOne() {
 }
 
 void PeerExchange::QueueAddedLocked(const SumPtr& sum, int64_t offset, int64_t numel) {
-  if (sum->cut.scattered && sum->added < sum->cut.Numel(node_)) {
-    return;
-  }
   for (int step = 1; step < nodes_; ++step) {
-    // Scattered: one element, because a piece cannot be empty.
-    peers_[(node_ + step) % nodes_].queue.push_back({sum, offset, sum->cut.scattered ? 1 : numel, /*is_sum=*/true});
+    const int node = (node_ + step) % nodes_;
+    const bool reports = sum->cut.scattered && !HasOwnPlace(node);
+    if (reports && sum->added < sum->cut.Numel(node_)) {
+      continue;
+    }
+    // A report has one element, because what links send cannot be empty.
+    peers_[node].queue.push_back({sum, offset, reports ? 1 : numel, /*is_sum=*/true});
     ++sum->queued;
   }
 }

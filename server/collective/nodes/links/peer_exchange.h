@@ -7,8 +7,9 @@
 // the result to all others. Each byte is sent and received about 2 (n-1)/n times and added once, so all nodes have the
 // same bits. A sum begins when the sum `slots` before it is done here; that bounds the memory for receiving.
 //
-// In ReduceScatter, pieces are cut along the nodes' parts, and instead of the result the other nodes get a message that
-// it was added. So a sum is done when nobody reads this node's contribution any more.
+// In ReduceScatter, pieces are cut along the parts of places, and instead of the result nodes with other places get a
+// message that it was added. So a sum is done when nobody reads this node's contribution any more. The nodes with one
+// place, one in each row, each add an equal piece of its parts and send each other the result.
 
 #include <cstdint>
 #include <cstdlib>
@@ -39,8 +40,9 @@ class PeerExchange final : public NodeExchange {
   // `max_numel`: most elements of one sum's parts together. Allocates slots * (nodes - 1) * CutOf(max_numel) for
   // receiving.
   // REQUIRES: `links` outlives it.
-  // `max_piece_numel`: most elements that one node adds, if more than an equal part.
-  PeerExchange(PeerLinks* links, int64_t max_numel, int slots, int64_t max_piece_numel = 0);
+  // `max_piece_numel`: most elements that one node adds, if more than an equal part. `places`: nodes of a row
+  // (common/plan/node_part.h); 0: all nodes are one.
+  PeerExchange(PeerLinks* links, int64_t max_numel, int slots, int64_t max_piece_numel = 0, int places = 0);
   // REQUIRES: OnData and OnDown are not called any more. Waits for bytes that links still use: for a node that has
   // stopped, until its link is lost.
   ~PeerExchange() override;
@@ -77,7 +79,7 @@ class PeerExchange final : public NodeExchange {
     SumPtr sum;
     int64_t offset = 0;
     int64_t numel = 0;
-    bool is_sum = false;  // scattered: only reports that this node has added its piece
+    bool is_sum = false;  // scattered, to another place: only reports that this node has added its piece
   };
   struct Peer {
     std::deque<Outgoing> queue;
@@ -107,11 +109,13 @@ class PeerExchange final : public NodeExchange {
   absl::Status ReceiveSum(int node, const v1::PeerData& header, absl::string_view elements)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   float* Received(uint64_t sequence, int node) const;
+  bool HasOwnPlace(int node) const { return node % places_ == node_ % places_; }
 
   // Constant after construction.
   PeerLinks* const links_;
   const int node_;
   const int nodes_;
+  const int places_;
   const int64_t max_numel_;
   const int slot_count_;
   const int64_t slot_numel_;                                   // the most that one other node sends of a piece

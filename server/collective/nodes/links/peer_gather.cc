@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
 #include "server/peer/peer_links.h"
 
 namespace shardd {
@@ -18,12 +19,14 @@ PeerGather::PeerGather(std::shared_ptr<const ShardPlan> plan, PeerLinks* links, 
       source_(source),
       node_(links->node()),
       nodes_(links->nodes()),
+      row_nodes_(NodesOfRow(*plan_)),
+      row_first_(node_ - node_ % row_nodes_),
       max_offers_(2 * plan_->groups.size()),
       peers_(static_cast<size_t>(nodes_)) {
-  parts_.reserve(plan_->groups.size() * static_cast<size_t>(nodes_));
+  parts_.reserve(plan_->groups.size() * static_cast<size_t>(row_nodes_));
   for (int group = 0; group < groups(); ++group) {
-    for (int node = 0; node < nodes_; ++node) {
-      parts_.emplace_back(*plan_, group, node);
+    for (int place = 0; place < row_nodes_; ++place) {
+      parts_.emplace_back(*plan_, group, place);
     }
   }
   thread_ = std::thread([this] { Run(); });
@@ -52,8 +55,8 @@ void PeerGather::Gather(uint64_t generation, int group, uint64_t version, char* 
       EndLocked(call, status);
       return;
     }
-    for (int step = 1; step < nodes_; ++step) {  // each node begins with another one
-      const int node = (node_ + step) % nodes_;
+    for (int step = 1; step < row_nodes_; ++step) {  // each node begins with another one
+      const int node = row_first_ + (node_ - row_first_ + step) % row_nodes_;
       if (Parts(group, node).bytes() == 0) {
         continue;
       }
@@ -89,7 +92,7 @@ absl::Status PeerGather::CheckCallLocked(uint64_t generation, int group, uint64_
                                                    version, ", want a group below ", groups(),
                                                    " and a version from 1)"));
   }
-  for (int node = 0; node < nodes_; ++node) {
+  for (int node = row_first_; node < row_first_ + row_nodes_; ++node) {
     if (node != node_ && !peers_[static_cast<size_t>(node)].up && Parts(group, node).bytes() > 0) {
       return absl::UnavailableError(absl::StrCat("there is no link to node ", node));
     }
@@ -232,7 +235,7 @@ std::string PeerGather::Describe() const {
   for (const Peer& peer : peers_) {
     offers += peer.offers.size();
   }
-  return absl::StrCat("parameters of ", nodes_, " nodes: ", received_bytes_, " bytes gathered, ", transfers_.size(),
+  return absl::StrCat("parameters of ", row_nodes_, " nodes: ", received_bytes_, " bytes gathered, ", transfers_.size(),
                       " parts on their way here, ", offers, " asked of this node",
                       readable_ == 0 ? "; nothing may be read now" : "");
 }

@@ -1,9 +1,9 @@
 #ifndef SHARDD_SERVER_COLLECTIVE_NODES_LINKS_PEER_GATHER_H_
 #define SHARDD_SERVER_COLLECTIVE_NODES_LINKS_PEER_GATHER_H_
 
-// Gathers parameters in host memory by the daemons' own connections. One-sided: a node that needs a group pulls each
-// other node's part, which arrives as it must lie in the pool. There is no common order and nothing is done together: a
-// node answers when it has the requested version.
+// Gathers parameters in host memory by the daemons' own connections. One-sided: a node that needs a group pulls the
+// part of each other node of its row (common/plan/node_part.h), which arrives as it must lie in the pool. There is no
+// common order and nothing is done together: a node answers when it has the requested version.
 
 #include <cstdint>
 #include <deque>
@@ -101,7 +101,11 @@ class PeerGather final : public NodeGather {
   void EndLocked(const CallPtr& call, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckCallLocked(uint64_t generation, int group, uint64_t version) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  const GatherParts& Parts(int group, int node) const { return parts_[static_cast<size_t>(group * nodes_ + node)]; }
+  // REQUIRES: a node of this node's row.
+  const GatherParts& Parts(int group, int node) const {
+    return parts_[static_cast<size_t>(group * row_nodes_ + node - row_first_)];
+  }
+  bool IsOfRow(int node) const { return node >= row_first_ && node < row_first_ + row_nodes_; }
   static absl::Time Now();  // CLOCK_MONOTONIC
   int groups() const { return static_cast<int>(plan_->groups.size()); }
 
@@ -122,8 +126,10 @@ class PeerGather final : public NodeGather {
   PeerLinks* const links_;
   const char* const source_;
   const int node_;
-  const int nodes_;
-  std::vector<GatherParts> parts_;  // by group and node
+  const int nodes_;      // of all rows
+  const int row_nodes_;  // of this node's, which begins with row_first_
+  const int row_first_;
+  std::vector<GatherParts> parts_;  // by group and node of the row
   size_t max_offers_ = 0;           // per node
   std::thread thread_;
 

@@ -41,6 +41,11 @@ absl::Status PeerGather::OfferLocked(int node, const v1::PeerMessage::Pull& pull
   if (failed_.has_value()) {
     return *failed_;
   }
+  if (!IsOfRow(node)) {
+    return absl::InvalidArgumentError(absl::StrCat("node ", node, " is of another row than node ", node_,
+                                                   "; a node asks those of its own row, ", row_nodes_, " nodes from ",
+                                                   row_first_));
+  }
   std::deque<Offer>& offers = peers_[static_cast<size_t>(node)].offers;
   if (pull.group() < 0 || pull.group() >= groups() || pull.version() == 0) {
     return absl::InvalidArgumentError(absl::StrCat("there is no such group or version (got group ", pull.group(),

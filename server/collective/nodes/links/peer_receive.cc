@@ -91,7 +91,7 @@ absl::Status PeerExchange::ReceivePart(int node, const v1::PeerData& header, abs
 
 absl::Status PeerExchange::ReceiveSum(int node, const v1::PeerData& header, absl::string_view elements) {
   const auto found = sums_.find(header.sequence());
-  if (header.scattered()) {
+  if (header.scattered() && !HasOwnPlace(node)) {
     if (found == sums_.end() || !found->second->started || !found->second->cut.scattered ||
         found->second->cut.Numel(node) == 0 || found->second->received[node] != 0) {
       return absl::InvalidArgumentError("no piece of such a sum was to be added");
@@ -100,25 +100,28 @@ absl::Status PeerExchange::ReceiveSum(int node, const v1::PeerData& header, absl
     ++found->second->others_added;
     return absl::OkStatus();
   }
-  if (found == sums_.end() || !found->second->started || found->second->cut.scattered ||
-      found->second->cut.numel() != header.numel()) {
+  // Scattered, it is the result of that node's piece, which this node needs, too.
+  if (found == sums_.end() || !found->second->started || found->second->cut.scattered != header.scattered() ||
+      (header.scattered() ? found->second->cut.Numel(node) : found->second->cut.numel) != header.numel()) {
     return absl::InvalidArgumentError(absl::StrCat("no such sum of ", header.numel(), " elements is waited for"));
   }
   const SumPtr sum = found->second;
   const auto numel = static_cast<int64_t>(elements.size() / sizeof(float));
   const int64_t received = sum->received[node];
-  if (header.offset() != sum->cut.Begin(node) + received || numel > sum->cut.Numel(node) - received) {
+  const int64_t offset = header.offset() + (header.scattered() ? sum->cut.Begin(node) : 0);
+  if (offset != sum->cut.Begin(node) + received || numel > sum->cut.Numel(node) - received) {
     return absl::InvalidArgumentError(
-        absl::StrCat("another part of the sum was to be sent (got ", numel, " elements at ", header.offset(),
-                     ", want at most ", sum->cut.Numel(node) - received, " at ", sum->cut.Begin(node) + received, ")"));
+        absl::StrCat("another part of the sum was to be sent (got ", numel, " elements at ", offset, ", want at most ",
+                     sum->cut.Numel(node) - received, " at ", sum->cut.Begin(node) + received, ")"));
   }
   ++sum->users;
   mutex_.Unlock();
-  sum->CopyIn(header.offset(), elements.data(), numel);
+  sum->CopyIn(offset, elements.data(), numel);
   mutex_.Lock();
   --sum->users;
   sum->received[node] += numel;
   sum->summed += numel;
+  if (header.scattered() && sum->received[node] == sum->cut.Numel(node)) ++sum->others_added;
   return absl::OkStatus();
 }
 

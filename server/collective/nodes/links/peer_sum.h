@@ -14,32 +14,42 @@ namespace shardd {
 
 // One sum. Guarded by the exchange's mutex, except for what is constant and the elements.
 struct PeerExchange::Sum {
-  Sum(uint64_t sequence, int nodes, bool scattered, std::vector<NodePart> parts, std::string label, Done done)
+  // `places`: nodes of a row (PeerExchange).
+  Sum(uint64_t sequence, int nodes, int places, bool scattered, std::vector<NodePart> parts, std::string label,
+      Done done)
       : sequence(sequence), parts(std::move(parts)), label(std::move(label)), done(std::move(done)), received(nodes) {
     begins.push_back(0);
     for (const NodePart& part : this->parts) {
       begins.push_back(begins.back() + part.numel);
     }
-    const PieceCut even = {.numel = begins.back(), .nodes = nodes};
     cut.scattered = scattered;
-    for (int piece = 0; piece < nodes; ++piece) {
+    cut.numel = begins.back();
+    // The first element of the parts of `place`, or of those behind.
+    const auto first_of = [&](int place) {
       const auto behind = std::find_if(this->parts.begin(), this->parts.end(),
-                                       [piece](const NodePart& part) { return part.node >= piece; });
-      cut.begins.push_back(scattered ? begins[static_cast<size_t>(behind - this->parts.begin())] : even.Begin(piece));
+                                       [place](const NodePart& part) { return part.node >= place; });
+      return begins[static_cast<size_t>(behind - this->parts.begin())];
+    };
+    for (int piece = 0; piece < nodes; ++piece) {
+      const int64_t first = scattered ? first_of(piece % places) : 0;
+      const int64_t end = scattered ? first_of(piece % places + 1) : cut.numel;
+      const PieceCut even = {.numel = end - first, .nodes = scattered ? nodes / places : nodes};
+      const int part = scattered ? piece / places : piece;
+      cut.begins.push_back(first + even.Begin(part));
+      cut.ends.push_back(first + even.End(part));
     }
-    cut.begins.push_back(begins.back());
   }
   // Scattered: number of other nodes that add pieces.
   int others_with_pieces(int node) const {
     int count = 0;
-    for (int piece = 0; piece + 1 < static_cast<int>(cut.begins.size()); ++piece) {
+    for (int piece = 0; piece < static_cast<int>(cut.begins.size()); ++piece) {
       count += piece != node && cut.Numel(piece) > 0 ? 1 : 0;
     }
     return count;
   }
   // True if everything has arrived and this node's own part was added.
   bool IsThere(int node) const {
-    return cut.scattered ? added == cut.Numel(node) && others_added == others_with_pieces(node) : summed == cut.numel();
+    return cut.scattered ? added == cut.Numel(node) && others_added == others_with_pieces(node) : summed == cut.numel;
   }
 
   // The element at `offset` of the concatenated parts.
@@ -68,7 +78,7 @@ struct PeerExchange::Sum {
   int64_t added = 0;              // elements of this node's piece
   std::vector<int64_t> received;  // by node: elements of its piece's result
   int64_t summed = 0;             // elements of the result, over all pieces
-  int others_added = 0;           // scattered: number of nodes that have added all of their piece
+  int others_added = 0;           // scattered: number of nodes whose piece is added, and is here if it is to be
   int queued = 0;                 // not given to the links yet
   int users = 0;                  // number of threads that touch its parts
   std::optional<absl::Status> ended;

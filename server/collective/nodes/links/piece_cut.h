@@ -24,14 +24,16 @@ struct PieceCut {
   int64_t Numel(int piece) const { return End(piece) - Begin(piece); }
 };
 
-// The pieces of a sum: equal ones, or each node's own (scattered: the parts of that node).
+// The pieces of a sum: equal ones, or each node's own (scattered: of the parts of its place, which the nodes with one
+// place cut between them).
 struct SumPieces {
   bool scattered = false;
-  std::vector<int64_t> begins;  // by node, and the end
+  int64_t numel = 0;            // of all
+  std::vector<int64_t> begins;  // by node
+  std::vector<int64_t> ends;    // likewise
 
-  int64_t numel() const { return begins.back(); }
   int64_t Begin(int piece) const { return begins[static_cast<size_t>(piece)]; }
-  int64_t End(int piece) const { return begins[static_cast<size_t>(piece) + 1]; }
+  int64_t End(int piece) const { return ends[static_cast<size_t>(piece)]; }
   int64_t Numel(int piece) const { return End(piece) - Begin(piece); }
 };
 

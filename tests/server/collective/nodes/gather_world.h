@@ -29,9 +29,11 @@ namespace shardd::testing {
 inline constexpr char kUntouched = '\xee';
 
 // root(w, ids) { block(w, bias, frozen), tiny(w), large(w) }, with parts that are uneven, and of "tiny" empty but one.
-inline v1::JobSpec GatherSpec(int nodes, v1::Layout layout, DType param_dtype) {
+// `row`: the nodes of one; 0: all are.
+inline v1::JobSpec GatherSpec(int nodes, v1::Layout layout, DType param_dtype, int row = 0) {
   SpecBuilder b(/*world_size=*/2);
-  b.config().set_strategy(v1::STRATEGY_FULL_SHARD);
+  b.config().set_strategy(row > 0 ? v1::STRATEGY_HYBRID_SHARD : v1::STRATEGY_FULL_SHARD);
+  b.config().set_shard_group_size(2 * row);
   b.config().set_layout(layout);
   b.config().mutable_mixed_precision()->set_param_dtype(param_dtype);
   for (int node = 0; node < nodes; ++node) {

@@ -20,17 +20,20 @@ struct Case {
   v1::Layout layout;
   DType param_dtype;
   bool gpus = false;  // by NCCL
+  int row = 0;        // as GatherSpec
 };
 
 class NodeGatherTest : public ::testing::TestWithParam<Case> {
  protected:
-  static v1::JobSpec Spec() { return GatherSpec(GetParam().nodes, GetParam().layout, GetParam().param_dtype); }
+  static v1::JobSpec Spec() {
+    return GatherSpec(GetParam().nodes, GetParam().layout, GetParam().param_dtype, GetParam().row);
+  }
 };
 
 class OneSidedGatherTest : public NodeGatherTest {};
 
 std::string NameOf(const ::testing::TestParamInfo<Case>& info) {
-  return absl::StrCat(info.param.nodes,
+  return absl::StrCat(info.param.nodes, info.param.row > 0 ? absl::StrCat("InRowsOf", info.param.row) : "",
                       info.param.gpus      ? "ByNccl"
                       : info.param.sockets ? "OverSockets"
                                            : "OverQueues",
@@ -41,7 +44,8 @@ std::string NameOf(const ::testing::TestParamInfo<Case>& info) {
 const auto kOneSided = ::testing::Values(
     Case{2, false, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED}, Case{3, false, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16},
     Case{2, false, v1::LAYOUT_DIM0, v1::DTYPE_BFLOAT16}, Case{3, false, v1::LAYOUT_DIM0, v1::DTYPE_UNSPECIFIED},
-    Case{3, true, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16});
+    Case{3, true, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16}, Case{4, false, v1::LAYOUT_DIM0, v1::DTYPE_BFLOAT16, false, 2},
+    Case{6, true, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED, false, 3});
 INSTANTIATE_TEST_SUITE_P(Nodes, NodeGatherTest, kOneSided, NameOf);
 INSTANTIATE_TEST_SUITE_P(Nodes, OneSidedGatherTest, kOneSided, NameOf);
 INSTANTIATE_TEST_SUITE_P(OnGpus, NodeGatherTest,
@@ -200,6 +204,7 @@ TEST_P(NodeGatherTest, LostNodeEndsGathersAndTheNextGenerationGoesOn) {
   GatherWorld world(Spec(), GetParam().sockets, GetParam().gpus);
   const int large = world.node[0]->plan->FindGroup("large");
   const int lost = world.nodes - 1;
+  const int first = world.nodes - NodesOfRow(*world.node[0]->plan);  // of its row, the others ask nothing of
   std::vector<std::unique_ptr<Gathered>> given_up;
   for (uint64_t generation = 1; generation <= 6; generation += 2) {
     for (int i = 0; i < world.nodes; ++i) {
@@ -216,6 +221,10 @@ TEST_P(NodeGatherTest, LostNodeEndsGathersAndTheNextGenerationGoesOn) {
     for (int i = 0; i < lost; ++i) {
       ASSERT_TRUE(PollUntil([&] { return !world.node[i]->up(lost); }));
       const absl::Status status = all[i]->Wait();
+      if (i < first) {
+        EXPECT_TRUE(status.ok()) << status;
+        continue;
+      }
       EXPECT_TRUE(absl::IsUnavailable(status) || (generation == 1 && status.ok())) << status;
       const absl::Status later = world.node[i]->Ask(generation, large, generation)->Wait();
       EXPECT_TRUE(absl::IsUnavailable(later)) << "the generation has ended: " << later;
@@ -223,7 +232,7 @@ TEST_P(NodeGatherTest, LostNodeEndsGathersAndTheNextGenerationGoesOn) {
       all[i]->image.assign(all[i]->image.size(), 'x');
     }
     all.erase(all.begin() + lost);
-    given_up.insert(given_up.end(), std::make_move_iterator(all.begin()), std::make_move_iterator(all.end()));
+    given_up.insert(given_up.end(), std::make_move_iterator(all.begin() + first), std::make_move_iterator(all.end()));
     world.Join(lost);
     world.WaitUp();
     world.node[lost]->SetVersion(generation);
@@ -237,6 +246,22 @@ TEST_P(NodeGatherTest, LostNodeEndsGathersAndTheNextGenerationGoesOn) {
   for (const std::unique_ptr<Gathered>& one : given_up) {
     ASSERT_EQ(one->image.find_first_not_of('x'), std::string::npos) << "written after it was told";
   }
+}
+
+TEST(NodeGather, ANodeOfAnotherRowIsRefused) {
+  GatherWorld world(GatherSpec(4, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED, 2), /*sockets=*/false);
+  for (int i = 0; i < world.nodes; ++i) world.node[i]->SetVersion(1);
+  v1::PeerMessage message;
+  message.set_generation(1);
+  message.mutable_pull()->set_transfer(1);
+  message.mutable_pull()->set_group(0);
+  message.mutable_pull()->set_version(1);
+  const std::unique_ptr<Gathered> under_way = world.node[0]->Ask(1, world.node[0]->plan->FindGroup("large"), 1);
+  world.links[2]->Send(0, message);
+  EXPECT_TRUE(under_way->Wait().ok()) << "of its own row: " << under_way->Wait();
+  // It did not ask for that, and gives up; what it is told says why.
+  const std::unique_ptr<Gathered> next = world.node[2]->Ask(1, 0, 1);
+  EXPECT_TRUE(PollUntil([&] { return !world.node[2]->Ask(1, 0, 1)->Wait().ok(); })) << next->Wait();
 }
 
 TEST_P(NodeGatherTest, EndWhileGathersAreUnderWay) {

@@ -41,8 +41,8 @@ struct Round {
     }
     want = SumOf(values);
   }
-  // Each node's own pieces are the sums.
-  void Check() const {
+  // The pieces of each node's place are the sums.
+  void Check(int places) const {
     for (size_t node = 0; node < given.size(); ++node) {
       const absl::Status status = given[node]->Wait();
       ASSERT_TRUE(status.ok()) << "node " << node << ": " << status;
@@ -50,7 +50,7 @@ struct Round {
       for (const NodePart& part : given[node]->parts) {
         const std::vector<float> own(part.data, part.data + part.numel);
         const auto first = want.begin() + static_cast<int64_t>(at);
-        if (part.node == static_cast<int>(node)) {
+        if (part.node == static_cast<int>(node) % places) {
           ASSERT_TRUE(SameBits(own, {first, first + part.numel})) << "node " << node << " rank " << part.rank;
         }
         at += static_cast<size_t>(part.numel);
@@ -64,23 +64,27 @@ struct Round {
 struct Case {
   int nodes;
   bool sockets;
+  int row = nodes;  // nodes of one
 };
 class PeerScatterTest : public ::testing::TestWithParam<Case> {
  protected:
   int nodes() const { return GetParam().nodes; }
-  // Of which every node has `numels`.
-  Shape Even(const std::vector<int64_t>& numels) const { return Shape(static_cast<size_t>(nodes()), numels); }
+  int places() const { return GetParam().row; }
+  // Of which every node of a row has `numels`.
+  Shape Even(const std::vector<int64_t>& numels) const { return Shape(static_cast<size_t>(places()), numels); }
 };
 
 INSTANTIATE_TEST_SUITE_P(Nodes, PeerScatterTest,
-                         ::testing::Values(Case{2, false}, Case{3, false}, Case{5, false}, Case{2, true},
-                                           Case{3, true}),
+                         ::testing::Values(Case{2, false}, Case{3, false}, Case{5, false}, Case{2, true}, Case{3, true},
+                                           Case{4, false, 2}, Case{6, false, 3}, Case{6, false, 2}, Case{4, true, 2}),
                          [](const ::testing::TestParamInfo<Case>& info) {
-                           return absl::StrCat(info.param.nodes, info.param.sockets ? "OverSockets" : "OverQueues");
+                           const Case& of = info.param;
+                           return absl::StrCat(of.nodes, of.row < of.nodes ? absl::StrCat("InRowsOf", of.row) : "",
+                                               of.sockets ? "OverSockets" : "OverQueues");
                          });
 
 TEST_P(PeerScatterTest, EachNodeHasTheSumsOfItsPieces) {
-  PeerWorld world(nodes(), GetParam().sockets, 4 << 20, 2 << 20);
+  PeerWorld world(nodes(), GetParam().sockets, 4 << 20, 2 << 20, places());
   std::vector<Shape> shapes = {Even({1000, 1000}), Even({1}), Even({17, 1, 16}), Even({300'000})};
   shapes.push_back(Even({}));  // all is one node's
   shapes.back().back() = {64, 5, (2 << 20) - 100};
@@ -89,7 +93,7 @@ TEST_P(PeerScatterTest, EachNodeHasTheSumsOfItsPieces) {
   for (size_t i = 0; i < shapes.size(); ++i) {
     Round round(world, shapes[i], static_cast<uint32_t>(i));
     for (int node = 0; node < nodes(); ++node) world.Scatter(node, 1, i, *round.given[node]);
-    round.Check();
+    round.Check(places());
     ASSERT_FALSE(HasFatalFailure()) << "shape " << i;
   }
 }
@@ -97,7 +101,7 @@ TEST_P(PeerScatterTest, EachNodeHasTheSumsOfItsPieces) {
 // A node that adds nothing is done as soon as others have what it gave, and may be many sums ahead of who adds slowly.
 TEST_P(PeerScatterTest, NodesAtDifferentSpeedsAndBothKindsInTurn) {
   constexpr int kSums = 120;
-  PeerWorld world(nodes(), GetParam().sockets, 60'000, 20'000);
+  PeerWorld world(nodes(), GetParam().sockets, 60'000, 20'000, places());
   std::vector<std::unique_ptr<Round>> rounds;
   std::minstd_rand random(7);
   for (int i = 0; i < kSums; ++i) {
@@ -123,13 +127,13 @@ TEST_P(PeerScatterTest, NodesAtDifferentSpeedsAndBothKindsInTurn) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const std::unique_ptr<Round>& round : rounds) {
-    round->Check();
+    round->Check(places());
     ASSERT_FALSE(HasFatalFailure());
   }
 }
 
 TEST_P(PeerScatterTest, ALostNodeEndsItOnAllOthers) {
-  PeerWorld world(nodes(), GetParam().sockets, 60'000, 20'000);
+  PeerWorld world(nodes(), GetParam().sockets, 60'000, 20'000, places());
   Round round(world, Even({5000}), 1);
   for (int node = 0; node + 1 < nodes(); ++node) world.Scatter(node, 1, 0, *round.given[node]);
   absl::SleepFor(absl::Milliseconds(20));

@@ -155,8 +155,8 @@ inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 class PeerWorld {
  public:
   static constexpr int kSlots = 2;
-  PeerWorld(int nodes, bool sockets, int64_t max_numel, int64_t max_piece_numel = 0)
-      : nodes(nodes), max_numel_(max_numel), max_piece_numel_(max_piece_numel) {
+  PeerWorld(int nodes, bool sockets, int64_t max_numel, int64_t max_piece_numel = 0, int places = 0)
+      : nodes(nodes), max_numel_(max_numel), max_piece_numel_(max_piece_numel), places_(places) {
     for (int node = 0; node < nodes; ++node) {
       routers.push_back(std::make_unique<Router>(nodes));
       if (sockets) {
@@ -188,7 +188,7 @@ class PeerWorld {
       links[node] = *networks_[node]->Join({.job = "llm", .uid = 1, .node = node, .addresses = addresses_, .spec = ""},
                                            routers[node].get());
     }
-    exchanges[node] = std::make_unique<PeerExchange>(links[node].get(), max_numel_, kSlots, max_piece_numel_);
+    exchanges[node] = std::make_unique<PeerExchange>(links[node].get(), max_numel_, kSlots, max_piece_numel_, places_);
     routers[node]->Set(exchanges[node].get());
   }
   void WaitUp() {
@@ -221,6 +221,7 @@ class PeerWorld {
  private:
   const int64_t max_numel_;
   const int64_t max_piece_numel_;
+  const int places_;
   std::vector<std::unique_ptr<PeerNetwork>> networks_;
   std::vector<std::string> addresses_;
 };

@@ -55,7 +55,7 @@ class FullParameters:
         self._engine = job.engine
         # No node has whole parameters: they are gathered from what ranks hold, one at a time.
         self._gathers = job.ranks.cut
-        self._rank = job.ranks.rank if self._gathers else job.engine.info()["rank"]
+        self._rank = dist.get_rank(params[0].group) if self._gathers and params else job.engine.info()["rank"]
         self._params = params
         self._writeback = writeback
         self._group, self._recurse = scope

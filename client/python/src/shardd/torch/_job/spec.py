@@ -210,7 +210,7 @@ def describe(
     on_gpu = gpu_of(root) >= 0
     evaluates = not optimizers and not stock and evaluates_alone(sharded, root._training, bool(nodes))
     if nodes and not evaluates:
-        rows = 1 if cuts_over_nodes(mesh_info) else world_size // shard_size
+        rows = 1 if cuts_over_nodes(mesh_info) else max(1, world_size // shard_size)  # of a node
         _check_on_nodes(optimizers, stock, on_gpu, rows)
         if cuts_over_nodes(mesh_info):
             check_matrices(params, optimizers)
@@ -219,10 +219,13 @@ def describe(
                 f"register model: torch.optim.{type(stock[0]).__name__} steps in the trainers, and each of {len(nodes)} nodes has "
                 f"{rows} rows of its mesh, want 1; give the mesh a row for each node, or use shardd.torch.optim"
             )
-        if rows > 1 and (smaller := next((p for p in params if rows_of(p.fsdp_param) is not None), None)):
+        spans = world_size < shard_size < ranks
+        smaller = next((p for p in params if rows_of(p.fsdp_param) is not None), None)
+        if smaller and (rows > 1 or spans):
+            share = f"each of {len(nodes)} nodes has {rows} rows of that" if rows > 1 else "rows of that span nodes"
             raise NotImplementedError(
-                f'register parameter "{smaller.fqn}": it is on a smaller mesh than the model, and each of {len(nodes)} nodes has '
-                f"{rows} rows of that, want 1; give the mesh a row for each node"
+                f'register parameter "{smaller.fqn}": it is on a smaller mesh than the model, and {share}, want 1; give the '
+                "mesh a row for each node"
             )
     config: dict[str, Any] = {
         **(_strategy(of_model) if not nodes else _strategy_on_nodes(of_model, nodes, world_size)),
@@ -256,13 +259,14 @@ def describe(
 
 
 def _strategy_on_nodes(group: ShardGroup, nodes: Sequence[str], ranks: int) -> dict[str, Any]:
-    """Replicas on each node, one for each row of its ``ranks``; or one copy, cut over the ranks of all nodes."""
+    """Replicas on each node, one for each row of its ``ranks``; or copies that are cut over nodes, one over all, or one for each row."""
     if getattr(group, "strategy", None) == ShardingStrategy.NO_SHARD:
         raise NotImplementedError(
             f"register model: NO_SHARD over {len(nodes)} nodes; use HYBRID_SHARD, with which each node has all parameters"
         )
     is_cut = cuts_over_nodes(group.mesh_info)
-    if is_cut and group.precision is not None and group.precision.full_in_eval:
+    size = group.mesh_info.shard_mesh_size
+    if (is_cut or size > ranks) and group.precision is not None and group.precision.full_in_eval:
         raise NotImplementedError(
             f"register model: FSDP_USE_FULL_PREC_IN_EVAL, and its parameters are cut over {len(nodes)} nodes, none of which "
             "has all of them as stored; leave it out, or use HYBRID_SHARD"
@@ -270,8 +274,9 @@ def _strategy_on_nodes(group: ShardGroup, nodes: Sequence[str], ranks: int) -> d
     addresses = {"nodes": {"addresses": list(nodes)}}
     if is_cut:
         return {"strategy": "STRATEGY_FULL_SHARD", **addresses}
-    size = group.mesh_info.shard_mesh_size
-    rows = {"shardGroupSize": size, "replicaCopies": True} if size < ranks else {}
+    rows: dict[str, Any] = {} if size == ranks else {"shardGroupSize": size}
+    if size < ranks:
+        rows["replicaCopies"] = True
     return {"strategy": "STRATEGY_HYBRID_SHARD", **rows, **addresses}
 
 

@@ -45,7 +45,7 @@ _POLL_S = 0.01
 _OPENS = 3
 _REMEDY = (
     "give the mesh rows of ranks of one node, as many rows on each: init_device_mesh(device, (nodes, ranks of a node), "
-    "mesh_dim_names=...), or one dimension over the ranks of all nodes"
+    "mesh_dim_names=...), rows of all ranks of some neighbouring nodes each, or one dimension over the ranks of all nodes"
 )
 
 
@@ -60,7 +60,7 @@ class JobRanks:
     node: int = 0  # of the job's nodes
     addresses: tuple[str, ...] = ()  # of the nodes' daemons; empty: one node
     row: int = 0  # of a mesh of replicas, among those of its daemon
-    cut: bool = False  # the nodes have one copy of the parameters between them; else each has one
+    cut: bool = False  # the nodes of a row of the mesh have one copy of the parameters between them; else each has one
     published: dict[str, str] = field(default_factory=dict)  # to the others
 
     @property
@@ -119,7 +119,7 @@ def planned_ranks(mesh_info: FSDPMeshInfo) -> JobRanks:
 
 
 def cuts_over_nodes(mesh_info: FSDPMeshInfo) -> bool:
-    """Whether ranks on several nodes have one copy of the parameters between them."""
+    """Whether the ranks of all nodes have one copy of the parameters between them."""
     return not isinstance(mesh_info, HSDPMeshInfo) or mesh_info.replicate_mesh_size == 1
 
 
@@ -145,7 +145,15 @@ def _split(mesh_info: FSDPMeshInfo, nodes: list[str], addresses_of: Any) -> JobR
     if cuts_over_nodes(mesh_info):
         return _split_copy(members, nodes, addresses_of)
     assert isinstance(mesh_info, HSDPMeshInfo)
+    if _rows_are_nodes(nodes, mesh_info.shard_mesh_size):
+        return _split_copy(members, nodes, addresses_of)
     return _split_replicas(members, nodes, mesh_info.shard_mesh_size, addresses_of)
+
+
+def _rows_are_nodes(nodes: list[str], size: int) -> bool:
+    """Whether each row of the mesh has all ranks of some nodes, of several at least."""
+    rows = [set(nodes[first : first + size]) for first in range(0, len(nodes), size)]
+    return min(map(len, rows)) > 1 and sum(map(len, rows)) == len(set(nodes))
 
 
 def _split_replicas(members: Members, nodes: list[str], size: int, addresses_of: Any) -> JobRanks:
@@ -175,7 +183,7 @@ def _split_replicas(members: Members, nodes: list[str], size: int, addresses_of:
 
 
 def _split_copy(members: Members, nodes: list[str], addresses_of: Any) -> JobRanks:
-    """One copy of the parameters, cut over the ranks of all nodes, node by node."""
+    """One copy of the parameters for each row of the mesh, cut over the ranks of its nodes, node by node."""
     rows = [[rank for _, rank in run] for _, run in itertools.groupby(zip(nodes, members.ranks), lambda item: item[0])]
     local, count = len(rows[0]), len(set(nodes))
     if len(rows) != count or any(len(row) != local for row in rows):
