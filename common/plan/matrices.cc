@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
 #include "common/plan/optimizer_kinds.h"
 #include "common/plan/tree_internal.h"
 #include "common/tensor/muon.h"
@@ -66,16 +67,24 @@ absl::Status CheckMatrices(const ShardPlan& plan) {
                        " dimensions, want 2); give it to another optimizer, in a group with a kind of its own "
                        "(OptimizerConfig.Group.kind), or freeze it"));
     }
+    if (HasRows(plan)) {
+      return absl::UnimplementedError(
+          absl::StrCat("plan parameter ", plan_internal::Quoted(param.fqn),
+                       ": OPTIMIZER_KIND_MUON is not served where shard groups span nodes and have replicas (got ",
+                       plan.nodes(), " nodes in rows of ", NodesOfRow(plan),
+                       "); use shard groups of one node (replicas), one over all nodes, or another kind"));
+    }
   }
   return absl::OkStatus();
 }
 
 void PlaceMatrices(ShardPlan& plan) {
   if (!plan.cut_over_nodes) return;
-  const std::vector<int> shares = ShareOut(plan, plan.places(), std::vector<bool>(plan.params.size(), true));
+  const int nodes = NodesOfRow(plan);
+  const std::vector<int> shares = ShareOut(plan, nodes * plan.world_size, std::vector<bool>(plan.params.size(), true));
   for (size_t p = 0; p < shares.size(); ++p) {
     if (shares[p] < 0) continue;
-    const int node = shares[p] % plan.nodes(), rank = shares[p] / plan.nodes();
+    const int node = shares[p] % nodes, rank = shares[p] / nodes;
     plan.params[p].whole_at = node * plan.world_size + rank;
   }
 }

@@ -188,9 +188,10 @@ inline constexpr int64_t kGatherBytes = int64_t{4} << 20;
 
 struct ShardPlan {
   int world_size = 0;  // of this node
-  // Several nodes and FULL_SHARD or SHARD_GRAD_OP: one copy of everything is cut over the ranks of all nodes. Then the
-  // plan is that of one `node`, whose rank r is place node * world_size + r of the placement, and functions below take
-  // ranks of this node. Otherwise `node` is 0 and all nodes have the same plan. The digest is the same on all nodes.
+  // One copy of everything is cut over the ranks of several nodes: of all with FULL_SHARD and SHARD_GRAD_OP, of those
+  // of a row where shard groups of a hybrid strategy span nodes (node_part.h). Then the plan is that of one `node` of a
+  // row, by its place there; its rank r is place node * world_size + r of the placement, and functions below take ranks
+  // of this node. Otherwise `node` is 0 and all nodes have the same plan. The digest is the same on all nodes.
   bool cut_over_nodes = false;
   int node = 0;
   v1::JobConfig config;  // with defaults filled in
@@ -242,9 +243,8 @@ struct ShardPlan {
            config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
   }
   int nodes() const { return config.nodes().addresses().empty() ? 1 : config.nodes().addresses_size(); }
-  // The place of a rank of this node in the placement, and the number of places.
+  // The place of a rank of this node in the placement.
   int PlaceOf(int rank) const { return cut_over_nodes ? node * world_size + rank : rank; }
-  int places() const { return cut_over_nodes ? nodes() * world_size : world_size; }
   // Number of stagings, staging_stride_bytes apart; rank r uses number r mod this.
   int staging_count() const { return nodes() > 1 ? world_size : static_cast<int>(pools.size()); }
   // The parameter's index, -1 if unknown. Cleans the name first. The root group is "(root)" or "".

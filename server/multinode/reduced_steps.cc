@@ -26,14 +26,13 @@ absl::Status ComparePresence(const ShardPlan& plan, const std::vector<const Redu
   const auto holds = [&](size_t n) {
     return !plan.cut_over_nodes || NodeRangeOf(plan, static_cast<int>(param), static_cast<int>(n)).numel > 0;
   };
+  size_t differs = 1;  // most are alike on all nodes, whoever holds them
+  while (differs < of_nodes.size() && has(differs) == has(0)) ++differs;
+  if (differs == of_nodes.size()) return absl::OkStatus();
   size_t first = 0;
-  for (size_t other = 1; other < of_nodes.size(); ++other) {
-    if (has(other) == has(first)) {
-      continue;
-    }
-    if (!holds(first)) {
-      first = other;
-    } else if (holds(other)) {
+  while (first < of_nodes.size() && !holds(first)) ++first;
+  for (size_t other = first + 1; other < of_nodes.size(); ++other) {
+    if (has(other) != has(first) && holds(other)) {
       return absl::FailedPreconditionError(
           absl::StrCat("Step ", of_nodes[0]->step(), ": the gradient of \"", plan.params[param].fqn, "\" is ",
                        has(other) ? "there" : "dropped", " on ", NodeText(plan, static_cast<int>(other)), " and ",

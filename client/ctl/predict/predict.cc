@@ -150,7 +150,8 @@ std::string JsonOf(const Found& found) {
 absl::StatusOr<PredictedModel> PredictModel(absl::string_view model, int world, int nodes,
                                             absl::string_view machine_json, const Load& load) {
   SHARDD_ASSIGN_OR_RETURN(const Machine machine, ParseMachine(machine_json));
-  const int planned_nodes = std::min(nodes, kMaxNodes);
+  int planned_nodes = std::min(nodes, kMaxNodes);
+  const int all_ranks = world;
   if (nodes > planned_nodes) {
     if (world % nodes != 0) {
       return absl::InvalidArgumentError(absl::StrCat("model: each node has as many ranks as the others (got ", world,
@@ -159,6 +160,16 @@ absl::StatusOr<PredictedModel> PredictModel(absl::string_view model, int world, 
     world = world / nodes * planned_nodes;
   }
   SHARDD_ASSIGN_OR_RETURN(v1::JobSpec spec, ReadModel(model, world, planned_nodes));
+  // Whole rows of nodes, where shard groups span them.
+  const int row = spec.config().shard_group_size() / std::max(1, spec.world_size());
+  if (nodes > planned_nodes && row > 1) {
+    if (nodes % row != 0 || row > kMaxNodes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "model: shard groups are of whole nodes, alike on all (got groups of ", row, " nodes, ", nodes, " nodes)"));
+    }
+    planned_nodes -= planned_nodes % row;
+    SHARDD_ASSIGN_OR_RETURN(spec, ReadModel(model, all_ranks / nodes * planned_nodes, planned_nodes));
+  }
   if (machine.gpus && spec.world_size() > 1) {  // as the daemon makes of a job whose ranks have GPUs of their own
     spec.mutable_config()->set_unshard_mode(v1::UNSHARD_MODE_POOLED);
     spec.mutable_config()->set_unsharded_pools(spec.world_size());

@@ -283,13 +283,14 @@ void JobNodes::NodesExtend(bool made) {
   if (tell_.extend(made) && made) member_->Stop();
 }
 
+// Not while digests are taken of the version that is written over: if what is written is taken back, they would stay.
 bool JobNodes::MayWriteBack() const {
   if (gathers_ != nullptr) return asks_to_write_ && member_->may_write_times() >= asked_to_write_;
-  return !over_nodes() || member_->OthersHaveState();
+  return !over_nodes() || (member_->OthersHaveState() && !digests_->under_way());
 }
 
 bool JobNodes::MayAskToWrite() const {
-  return gathers_ != nullptr && !asks_to_write_ && !writing_ && member_->Unreached().empty();
+  return gathers_ != nullptr && !asks_to_write_ && !writing_ && !digests_->under_way() && member_->Unreached().empty();
 }
 
 void JobNodes::AskToWrite() {
