@@ -4,6 +4,7 @@
 
 #include <openssl/evp.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -243,6 +244,13 @@ absl::StatusOr<std::string> PlanDigest(const ShardPlan& plan) {
       hasher.Int(group.kind());
       hasher.Int(group.momentum());
     }
+  }
+  // Which node has memory for what follows from how matrices are shared out, too.
+  const bool any_whole =
+      std::any_of(plan.params.begin(), plan.params.end(), [](const ParamPlan& param) { return param.whole_at >= 0; });
+  if (any_whole) {
+    hasher.Text("places of matrices");
+    for (const ParamPlan& param : plan.params) hasher.Int(param.whole_at);
   }
   hasher.Int(static_cast<int64_t>(plan.groups.size()));
   for (const GroupPlan& group : plan.groups) {

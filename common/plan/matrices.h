@@ -29,8 +29,8 @@ int PlaceOfMatrix(const ShardPlan& plan, int param);
 // By parameter: the rank of this node whose thread updates it, -1 where it is no matrix, not `present`, or another
 // node's. Where parameters are cut over nodes it is the one that holds it. Otherwise the largest come first, each to
 // the rank that has least to do, so that all are done at about the same time; no more ranks than matrices. Whoever
-// changes this or MuonCost raises kTakeUpFormats: a log numbers what its rank updates, so another daemon that shares
-// otherwise would read rank 0's log as one of other matrices.
+// changes this or MuonCost raises kTakeUpFormats (places over nodes are in the plan's digest): a log numbers what its
+// rank updates, so another daemon that shares otherwise would read rank 0's log as one of other matrices.
 std::vector<int> RanksOfMatrices(const ShardPlan& plan, const std::vector<bool>& present);
 
 }  // namespace shardd

@@ -17,11 +17,11 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Two rows of two nodes of one rank. Of "first" the nodes with place 0 have all.
-ShardPlan Plan() {
+// Two rows of two nodes of one rank. In dim0 the nodes with place 0 have all of "first", in flat those with place 1.
+ShardPlan Plan(v1::Layout layout = v1::LAYOUT_DIM0) {
   SpecBuilder b(1);
   b.config().set_strategy(v1::STRATEGY_HYBRID_SHARD);
-  b.config().set_layout(v1::LAYOUT_DIM0);
+  b.config().set_layout(layout);
   b.config().set_shard_group_size(2);
   for (int node = 0; node < 4; ++node) {
     b.config().mutable_nodes()->add_addresses(absl::StrCat("host", node, ":7000"));
@@ -46,10 +46,11 @@ class ReducedRows : public ::testing::Test {
   void SayDigests(int node, const std::vector<uint64_t>& digests) {
     reduced_[static_cast<size_t>(node)].mutable_digests()->Assign(digests.begin(), digests.end());
   }
-  absl::Status Compare() const {
+  absl::Status Compare() const { return Compare(plan_); }
+  absl::Status Compare(const ShardPlan& plan) const {
     std::vector<const v1::PeerMessage::Reduced*> all;
     for (const v1::PeerMessage::Reduced& of_node : reduced_) all.push_back(&of_node);
-    return CompareReduced(plan_, all);
+    return CompareReduced(plan, all);
   }
   const ShardPlan plan_ = Plan();
   std::vector<v1::PeerMessage::Reduced> reduced_ = std::vector<v1::PeerMessage::Reduced>(4);
@@ -74,6 +75,21 @@ TEST_F(ReducedRows, HoldersOfAllRowsMustHaveTheSameGradients) {
   Say(2, {true, false}, 9);
   EXPECT_THAT(std::string(Compare().message()),
               HasSubstr("the gradient of \"first\" is dropped on node 2 (host2:7000) and there on node 0"));
+}
+
+// Node 0 holds none of it, so what it says is nothing to compare with.
+TEST_F(ReducedRows, HoldersBeyondNode0AreComparedWithEachOther) {
+  const ShardPlan plan = Plan(v1::LAYOUT_FLAT);
+  for (const bool node2 : {false, true}) {
+    Say(2, {true, node2}, 9);
+    Say(3, {true, false}, 16);
+    EXPECT_THAT(std::string(Compare(plan).message()),
+                HasSubstr("the gradient of \"first\" is dropped on node 3 (host3:7000) and there on node 1"))
+        << node2;
+  }
+  Say(0, {true, false}, 9);
+  Say(3, {true, true}, 16);
+  EXPECT_TRUE(Compare(plan).ok()) << Compare(plan);
 }
 
 TEST_F(ReducedRows, DigestsAreComparedByPlace) {
