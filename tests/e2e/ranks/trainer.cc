@@ -134,8 +134,9 @@ Status Trainer::Train() {
     return Status();
   }
   const std::string strategy = args_.Text("strategy");
-  if (!args_.Text("nodes").empty() && (strategy == "FULL_SHARD" || strategy == "SHARD_GRAD_OP") &&
-      args_.Int("full_params_at_end") == 0) {
+  const bool is_cut = !args_.Text("nodes").empty() && (strategy == "FULL_SHARD" || strategy == "SHARD_GRAD_OP" ||
+                                                       args_.Int("group_size") > args_.Int("world"));
+  if (is_cut && args_.Int("full_params_at_end") == 0) {
     return ReadUnsharded();
   }
   return job_->UnshardParams(false, [&] {

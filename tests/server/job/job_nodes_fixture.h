@@ -435,8 +435,7 @@ class JobNodesTest : public ::testing::Test {
     return behind;
   }
   // While ranks and links come and go.
-  void RunSchedule(int seed) {
-    constexpr int64_t kSteps = 150;
+  void RunSchedule(int seed, int64_t steps = 150) {
     std::mt19937_64 rng(static_cast<uint64_t>(seed));
     Given given;
     bool up = true;
@@ -453,11 +452,11 @@ class JobNodesTest : public ::testing::Test {
         up = !up;
         wire_.SetUp(up);
       }
-      behind[static_cast<size_t>(node)] = TrainsOn(node, kSteps, &given);
+      behind[static_cast<size_t>(node)] = TrainsOn(node, steps, &given);
     }
     for (int node = 0; node < count(); ++node) {
-      EXPECT_TRUE(Until([&] { return job(node).view().committed_step() == kSteps; })) << "node " << node << Why(node);
-      EXPECT_EQ(Value(node), -static_cast<float>(kSteps)) << "node " << node;
+      EXPECT_TRUE(Until([&] { return job(node).view().committed_step() == steps; })) << "node " << node << Why(node);
+      EXPECT_EQ(Value(node), -static_cast<float>(steps)) << "node " << node;
       EXPECT_GT(job(node).committed().epoch(), 3u) << "nothing happened";
     }
   }
