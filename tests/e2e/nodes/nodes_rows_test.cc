@@ -97,7 +97,7 @@ TEST_F(NodesRowsTest, GradientsThatSomeNodesHaveCountOnAll) {
 TEST_F(NodesRowsTest, DaemonsWhoseCustodiansKeptTheirStateGoOn) {
   WithCustodians();
   Start(4, 1);
-  const Args args = Rows(1, {{"steps", "300"},
+  const Args args = Rows(1, {{"steps", "120"},
                              {"recover", "1"},
                              {"optimizer", "adamw"},
                              {"of_any_rank", "1"},
