@@ -109,6 +109,9 @@ def refusals() -> dict[str, str]:
     policy: Any = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     object.__setattr__(policy, "param_dtype_override_fn", lambda p: None)  # an argument in torch 2.15
     attempt("override", lambda: fully_shard(nn.Linear(4, 4), mp_policy=policy))
+    other = nn.Linear(4, 4)
+    other.weight.grad_dtype = torch.bfloat16
+    attempt("gradients", lambda: fully_shard(other))
     module = fully_shard(nn.Linear(4, 4))
     attempt("comm", lambda: module.set_custom_all_gather(None))
     attempt("optimizer", lambda: optim.AdamW(nn.Linear(2, 2).parameters()))

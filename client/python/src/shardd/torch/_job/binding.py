@@ -235,7 +235,8 @@ class _Binder:
     def _add_param(self, unit: Any, fsdp_param: Any, groups: list[int]) -> None:
         index, info = self.facts[id(fsdp_param)]
         inner = inner_of(fsdp_param) is not None
-        unsharded = _leaf(fsdp_param, fsdp_param.param_dtype or fsdp_param.orig_dtype, unit.device)
+        computed = fsdp_param.param_dtype or fsdp_param.orig_dtype
+        unsharded = _leaf(fsdp_param, computed, unit.device)
         if getattr(fsdp_param, "holder", None) is not None:
             fsdp_param.show(unsharded)
         fsdp_param._unsharded_param = unsharded
@@ -247,7 +248,9 @@ class _Binder:
             "trainable": info["requires_grad"],
             "own_first": info["offset"] if getattr(fsdp_param, "holder", None) is not None else 0,
             # Else PyTorch adds up in another tensor; what the job adds up of a DTensor is its local tensor.
-            "shows_unsharded": fsdp_param.reduce_dtype is None and not tensor_parallel(fsdp_param) and not inner,
+            "shows_unsharded": fsdp_param.reduce_dtype in (None, computed)
+            and not tensor_parallel(fsdp_param)
+            and not inner,
             "gathers_itself": inner,
         }
         rows = rows_of(fsdp_param)

@@ -1,4 +1,5 @@
-"""What differs in Python between the versions of torch that are served: what the oldest ones lack, as later ones have it.
+"""What differs in Python between the versions of torch that are served: what the oldest ones lack, as later ones have it, and
+what the newest ones do otherwise.
 
 | name | torch |
 |---|---|
@@ -13,6 +14,7 @@
 | ``ProcessGroup.all_gather_single`` | ``_allgather_base`` in 2.10 |
 | ``FSDPModule.__new__``, as when a sharded ``Sequential`` is sliced: ``_orig_cls_mro_index`` | 2.10 takes the third class |
 | ``FSDPState._lazy_init`` lists a state once | 2.10 lists that of a list of modules for each of them |
+| gradients of ``MixedPrecisionPolicy(param_dtype)`` without ``reduce_dtype`` | added in ``param_dtype`` up to 2.14, from 2.15 on in the parameters' own dtype |
 
 In C++ it is ``client/torch/torch_versions.h``.
 """
@@ -20,6 +22,7 @@ In C++ it is ``client/torch/torch_versions.h``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -28,10 +31,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_common, _fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_init as _torchs_init
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.utils import _get_root_modules
 
@@ -44,6 +48,7 @@ __all__ = [
     "find_states",
     "fsdp_init",
     "new_of_original",
+    "reduction_policy",
     "set_param_groups",
     "unsharded_spec",
 ]
@@ -190,3 +195,16 @@ def set_param_groups(state: Any, groups: list[Any]) -> None:
 def unsharded_spec(fsdp_param: Any) -> Any:
     """Returns what a parameter that was a DTensor before it was sharded is when it is unsharded."""
     return fsdp_param._tp_spec if hasattr(fsdp_param, "_tp_spec") else fsdp_param._unsharded_dtensor_spec
+
+
+_REDUCES_AS_STORED = hasattr(FSDPParam, "unsharded_grad_dtype")
+
+
+def reduction_policy(asked: MixedPrecisionPolicy, stored: list[torch.dtype]) -> MixedPrecisionPolicy:
+    """Returns ``asked`` with the dtype in which this torch adds the gradients of a unit whose parameters are in ``stored``."""
+    if not _REDUCES_AS_STORED or asked.reduce_dtype is not None or asked.param_dtype is None:
+        return asked
+    dtypes = [dtype for dtype in stored if dtype.is_floating_point]
+    if not dtypes:
+        return asked
+    return dataclasses.replace(asked, reduce_dtype=functools.reduce(torch.promote_types, dtypes))

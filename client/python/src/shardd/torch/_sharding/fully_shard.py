@@ -25,7 +25,7 @@ from shardd.torch._process.torch_versions import new_of_original
 from shardd.torch._sharding.auto_wrap import warn_unmatched
 from shardd.torch._sharding.flat_options import FlatOptions, OlderKeywords, newer_options, older_options
 from shardd.torch._sharding.ignored import find_ignored
-from shardd.torch._sharding.later_torch import refuse_overrides, refusing_methods
+from shardd.torch._sharding.later_torch import refuse_grad_dtypes, refuse_overrides, refusing_methods
 from shardd.torch._sharding.subclass_refusals import asked_once, refuse_subclasses
 from shardd.torch._state_dicts import checkpoint_face
 from shardd.torch._state_dicts.full_state_dict import shares_memory
@@ -337,6 +337,7 @@ def fully_shard(
     older = older_options(keywords, modules, policy is not None) if keywords.passed() else None
     arguments.update(layout=layout, older=older)
     if layout == "dim0":
+        refuse_grad_dtypes(modules, ignored_params)
         arguments["shard_placement_fn"] = placement = asked_once(shard_placement_fn)
         refuse_subclasses(modules, mesh, placement, ignored_params, dp_mesh_dims)
     if policy is not None:

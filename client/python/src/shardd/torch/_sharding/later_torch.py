@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-__all__ = ["refuse_overrides", "refusing_methods"]
+__all__ = ["refuse_grad_dtypes", "refuse_overrides", "refusing_methods"]
 
 _INSTEAD = {
     "finalize_backward": "a backward ends by itself; leave it out",
@@ -41,3 +42,18 @@ def refuse_overrides(mp_policy: MixedPrecisionPolicy) -> None:
             f"fully_shard: mp_policy: param_dtype_override_fn (got {override!r}, want None): a unit's parameters have one dtype; "
             "apply fully_shard to modules of their own with another MixedPrecisionPolicy"
         )
+
+
+def refuse_grad_dtypes(modules: tuple[nn.Module, ...], ignored: Collection[nn.Parameter] | None) -> None:
+    """Raises where the program has set the dtype of a parameter's gradients, which ``fully_shard`` of torch 2.15 follows."""
+    for module in modules:
+        for name, param in module.named_parameters():
+            # Earlier ones have no such attribute, and their fully_shard drops the dtype.
+            if not getattr(param, "_has_grad_dtype_override", False) or param in (ignored or ()):
+                continue
+            if param.grad_dtype != param.dtype:
+                raise NotImplementedError(
+                    f'fully_shard: parameter "{name}" of {type(module).__name__}: grad_dtype (got {param.grad_dtype}, want '
+                    f"{param.dtype}): gradients have the dtype of their parameter; leave grad_dtype alone, or add gradients in "
+                    "another dtype with MixedPrecisionPolicy.reduce_dtype"
+                )

@@ -20,6 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import (
 from torch.distributed.tensor import DTensor
 
 from shardd.torch._process.extension import _C
+from shardd.torch._process.torch_versions import reduction_policy
 from shardd.torch._units import all_reduce_hook
 from shardd.torch._units.precision import UnitPrecision
 
@@ -110,6 +111,7 @@ class ShardGroup(_C.Unit):
         self.post_forward_mesh_info = post_forward_mesh_info
         self.device = device
         self.mp_policy = mp_policy
+        self._asked_policy = mp_policy
         self.offload_policy = offload_policy
         self.comm_ctx = FSDPCommContext()
         self.unshard_async_op = False
@@ -247,6 +249,8 @@ class ShardGroup(_C.Unit):
             fsdp_param._init_extensions()
         FSDPParamGroup._validate_no_meta_params(self)  # type: ignore[arg-type]
         self.check_device()
+        stored = [p.sharded_param.dtype for p in self.fsdp_params if p.sharded_param.requires_grad]
+        self.mp_policy = reduction_policy(self._asked_policy, stored)
         for fsdp_param in self.fsdp_params:
             fsdp_param.init_dtype_attrs(self.mp_policy)
         FSDPParamGroup._register_state_dict_hooks(self)  # type: ignore[arg-type]
