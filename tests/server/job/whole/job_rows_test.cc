@@ -14,7 +14,7 @@ class JobRowsTest : public JobNodesTest {
  protected:
   explicit JobRowsTest(v1::Strategy strategy = v1::STRATEGY_HYBRID_SHARD, bool outlives = false)
       : JobNodesTest(4, strategy, outlives, /*in_trainers=*/false, /*edits=*/false, /*frozen=*/false,
-                     /*several=*/false, /*row=*/2) {}
+                     /*several=*/false, /*describe=*/nullptr, /*row=*/2) {}
 
   // Whole, as every node's ranks may; a node keeps its half.
   void BeginWith(float value) {
