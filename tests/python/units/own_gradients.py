@@ -76,12 +76,12 @@ def micro_batches(impl: str, strategy: str, orig: bool, mixed: bool) -> list[Any
     return out
 
 
-def fully_sharded(impl: str, mixed: bool) -> list[Any]:
+def fully_sharded(impl: str, reduced: torch.dtype | None) -> list[Any]:
     """``set_requires_gradient_sync(False)``: modules that stay unsharded show it, and others nothing."""
     import shardd.torch
 
     fully_shard: Any = shardd.torch.fully_shard if impl == "shardd" else torch.distributed.fsdp.fully_shard
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32 if mixed else None)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
     model: Any = _net()
     fully_shard(model[0], mp_policy=policy)
     fully_shard(model, mp_policy=policy)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
 from cluster import run_ranks
 from units import own_gradients
@@ -59,9 +60,18 @@ def test_no_sync_shows_what_is_computed_in_mixed_precision() -> None:
             _same(got, want, "mixed: ", 3e-2, 2e-3)
 
 
-@pytest.mark.parametrize("mixed", [False, True])
-def test_unsharded_modules_show_what_torchs_show(mixed: bool) -> None:
-    ours, stock = (run_ranks(own_gradients.fully_sharded, 2, impl, mixed) for impl in ("shardd", "torch"))
+SHOWN_AS_REDUCED = pytest.mark.xfail(
+    hasattr(FSDPParam, "unsharded_grad_dtype"),
+    reason="torch 2.15 shows gradients in a wider dtype than is computed in; shardd shows none",
+    strict=True,
+)
+
+
+@pytest.mark.parametrize("reduced", [
+    pytest.param(None, marks=SHOWN_AS_REDUCED), pytest.param(torch.float32, marks=SHOWN_AS_REDUCED), torch.bfloat16,
+], ids=["none", "fp32", "bf16"])  # fmt: skip
+def test_unsharded_modules_show_what_torchs_show(reduced: torch.dtype | None) -> None:
+    ours, stock = (run_ranks(own_gradients.fully_sharded, 2, impl, reduced) for impl in ("shardd", "torch"))
     for rank, (a, b) in enumerate(zip(ours, stock)):
         _same(a, b, f"rank {rank}: ", 3e-2, 2e-3)  # micro-batches are rounded otherwise
 
