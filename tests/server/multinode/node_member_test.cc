@@ -106,7 +106,7 @@ TEST(NodeMemberRows, DaemonsThatDieLoseNothingOfAnyRow) {
   for (uint64_t seed = 1; seed <= 800; ++seed) {
     NodeWorld world(4, seed, /*allow_missing=*/seed % 2 == 0,
                     {.daemons_die = true, .custodians = true, .cut = true, .row = 2, .extends = seed % 4 == 0});
-    ASSERT_EQ(world.Run(/*events=*/static_cast<int>(300 + seed % 1700)), "") << "seed " << seed;
+    ASSERT_EQ(world.Run(/*events=*/static_cast<int>(1000 + 3 * (seed % 1700))), "") << "seed " << seed;
     taken_up += world.taken_up();
     promises += world.promises_taken_up();
     loads += world.loads_taken_up();

@@ -782,7 +782,8 @@ void NodeWorld::Trouble() {
     case 2:
     case 3:
     case 4:
-      Make(a, b);
+      if (nodes <= 3) return Make(a, b);
+      MakeAll();  // one at a time, more nodes would hardly ever have all links, and never agree on initial values
       return;
     case 5:
     case 6:
@@ -799,6 +800,10 @@ void NodeWorld::CalmDown() {
   int64_t most = 0;
   for (const Node& node : nodes_) most = std::max(most, node.job->step);
   target_ = most + 3;
+  MakeAll();
+}
+
+void NodeWorld::MakeAll() {
   for (int a = 0; a < static_cast<int>(nodes_.size()); ++a) {
     for (int b = 0; b < a; ++b) Make(a, b);
   }

@@ -258,6 +258,7 @@ class NodeWorld {
   bool& Linked(int a, int b) { return linked_[{std::min(a, b), std::max(a, b)}]; }
   void Trouble();
   void CalmDown();
+  void MakeAll();  // links
   bool Ended() const;
 
   const uint64_t seed_;
