@@ -165,19 +165,36 @@ def refused() -> dict[str, str]:
         model.register_comm_hook(None, reduce_scatter_hook)
         loss_of(model, 0, 0, dist.get_rank()).backward()
 
-    texts = {"rows": _text_of(rows), "flat parameters": _text_of(flat_parameters), "hook": _text_of(hooked)}
+    def frozen() -> None:
+        model = build(Case())
+        for name, param in model.named_parameters():
+            param.requires_grad_(not name.startswith("layers"))
+        shard(model, Case(), fully_shard)
+        optim.Muon([p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("layers")])
+
+    texts = {
+        "rows": _text_of(rows),
+        "flat parameters": _text_of(flat_parameters),
+        "hook": _text_of(hooked),
+        "frozen": _text_of(frozen),
+    }
     dist.barrier()
     return texts
 
 
-def installed() -> dict[str, Any]:
-    """A program that knows PyTorch alone, whose DTensors are cut over all ranks: its Muon and AdamW step in the trainers."""
+def installed(frozen: bool = False) -> dict[str, Any]:
+    """A program that knows PyTorch alone, whose DTensors are cut over all ranks: its Muon and AdamW step in the trainers.
+
+    ``frozen``: so are all matrices that its Muon has.
+    """
     import shardd.torch
 
     shardd.torch.install()
     from torch.distributed.fsdp import fully_shard
 
     model = build(Case())
+    for name, param in model.named_parameters():
+        param.requires_grad_(not (frozen and param.ndim == 2 and name.startswith("layers")))
     shard(model, Case(), fully_shard)
     named = dict(model.named_parameters())
     matrices = [p for name, p in named.items() if p.ndim == 2 and name.startswith("layers")]

@@ -90,13 +90,14 @@ def test_what_no_rank_can_have_whole_is_refused_by_name(two: Nodes) -> None:
     for texts in run_on_nodes(two, nodes_muon_scenarios.refused):
         assert texts["rows"].startswith("NotImplementedError: Muon: parameter"), texts
         assert 'give the mesh a row for each node (replicas), or shard with layout="flat"' in texts["rows"]
+        assert texts["frozen"].replace("layers", "") == texts["rows"].replace("layers", ""), texts
         assert "pass use_orig_params=True" in texts["flat parameters"], texts
         assert "a hook leaves each rank an equal piece" in texts["hook"], texts
 
 
-def test_an_unchanged_program_of_cut_rows_steps_in_the_trainers(two: Nodes) -> None:
-    for got, want in zip(
-        run_on_nodes(two, nodes_muon_scenarios.installed), run_ranks(nodes_muon_scenarios.installed, 4)
-    ):
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+def test_an_unchanged_program_of_cut_rows_steps_in_the_trainers(two: Nodes, frozen: bool) -> None:
+    wants = run_ranks(nodes_muon_scenarios.installed, 4, frozen)
+    for got, want in zip(run_on_nodes(two, nodes_muon_scenarios.installed, frozen), wants):
         torch.testing.assert_close(torch.tensor(got["losses"]), torch.tensor(want["losses"]), rtol=1e-3, atol=1e-3)
         assert got["updated"] == 0 and want["updated"] > 0, "on one node the daemon makes the steps"

@@ -30,6 +30,7 @@ __all__ = [
     "first_element",
     "from_job_order",
     "in_job_order",
+    "is_planned_as_trained",
     "rows_of",
     "shape_in_job",
     "shard_dim",
@@ -101,6 +102,15 @@ def why_not_on_one_rank(fsdp_param: Any) -> str:
             "one of them; pass use_orig_params=True, or use HYBRID_SHARD"
         )
     return ""
+
+
+def is_planned_as_trained(fsdp_param: Any, held: bool) -> bool:
+    """Whether a job plans gradients and optimizer state for a parameter. ``held``: an optimizer has it, so that it may be
+    unfrozen at any time."""
+    param = fsdp_param.sharded_param
+    if param.requires_grad or not held:
+        return bool(param.requires_grad)
+    return param.is_floating_point() and not hasattr(param, "_is_flat_param") and row_bytes(fsdp_param) is None
 
 
 def shape_in_job(fsdp_param: Any, shard_size: int) -> list[int]:
