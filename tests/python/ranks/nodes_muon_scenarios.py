@@ -103,6 +103,38 @@ def loaded(form: str, full: bool) -> dict[str, Any]:
     return result
 
 
+def resumed(kind: str) -> dict[str, Any]:
+    """As PyTorch's programs of the first FSDP resume: a model of the same program loads before its first forward.
+
+    ``kind``: of the state dicts ("full" or "sharded").
+    """
+    from torch.distributed.fsdp import StateDictType
+
+    from shardd.torch import FullyShardedDataParallel, finish
+
+    types = {"full": StateDictType.FULL_STATE_DICT, "sharded": StateDictType.SHARDED_STATE_DICT}
+    first, optimizers = _program("flat")
+    _steps(first, optimizers, range(3))
+    with FullyShardedDataParallel.state_dict_type(first, types[kind]):
+        values = copy.deepcopy(first.state_dict())
+        states = [FullyShardedDataParallel.optim_state_dict(first, optimizer) for optimizer in optimizers]
+    _steps(first, optimizers, range(3, STEPS))
+    went_on = _whole(first, "flat")
+    dist.barrier()
+    finish(first)
+    second, others = _program("flat")
+    with FullyShardedDataParallel.state_dict_type(second, types[kind]):
+        second.load_state_dict(values)
+        for optimizer, state in zip(others, states):
+            fitting = FullyShardedDataParallel.optim_state_dict_to_load(second, optimizer, state)
+            optimizer.load_state_dict(fitting)
+    _steps(second, others, range(3, STEPS))
+    result = {"went on": went_on, "loaded": _whole(second, "flat")}
+    dist.barrier()
+    finish(second)
+    return result
+
+
 def survive(form: str, folder: str, victim: int) -> dict[str, Any]:
     """One rank dies in the backward of a step, in its first life; the others go on in their processes."""
     import shardd.torch
