@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from optimizers.optim_cases import parameters_of
 from ranks.nodes_scenarios import _mesh, _text_of
 
 STEPS = 6
+HOOKED = ("before the optimizer", "before the first forward", "opened")
 
 
 def _program(form: str) -> tuple[Any, list[Any]]:
@@ -190,12 +192,16 @@ def refused() -> dict[str, str]:
         model = FullyShardedDataParallel(torch.nn.Linear(8, 8, bias=False), use_orig_params=False)
         optim.Muon(model.parameters())
 
-    def hooked() -> None:
+    def hooked(when: str) -> None:
         from torch.distributed.algorithms._comm_hooks.default_hooks import reduce_scatter_hook
 
-        model, _ = _program("flat")
+        model, optimizers = _program("flat")
+        if when == "opened":
+            loss_of(model, 0, 0, dist.get_rank())
         model.register_comm_hook(None, reduce_scatter_hook)
-        loss_of(model, 0, 0, dist.get_rank()).backward()
+        if when == "before the optimizer":
+            optim.Muon(optimizers[0].param_groups[0]["params"])
+        loss_of(model, 0, 0, dist.get_rank())
 
     def frozen() -> None:
         model = build(Case())
@@ -207,8 +213,8 @@ def refused() -> dict[str, str]:
     texts = {
         "rows": _text_of(rows),
         "flat parameters": _text_of(flat_parameters),
-        "hook": _text_of(hooked),
         "frozen": _text_of(frozen),
+        **{f"hook {when}": _text_of(partial(hooked, when)) for when in HOOKED},
     }
     dist.barrier()
     return texts

@@ -101,6 +101,12 @@ def why_not_on_one_rank(fsdp_param: Any) -> str:
             "is in a FlatParameter of which ranks of all nodes have equal pieces, and the daemon's Muon updates what is whole on "
             "one of them; pass use_orig_params=True, or use HYBRID_SHARD"
         )
+    uses = getattr(fsdp_param, "uses", [])
+    if any(getattr(getattr(use.unit(), "comm_hook", None), "replaces", False) for use in uses):
+        return (
+            "is in a module with a communication hook, and a hook leaves each rank an equal piece where the daemon's Muon over "
+            "several nodes updates what is whole on one rank; leave the hook out"
+        )
     return ""
 
 
