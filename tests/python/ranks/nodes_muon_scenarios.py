@@ -220,13 +220,41 @@ def refused() -> dict[str, str]:
     return texts
 
 
-def installed(frozen: bool = False) -> dict[str, Any]:
+def _say_nothing_of_nodes(addresses: str) -> None:
+    """As a launcher that is not torchrun. GROUP_RANK alone keeps the ranks of one machine apart, as hosts would be."""
+    del os.environ["LOCAL_WORLD_SIZE"], os.environ["GROUP_WORLD_SIZE"]
+    os.environ["SHARDD_NODES"] = addresses
+
+
+def built_too_early(addresses: str) -> str:
+    """Nobody knows of nodes when the optimizer is built."""
+    from shardd.torch import fully_shard, optim
+
+    _say_nothing_of_nodes(addresses)
+    model = build(Case())
+    shard(model, Case(), fully_shard)
+    named = dict(model.named_parameters())
+    matrices = [name for name, p in named.items() if p.ndim == 2 and name.startswith("layers")]
+    for name in matrices:
+        named[name].requires_grad_(False)  # the job plans what an optimizer has as trained
+    kept = [
+        optim.Muon([named[name] for name in matrices]),
+        optim.AdamW([p for name, p in named.items() if name not in matrices]),
+    ]
+    text = _text_of(lambda: loss_of(model, 0, 0, dist.get_rank()))
+    assert len(kept) == 2
+    return text
+
+
+def installed(frozen: bool = False, addresses: str = "") -> dict[str, Any]:
     """A program that knows PyTorch alone, whose DTensors are cut over all ranks: its Muon and AdamW step in the trainers.
 
-    ``frozen``: so are all matrices that its Muon has.
+    ``frozen``: so are all matrices that its Muon has. ``addresses``: of the nodes' daemons; the launcher says nothing of nodes.
     """
     import shardd.torch
 
+    if addresses:
+        _say_nothing_of_nodes(addresses)
     shardd.torch.install()
     from torch.distributed.fsdp import fully_shard
 

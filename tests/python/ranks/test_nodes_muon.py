@@ -92,6 +92,22 @@ def test_a_killed_rank_costs_no_step(two: Nodes, form: str) -> None:
         _same(got["held"], want["held"])
 
 
+def _addresses(over: Nodes) -> str:
+    return ",".join(f"127.0.0.1:{port}" for port in over.ports)
+
+
+def test_frozen_rows_are_refused_when_nodes_are_known(two: Nodes) -> None:
+    for text in run_on_nodes(two, nodes_muon_scenarios.built_too_early, _addresses(two)):
+        assert text.startswith('NotImplementedError: register parameter "layers.') and "is a DTensor" in text, text
+
+
+def test_an_unchanged_program_without_a_launcher_steps_in_trainers(two: Nodes) -> None:
+    wants = run_ranks(nodes_muon_scenarios.installed, 4)
+    for got, want in zip(run_on_nodes(two, nodes_muon_scenarios.installed, False, _addresses(two)), wants):
+        torch.testing.assert_close(torch.tensor(got["losses"]), torch.tensor(want["losses"]), rtol=1e-3, atol=1e-3)
+        assert got["updated"] == 0
+
+
 def test_what_no_rank_can_have_whole_is_refused_by_name(two: Nodes) -> None:
     for texts in run_on_nodes(two, nodes_muon_scenarios.refused):
         assert texts["rows"].startswith("NotImplementedError: Muon: parameter"), texts
