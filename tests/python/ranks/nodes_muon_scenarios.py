@@ -108,17 +108,22 @@ def loaded(form: str, full: bool) -> dict[str, Any]:
 def resumed(kind: str) -> dict[str, Any]:
     """As PyTorch's programs of the first FSDP resume: a model of the same program loads before its first forward.
 
-    ``kind``: of the state dicts ("full" or "sharded").
+    ``kind``: of the state dicts ("full" or "sharded"; "local": of the model's alone, as PyTorch's optimizers have none).
     """
     from torch.distributed.fsdp import StateDictType
 
     from shardd.torch import FullyShardedDataParallel, finish
 
-    types = {"full": StateDictType.FULL_STATE_DICT, "sharded": StateDictType.SHARDED_STATE_DICT}
+    types = {
+        "full": StateDictType.FULL_STATE_DICT,
+        "sharded": StateDictType.SHARDED_STATE_DICT,
+        "local": StateDictType.LOCAL_STATE_DICT,
+    }
     first, optimizers = _program("flat")
     _steps(first, optimizers, range(3))
     with FullyShardedDataParallel.state_dict_type(first, types[kind]):
         values = copy.deepcopy(first.state_dict())
+    with FullyShardedDataParallel.state_dict_type(first, types["full" if kind == "local" else kind]):
         states = [FullyShardedDataParallel.optim_state_dict(first, optimizer) for optimizer in optimizers]
     _steps(first, optimizers, range(3, STEPS))
     went_on = _whole(first, "flat")
@@ -127,6 +132,7 @@ def resumed(kind: str) -> dict[str, Any]:
     second, others = _program("flat")
     with FullyShardedDataParallel.state_dict_type(second, types[kind]):
         second.load_state_dict(values)
+    with FullyShardedDataParallel.state_dict_type(second, types["full" if kind == "local" else kind]):
         for optimizer, state in zip(others, states):
             fitting = FullyShardedDataParallel.optim_state_dict_to_load(second, optimizer, state)
             optimizer.load_state_dict(fitting)

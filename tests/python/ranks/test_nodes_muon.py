@@ -63,7 +63,7 @@ def test_both_go_on_from_a_state_dict(two: Nodes, form: str, full: bool) -> None
         _same(outcome["loaded"], outcome["went on"])
 
 
-@pytest.mark.parametrize("kind", ["full", "sharded"])
+@pytest.mark.parametrize("kind", ["full", "sharded", "local"])
 def test_a_wrapper_resumes_before_its_first_forward(two: Nodes, kind: str) -> None:
     for outcome in run_on_nodes(two, nodes_muon_scenarios.resumed, kind):
         _same(outcome["loaded"], outcome["went on"])
