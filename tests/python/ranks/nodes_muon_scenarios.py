@@ -226,6 +226,27 @@ def refused() -> dict[str, str]:
     return texts
 
 
+def refused_rows(addresses: str) -> dict[str, str]:
+    """Meshes of two rows that are two nodes each, where the launcher says what nodes there are, and where nobody does."""
+    from shardd.torch import fully_shard, optim
+
+    case = Case(mesh=(2, 2))
+
+    def made(layout: str) -> tuple[Any, Any]:
+        model = build(case)
+        matrices = {name for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("layers")}
+        shard(model, case, partial(fully_shard, layout=layout))
+        return model, optim.Muon([p for name, p in model.named_parameters() if name in matrices])
+
+    texts = {layout: _text_of(partial(made, layout)) for layout in ("dim0", "flat")}
+    _say_nothing_of_nodes(addresses)
+    model, muon = made("dim0")
+    others = optim.AdamW([p for p in model.parameters() if not any(p is q for q in muon.param_groups[0]["params"])])
+    texts["registered"] = _text_of(lambda: loss_of(model, 0, 0, dist.get_rank()))
+    assert others.param_groups
+    return texts
+
+
 def _say_nothing_of_nodes(addresses: str) -> None:
     """As a launcher that is not torchrun. GROUP_RANK alone keeps the ranks of one machine apart, as hosts would be."""
     del os.environ["LOCAL_WORLD_SIZE"], os.environ["GROUP_WORLD_SIZE"]
@@ -252,10 +273,11 @@ def built_too_early(addresses: str) -> str:
     return text
 
 
-def installed(frozen: bool = False, addresses: str = "") -> dict[str, Any]:
+def installed(frozen: bool = False, addresses: str = "", mesh: tuple[int, ...] | None = None) -> dict[str, Any]:
     """A program that knows PyTorch alone, whose DTensors are cut over all ranks: its Muon and AdamW step in the trainers.
 
-    ``frozen``: so are all matrices that its Muon has. ``addresses``: of the nodes' daemons; the launcher says nothing of nodes.
+    ``frozen``: so are all matrices that its Muon has. ``addresses``: of the nodes' daemons; the launcher says nothing of
+    nodes. ``mesh``: of replicas and the ranks that a copy is cut over; None: of all ranks.
     """
     import shardd.torch
 
@@ -264,10 +286,11 @@ def installed(frozen: bool = False, addresses: str = "") -> dict[str, Any]:
     shardd.torch.install()
     from torch.distributed.fsdp import fully_shard
 
-    model = build(Case())
+    case = Case() if mesh is None else Case(mesh=mesh)
+    model = build(case)
     for name, param in model.named_parameters():
         param.requires_grad_(not (frozen and param.ndim == 2 and name.startswith("layers")))
-    shard(model, Case(), fully_shard)
+    shard(model, case, fully_shard)
     named = dict(model.named_parameters())
     matrices = [p for name, p in named.items() if p.ndim == 2 and name.startswith("layers")]
     rest = [p for p in named.values() if not any(p is matrix for matrix in matrices)]

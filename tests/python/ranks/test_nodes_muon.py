@@ -24,6 +24,12 @@ def two() -> Iterator[Nodes]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def four() -> Iterator[Nodes]:
+    with nodes(4) as made:
+        yield made
+
+
 def _same(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
     assert got.keys() == want.keys() and len(want) > 0
     for name, value in want.items():
@@ -106,6 +112,22 @@ def test_an_unchanged_program_without_a_launcher_steps_in_trainers(two: Nodes) -
     for got, want in zip(run_on_nodes(two, nodes_muon_scenarios.installed, False, _addresses(two)), wants):
         torch.testing.assert_close(torch.tensor(got["losses"]), torch.tensor(want["losses"]), rtol=1e-3, atol=1e-3)
         assert got["updated"] == 0
+
+
+def test_rows_of_nodes_are_refused_by_name(four: Nodes) -> None:
+    for texts in run_on_nodes(four, nodes_muon_scenarios.refused_rows, _addresses(four), local=1):
+        for layout in ("dim0", "flat"):
+            assert texts[layout].startswith("NotImplementedError: Muon: parameter"), texts
+        assert texts["registered"].startswith("NotImplementedError: register parameter"), texts
+        assert all("is cut over the nodes of a row of its mesh" in text for text in texts.values()), texts
+
+
+def test_an_unchanged_program_of_rows_steps_in_the_trainers(four: Nodes) -> None:
+    arguments = (False, "", (2, 2))
+    wants = run_ranks(nodes_muon_scenarios.installed, 4, *arguments)
+    for got, want in zip(run_on_nodes(four, nodes_muon_scenarios.installed, *arguments, local=1), wants):
+        torch.testing.assert_close(torch.tensor(got["losses"]), torch.tensor(want["losses"]), rtol=1e-3, atol=1e-3)
+        assert got["updated"] == 0 and want["updated"] > 0, "on one node the daemon makes the steps"
 
 
 def test_what_no_rank_can_have_whole_is_refused_by_name(two: Nodes) -> None:

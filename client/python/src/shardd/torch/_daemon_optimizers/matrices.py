@@ -48,8 +48,8 @@ def why_no_matrices(params: Iterable[Any]) -> str:
                 )
             else:
                 if is_cut is None:
-                    is_cut = cuts_over_nodes(unit.mesh_info) and planned_ranks(unit.mesh_info).cut
-                why = why_not_on_one_rank(fsdp_param) if is_cut else ""
+                    is_cut = planned_ranks(unit.mesh_info).cut
+                why = why_not_on_one_rank(fsdp_param, not cuts_over_nodes(unit.mesh_info)) if is_cut else ""
             if why:
                 return f"parameter {name_of(param)} {why}"
     return ""

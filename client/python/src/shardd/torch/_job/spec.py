@@ -205,14 +205,14 @@ def describe(
     if nodes and not evaluates:
         rows = 1 if cuts_over_nodes(mesh_info) else max(1, world_size // shard_size)  # of a node
         _check_on_nodes(optimizers, stock, on_gpu, rows)
-        if cuts_over_nodes(mesh_info):
-            check_matrices(params, optimizers)
+        spans = world_size < shard_size < ranks
+        if cuts_over_nodes(mesh_info) or spans:
+            check_matrices(params, optimizers, in_rows=spans)
         if stock and rows > 1:
             raise NotImplementedError(
                 f"register model: torch.optim.{type(stock[0]).__name__} steps in the trainers, and each of {len(nodes)} nodes has "
                 f"{rows} rows of its mesh, want 1; give the mesh a row for each node, or use shardd.torch.optim"
             )
-        spans = world_size < shard_size < ranks
         smaller = next((p for p in params if rows_of(p.fsdp_param) is not None), None)
         if smaller and (rows > 1 or spans):
             share = f"each of {len(nodes)} nodes has {rows} rows of that" if rows > 1 else "rows of that span nodes"

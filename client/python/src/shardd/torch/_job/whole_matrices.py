@@ -31,11 +31,14 @@ class _Matrices:
         return (held or self._alone) and is_planned_as_trained(fsdp_param, held)
 
 
-def check_matrices(params: list[ParamPlace], optimizers: list[JobOptimizer]) -> None:
-    """Raises where the daemon's Muon has what is cut over nodes: the optimizer was built before anybody knew of these."""
+def check_matrices(params: list[ParamPlace], optimizers: list[JobOptimizer], in_rows: bool) -> None:
+    """Raises where the daemon's Muon has what is cut over nodes: the optimizer was built before anybody knew of these.
+
+    ``in_rows``: see ``why_not_on_one_rank``.
+    """
     matrices = _Matrices(optimizers)
     for place in params:
-        if matrices.have(place.fsdp_param) and (why := why_not_on_one_rank(place.fsdp_param)):
+        if matrices.have(place.fsdp_param) and (why := why_not_on_one_rank(place.fsdp_param, in_rows)):
             raise NotImplementedError(f'register parameter "{place.fqn}": it {why}')
 
 

@@ -89,8 +89,16 @@ def shard_dim(fsdp_param: Any) -> int:
     return 0 if placement is None else int(placement.dim)
 
 
-def why_not_on_one_rank(fsdp_param: Any) -> str:
-    """Says why no rank can hold all of a parameter that is cut over nodes, which the daemon's Muon asks for; empty where one can."""
+def why_not_on_one_rank(fsdp_param: Any, in_rows: bool) -> str:
+    """Says why no rank can hold all of a parameter that is cut over nodes, which the daemon's Muon asks for; empty where one can.
+
+    ``in_rows``: the mesh has several rows of nodes, each with a copy.
+    """
+    if in_rows:
+        return (
+            "is cut over the nodes of a row of its mesh, other rows have copies, and the daemon's Muon is not served there; give "
+            'the mesh a row for each node (replicas), or one over the ranks of all nodes with layout="flat"'
+        )
     if getattr(fsdp_param, "fsdp_placement", None) is not None:
         return (
             "is a DTensor of which ranks of all nodes have rows, and the daemon's Muon updates what is whole on one of them; give "
