@@ -26,8 +26,8 @@ def why_no_matrices(params: Iterable[Any]) -> str:
     that is in it.
     """
     wanted = {id(param) for param in params}
+    cut: dict[Any, bool] = {}  # over nodes, by mesh
     for unit in units():
-        is_cut = None  # over nodes
         for fsdp_param in unit.fsdp_params:
             param = fsdp_param.sharded_param
             if id(param) not in wanted or not is_planned_as_trained(fsdp_param, held=True):
@@ -47,9 +47,10 @@ def why_no_matrices(params: Iterable[Any]) -> str:
                     f"is cut along dimension {shard_dim(fsdp_param)}, and the daemon's Muon updates what is cut by rows"
                 )
             else:
-                if is_cut is None:
-                    is_cut = planned_ranks(unit.mesh_info).cut
-                why = why_not_on_one_rank(fsdp_param, not cuts_over_nodes(unit.mesh_info)) if is_cut else ""
+                mesh = unit.mesh_info.mesh
+                if mesh not in cut:
+                    cut[mesh] = planned_ranks(unit.mesh_info).cut
+                why = why_not_on_one_rank(fsdp_param, not cuts_over_nodes(unit.mesh_info)) if cut[mesh] else ""
             if why:
                 return f"parameter {name_of(param)} {why}"
     return ""
