@@ -300,8 +300,9 @@ SHARDD_API shardd_status* shardd_get_shard_range(const shardd_job* job, int32_t 
 
 /* The parameters of one group with the same dtype and requires_grad, one behind the other: what ranks have shards of
  * (shardd_param_info.flat_param, from 0 on). In layout FLAT each begins at a multiple of 16 bytes, and shards are of
- * one size. Elements between and behind parameters are padding: they are 0, and no sum, norm or update reads or changes
- * them. Shards of layout DIM0 are whole rows and have none. */
+ * one size, but where a matrix of OPTIMIZER_KIND_MUON that is cut over nodes is whole in one of them. Elements between
+ * and behind parameters are padding: they are 0, and no sum, norm or update reads or changes them. Shards of layout
+ * DIM0 are whole rows and have none. */
 typedef struct shardd_flat_param_info {
   size_t struct_size;
   int32_t group;
@@ -309,7 +310,7 @@ typedef struct shardd_flat_param_info {
   const int32_t* params; /* indices, in the order of offset_numel; valid while attached */
   int64_t numel;         /* with padding between parameters, without that at the end */
   int64_t padded_numel;  /* of all shards */
-  int64_t shard_numel;   /* of a shard; DIM0: of the largest */
+  int64_t shard_numel;   /* of a shard; DIM0: of the largest; where matrices are whole over nodes: at most */
 } shardd_flat_param_info;
 SHARDD_API shardd_status* shardd_get_flat_param_info(const shardd_job* job, int32_t flat_param,
                                                      shardd_flat_param_info* info);
