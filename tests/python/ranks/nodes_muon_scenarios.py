@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from optimizers.optim_cases import parameters_of
 from ranks.nodes_scenarios import _mesh, _text_of
 
 STEPS = 6
+HOOKED = ("before the optimizer", "before the first forward", "opened")
 
 
 def _program(form: str) -> tuple[Any, list[Any]]:
@@ -103,6 +105,44 @@ def loaded(form: str, full: bool) -> dict[str, Any]:
     return result
 
 
+def resumed(kind: str) -> dict[str, Any]:
+    """As PyTorch's programs of the first FSDP resume: a model of the same program loads before its first forward.
+
+    ``kind``: of the state dicts ("full" or "sharded"; "local": of the model's alone, as PyTorch's optimizers have none).
+    """
+    from torch.distributed.fsdp import StateDictType
+
+    from shardd.torch import FullyShardedDataParallel, finish
+
+    types = {
+        "full": StateDictType.FULL_STATE_DICT,
+        "sharded": StateDictType.SHARDED_STATE_DICT,
+        "local": StateDictType.LOCAL_STATE_DICT,
+    }
+    first, optimizers = _program("flat")
+    _steps(first, optimizers, range(3))
+    with FullyShardedDataParallel.state_dict_type(first, types[kind]):
+        values = copy.deepcopy(first.state_dict())
+    with FullyShardedDataParallel.state_dict_type(first, types["full" if kind == "local" else kind]):
+        states = [FullyShardedDataParallel.optim_state_dict(first, optimizer) for optimizer in optimizers]
+    _steps(first, optimizers, range(3, STEPS))
+    went_on = _whole(first, "flat")
+    dist.barrier()
+    finish(first)
+    second, others = _program("flat")
+    with FullyShardedDataParallel.state_dict_type(second, types[kind]):
+        second.load_state_dict(values)
+    with FullyShardedDataParallel.state_dict_type(second, types["full" if kind == "local" else kind]):
+        for optimizer, state in zip(others, states):
+            fitting = FullyShardedDataParallel.optim_state_dict_to_load(second, optimizer, state)
+            optimizer.load_state_dict(fitting)
+    _steps(second, others, range(3, STEPS))
+    result = {"went on": went_on, "loaded": _whole(second, "flat")}
+    dist.barrier()
+    finish(second)
+    return result
+
+
 def survive(form: str, folder: str, victim: int) -> dict[str, Any]:
     """One rank dies in the backward of a step, in its first life; the others go on in their processes."""
     import shardd.torch
@@ -158,27 +198,99 @@ def refused() -> dict[str, str]:
         model = FullyShardedDataParallel(torch.nn.Linear(8, 8, bias=False), use_orig_params=False)
         optim.Muon(model.parameters())
 
-    def hooked() -> None:
+    def hooked(when: str) -> None:
         from torch.distributed.algorithms._comm_hooks.default_hooks import reduce_scatter_hook
 
-        model, _ = _program("flat")
+        model, optimizers = _program("flat")
+        if when == "opened":
+            loss_of(model, 0, 0, dist.get_rank())
         model.register_comm_hook(None, reduce_scatter_hook)
-        loss_of(model, 0, 0, dist.get_rank()).backward()
+        if when == "before the optimizer":
+            optim.Muon(optimizers[0].param_groups[0]["params"])
+        loss_of(model, 0, 0, dist.get_rank())
 
-    texts = {"rows": _text_of(rows), "flat parameters": _text_of(flat_parameters), "hook": _text_of(hooked)}
+    def frozen() -> None:
+        model = build(Case())
+        for name, param in model.named_parameters():
+            param.requires_grad_(not name.startswith("layers"))
+        shard(model, Case(), fully_shard)
+        optim.Muon([p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("layers")])
+
+    texts = {
+        "rows": _text_of(rows),
+        "flat parameters": _text_of(flat_parameters),
+        "frozen": _text_of(frozen),
+        **{f"hook {when}": _text_of(partial(hooked, when)) for when in HOOKED},
+    }
     dist.barrier()
     return texts
 
 
-def installed() -> dict[str, Any]:
-    """A program that knows PyTorch alone, whose DTensors are cut over all ranks: its Muon and AdamW step in the trainers."""
+def refused_rows(addresses: str) -> dict[str, str]:
+    """Meshes of two rows that are two nodes each, where the launcher says what nodes there are, and where nobody does."""
+    from shardd.torch import fully_shard, optim
+
+    case = Case(mesh=(2, 2))
+
+    def made(layout: str) -> tuple[Any, Any]:
+        model = build(case)
+        matrices = {name for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("layers")}
+        shard(model, case, partial(fully_shard, layout=layout))
+        return model, optim.Muon([p for name, p in model.named_parameters() if name in matrices])
+
+    texts = {layout: _text_of(partial(made, layout)) for layout in ("dim0", "flat")}
+    _say_nothing_of_nodes(addresses)
+    model, muon = made("dim0")
+    others = optim.AdamW([p for p in model.parameters() if not any(p is q for q in muon.param_groups[0]["params"])])
+    texts["registered"] = _text_of(lambda: loss_of(model, 0, 0, dist.get_rank()))
+    assert others.param_groups
+    return texts
+
+
+def _say_nothing_of_nodes(addresses: str) -> None:
+    """As a launcher that is not torchrun. GROUP_RANK alone keeps the ranks of one machine apart, as hosts would be."""
+    del os.environ["LOCAL_WORLD_SIZE"], os.environ["GROUP_WORLD_SIZE"]
+    os.environ["SHARDD_NODES"] = addresses
+
+
+def built_too_early(addresses: str) -> str:
+    """Nobody knows of nodes when the optimizer is built."""
+    from shardd.torch import fully_shard, optim
+
+    _say_nothing_of_nodes(addresses)
+    model = build(Case())
+    shard(model, Case(), fully_shard)
+    named = dict(model.named_parameters())
+    matrices = [name for name, p in named.items() if p.ndim == 2 and name.startswith("layers")]
+    for name in matrices:
+        named[name].requires_grad_(False)  # the job plans what an optimizer has as trained
+    kept = [
+        optim.Muon([named[name] for name in matrices]),
+        optim.AdamW([p for name, p in named.items() if name not in matrices]),
+    ]
+    text = _text_of(lambda: loss_of(model, 0, 0, dist.get_rank()))
+    assert len(kept) == 2
+    return text
+
+
+def installed(frozen: bool = False, addresses: str = "", mesh: tuple[int, ...] | None = None) -> dict[str, Any]:
+    """A program that knows PyTorch alone, whose DTensors are cut over all ranks: its Muon and AdamW step in the trainers.
+
+    ``frozen``: so are all matrices that its Muon has. ``addresses``: of the nodes' daemons; the launcher says nothing of
+    nodes. ``mesh``: of replicas and the ranks that a copy is cut over; None: of all ranks.
+    """
     import shardd.torch
 
+    if addresses:
+        _say_nothing_of_nodes(addresses)
     shardd.torch.install()
     from torch.distributed.fsdp import fully_shard
 
-    model = build(Case())
-    shard(model, Case(), fully_shard)
+    case = Case() if mesh is None else Case(mesh=mesh)
+    model = build(case)
+    for name, param in model.named_parameters():
+        param.requires_grad_(not (frozen and param.ndim == 2 and name.startswith("layers")))
+    shard(model, case, fully_shard)
     named = dict(model.named_parameters())
     matrices = [p for name, p in named.items() if p.ndim == 2 and name.startswith("layers")]
     rest = [p for p in named.values() if not any(p is matrix for matrix in matrices)]

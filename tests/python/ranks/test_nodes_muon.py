@@ -24,6 +24,12 @@ def two() -> Iterator[Nodes]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def four() -> Iterator[Nodes]:
+    with nodes(4) as made:
+        yield made
+
+
 def _same(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
     assert got.keys() == want.keys() and len(want) > 0
     for name, value in want.items():
@@ -63,6 +69,12 @@ def test_both_go_on_from_a_state_dict(two: Nodes, form: str, full: bool) -> None
         _same(outcome["loaded"], outcome["went on"])
 
 
+@pytest.mark.parametrize("kind", ["full", "sharded", "local"])
+def test_a_wrapper_resumes_before_its_first_forward(two: Nodes, kind: str) -> None:
+    for outcome in run_on_nodes(two, nodes_muon_scenarios.resumed, kind):
+        _same(outcome["loaded"], outcome["went on"])
+
+
 @pytest.mark.parametrize("form", ["replicas", "flat"])
 def test_a_killed_rank_costs_no_step(two: Nodes, form: str) -> None:
     def run(victim: int) -> list[dict[str, Any]]:
@@ -86,17 +98,51 @@ def test_a_killed_rank_costs_no_step(two: Nodes, form: str) -> None:
         _same(got["held"], want["held"])
 
 
+def _addresses(over: Nodes) -> str:
+    return ",".join(f"127.0.0.1:{port}" for port in over.ports)
+
+
+def test_frozen_rows_are_refused_when_nodes_are_known(two: Nodes) -> None:
+    for text in run_on_nodes(two, nodes_muon_scenarios.built_too_early, _addresses(two)):
+        assert text.startswith('NotImplementedError: register parameter "layers.') and "is a DTensor" in text, text
+
+
+def test_an_unchanged_program_without_a_launcher_steps_in_trainers(two: Nodes) -> None:
+    wants = run_ranks(nodes_muon_scenarios.installed, 4)
+    for got, want in zip(run_on_nodes(two, nodes_muon_scenarios.installed, False, _addresses(two)), wants):
+        torch.testing.assert_close(torch.tensor(got["losses"]), torch.tensor(want["losses"]), rtol=1e-3, atol=1e-3)
+        assert got["updated"] == 0
+
+
+def test_rows_of_nodes_are_refused_by_name(four: Nodes) -> None:
+    for texts in run_on_nodes(four, nodes_muon_scenarios.refused_rows, _addresses(four), local=1):
+        for layout in ("dim0", "flat"):
+            assert texts[layout].startswith("NotImplementedError: Muon: parameter"), texts
+        assert texts["registered"].startswith("NotImplementedError: register parameter"), texts
+        assert all("is cut over the nodes of a row of its mesh" in text for text in texts.values()), texts
+
+
+def test_an_unchanged_program_of_rows_steps_in_the_trainers(four: Nodes) -> None:
+    arguments = (False, "", (2, 2))
+    wants = run_ranks(nodes_muon_scenarios.installed, 4, *arguments)
+    for got, want in zip(run_on_nodes(four, nodes_muon_scenarios.installed, *arguments, local=1), wants):
+        torch.testing.assert_close(torch.tensor(got["losses"]), torch.tensor(want["losses"]), rtol=1e-3, atol=1e-3)
+        assert got["updated"] == 0 and want["updated"] > 0, "on one node the daemon makes the steps"
+
+
 def test_what_no_rank_can_have_whole_is_refused_by_name(two: Nodes) -> None:
     for texts in run_on_nodes(two, nodes_muon_scenarios.refused):
         assert texts["rows"].startswith("NotImplementedError: Muon: parameter"), texts
         assert 'give the mesh a row for each node (replicas), or shard with layout="flat"' in texts["rows"]
+        assert texts["frozen"].replace("layers", "") == texts["rows"].replace("layers", ""), texts
         assert "pass use_orig_params=True" in texts["flat parameters"], texts
-        assert "a hook leaves each rank an equal piece" in texts["hook"], texts
+        for when in nodes_muon_scenarios.HOOKED:  # on all ranks, whatever they have; no backward waits for one
+            assert "a hook leaves each rank an equal piece" in texts[f"hook {when}"], texts
 
 
-def test_an_unchanged_program_of_cut_rows_steps_in_the_trainers(two: Nodes) -> None:
-    for got, want in zip(
-        run_on_nodes(two, nodes_muon_scenarios.installed), run_ranks(nodes_muon_scenarios.installed, 4)
-    ):
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+def test_an_unchanged_program_of_cut_rows_steps_in_the_trainers(two: Nodes, frozen: bool) -> None:
+    wants = run_ranks(nodes_muon_scenarios.installed, 4, frozen)
+    for got, want in zip(run_on_nodes(two, nodes_muon_scenarios.installed, frozen), wants):
         torch.testing.assert_close(torch.tensor(got["losses"]), torch.tensor(want["losses"]), rtol=1e-3, atol=1e-3)
         assert got["updated"] == 0 and want["updated"] > 0, "on one node the daemon makes the steps"

@@ -106,7 +106,7 @@ def _choose(params: set[int], anew: bool) -> None:
     why = next((why for optimizer in swapped if (why := why_not(optimizer))), "")
     if len(everyone) == 1 and kind_of(type(swapped[0]), swapped[0].param_groups).of_matrices:
         # The job has one kind of optimizer then, also for what nobody updates.
-        why = why or why_no_matrices(param for root in roots for param in _sharded_params(root))
+        why = why or why_no_matrices(p for root in roots for p in _sharded_params(root) if p.requires_grad)
     if len(everyone) > 1:
         why = why or _why_not_together(everyone, len(swapped) < len(everyone), roots)
     for optimizer in swapped:

@@ -7,23 +7,30 @@ from typing import Any
 
 from shardd.torch._daemon_optimizers.sharded_params import name_of
 from shardd.torch._ranks.nodes import cuts_over_nodes, planned_ranks
-from shardd.torch._units.placement import rows_of, shard_dim, tensor_parallel, why_not_on_one_rank
+from shardd.torch._units.placement import (
+    is_planned_as_trained,
+    rows_of,
+    shard_dim,
+    tensor_parallel,
+    why_not_on_one_rank,
+)
 from shardd.torch._units.state import units
 
 __all__ = ["why_no_matrices"]
 
 
 def why_no_matrices(params: Iterable[Any]) -> str:
-    """Says which of these the daemon does not update as matrices, and why; empty where it updates all. Frozen ones it leaves.
+    """Says which parameters of an optimizer the daemon does not update as matrices, and why; empty where it updates all.
 
-    A ``FlatParameter`` stands for all that is in it.
+    Those that are frozen now count, as the job plans what an optimizer has as trained. A ``FlatParameter`` stands for all
+    that is in it.
     """
-    wanted = {id(param): param for param in params if param.requires_grad}
+    wanted = {id(param) for param in params}
+    cut: dict[Any, bool] = {}  # over nodes, by mesh
     for unit in units():
-        is_cut = None  # over nodes
         for fsdp_param in unit.fsdp_params:
-            param = wanted.get(id(fsdp_param.sharded_param))
-            if param is None:
+            param = fsdp_param.sharded_param
+            if id(param) not in wanted or not is_planned_as_trained(fsdp_param, held=True):
                 continue
             size = tuple(fsdp_param._orig_size)
             why = ""
@@ -40,9 +47,10 @@ def why_no_matrices(params: Iterable[Any]) -> str:
                     f"is cut along dimension {shard_dim(fsdp_param)}, and the daemon's Muon updates what is cut by rows"
                 )
             else:
-                if is_cut is None:
-                    is_cut = cuts_over_nodes(unit.mesh_info) and planned_ranks(unit.mesh_info).cut
-                why = why_not_on_one_rank(fsdp_param) if is_cut else ""
+                mesh = unit.mesh_info.mesh
+                if mesh not in cut:
+                    cut[mesh] = planned_ranks(unit.mesh_info).cut
+                why = why_not_on_one_rank(fsdp_param, not cuts_over_nodes(unit.mesh_info)) if cut[mesh] else ""
             if why:
                 return f"parameter {name_of(param)} {why}"
     return ""

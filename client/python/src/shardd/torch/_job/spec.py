@@ -19,7 +19,7 @@ from shardd.torch._process.memory import gives_back
 from shardd.torch._ranks.nodes import cuts_over_nodes
 from shardd.torch._torch_optimizers.state_counts import planned_states
 from shardd.torch._units.names import WRAPPED_MODULE, unwrapped
-from shardd.torch._units.placement import rows_of, shape_in_job
+from shardd.torch._units.placement import is_planned_as_trained, rows_of, shape_in_job
 from shardd.torch._units.shard_group import ShardGroup, offloads
 from shardd.torch._units.state import ShardState
 from shardd.torch._units.subclasses import inner_of, row_bytes
@@ -126,14 +126,7 @@ def _tree(
                 "name": param_name,
                 "shape": shape_in_job(fsdp_param, shard_size),
                 "dtype": dtype_name(torch.uint8 if in_row else sharded.dtype, f'register parameter "{fqn}"'),
-                # An optimizer has it: it may be unfrozen at any time.
-                "requiresGrad": sharded.requires_grad
-                or (
-                    id(sharded) in held
-                    and sharded.is_floating_point()
-                    and not hasattr(sharded, "_is_flat_param")
-                    and not in_row
-                ),
+                "requiresGrad": is_planned_as_trained(fsdp_param, id(sharded) in held),
             }
             if uses[id(fsdp_param)] > 1:
                 item["storageId"] = tied.setdefault(id(fsdp_param), len(tied) + 1)
@@ -212,14 +205,14 @@ def describe(
     if nodes and not evaluates:
         rows = 1 if cuts_over_nodes(mesh_info) else max(1, world_size // shard_size)  # of a node
         _check_on_nodes(optimizers, stock, on_gpu, rows)
-        if cuts_over_nodes(mesh_info):
-            check_matrices(params, optimizers)
+        spans = world_size < shard_size < ranks
+        if cuts_over_nodes(mesh_info) or spans:
+            check_matrices(params, optimizers, in_rows=spans)
         if stock and rows > 1:
             raise NotImplementedError(
                 f"register model: torch.optim.{type(stock[0]).__name__} steps in the trainers, and each of {len(nodes)} nodes has "
                 f"{rows} rows of its mesh, want 1; give the mesh a row for each node, or use shardd.torch.optim"
             )
-        spans = world_size < shard_size < ranks
         smaller = next((p for p in params if rows_of(p.fsdp_param) is not None), None)
         if smaller and (rows > 1 or spans):
             share = f"each of {len(nodes)} nodes has {rows} rows of that" if rows > 1 else "rows of that span nodes"

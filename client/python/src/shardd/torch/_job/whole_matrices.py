@@ -2,19 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from shardd.torch._job.description import ParamPlace
-from shardd.torch._job.job_optimizer import JobOptimizer
-from shardd.torch._units.placement import why_not_on_one_rank
+from shardd.torch._job.job import job_of
+from shardd.torch._job.job_optimizer import JobOptimizer, built_with
+from shardd.torch._ranks.nodes import ranks_of
+from shardd.torch._units.placement import is_planned_as_trained, why_not_on_one_rank
+from shardd.torch._units.state import ShardState, state_of
 
-__all__ = ["check_matrices"]
+__all__ = ["check_matrices", "refuse_hook", "register_matrices"]
+
+_MUON = "OPTIMIZER_KIND_MUON"
 
 
-def check_matrices(params: list[ParamPlace], optimizers: list[JobOptimizer]) -> None:
-    """Raises where the daemon's Muon has what is cut over nodes: the optimizer was built before anybody knew of these."""
-    muons = [optimizer for optimizer in optimizers if optimizer.kind == "OPTIMIZER_KIND_MUON"]
-    alone = bool(muons) and len(optimizers) == 1  # then it is the kind of all that is trained
-    matrices = {id(p) for optimizer in muons for group in optimizer.param_groups for p in group["params"]}
+class _Matrices:
+    """What the daemon updates as matrices, of a job with these optimizers."""
+
+    def __init__(self, optimizers: list[JobOptimizer]) -> None:
+        muons = [optimizer for optimizer in optimizers if optimizer.kind == _MUON]
+        self._alone = bool(muons) and len(optimizers) == 1  # then it is the kind of all that is trained
+        self._held = {id(p) for optimizer in muons for group in optimizer.param_groups for p in group["params"]}
+
+    def have(self, fsdp_param: Any) -> bool:
+        held = id(fsdp_param.sharded_param) in self._held
+        # Also what is frozen now: the job plans what an optimizer has as trained.
+        return (held or self._alone) and is_planned_as_trained(fsdp_param, held)
+
+
+def check_matrices(params: list[ParamPlace], optimizers: list[JobOptimizer], in_rows: bool) -> None:
+    """Raises where the daemon's Muon has what is cut over nodes: the optimizer was built before anybody knew of these.
+
+    ``in_rows``: see ``why_not_on_one_rank``.
+    """
+    matrices = _Matrices(optimizers)
     for place in params:
-        param = place.fsdp_param.sharded_param
-        if param.requires_grad and (alone or id(param) in matrices) and (why := why_not_on_one_rank(place.fsdp_param)):
+        if matrices.have(place.fsdp_param) and (why := why_not_on_one_rank(place.fsdp_param, in_rows)):
             raise NotImplementedError(f'register parameter "{place.fqn}": it {why}')
+
+
+def refuse_hook(state: ShardState, units: Iterable[Any]) -> None:
+    """Raises, alike on all ranks, where a hook that leaves each rank an equal piece is registered for ``units`` of a job that
+    has a matrix of theirs whole on one rank."""
+    job = job_of(state)
+    if job is None or not job.ranks.cut:
+        return
+    matrices = _Matrices(job.live_optimizers())
+    for param in (param for unit in units for param in unit.fsdp_params):
+        if matrices.have(param):
+            raise NotImplementedError(
+                f'register_comm_hook: parameter "{param._name()}" is whole on one rank, as the daemon\'s Muon over several '
+                "nodes asks for, and a hook leaves each rank an equal piece; leave the hook out, or give the parameter to "
+                "another optimizer"
+            )
+
+
+def register_matrices(root: ShardState) -> None:
+    """Registers a model in which the daemon's Muon has what is cut over nodes; nothing for other models.
+
+    All ranks call it together, before they cut values that the program loads: registration makes each matrix whole on one
+    rank, and pieces from before it are others.
+    """
+    if job_of(root) is not None or root._unit is None:
+        return
+    states = {s for module in root._modules for below in module.modules() if (s := state_of(below)) is not None}
+    params = {id(p.sharded_param) for state in states if state._unit is not None for p in state._unit.fsdp_params}
+    if any(optimizer.kind == _MUON for optimizer in built_with(params)) and ranks_of(root._unit.mesh_info).cut:
+        root._ensure_registered()

@@ -113,7 +113,8 @@ def ranks_of(mesh_info: FSDPMeshInfo) -> JobRanks:
 
 
 def planned_ranks(mesh_info: FSDPMeshInfo) -> JobRanks:
-    """Returns the same for a plan: nobody is asked and waited for, so addresses are stand-ins."""
+    """Returns the same for a plan: nobody is asked and waited for, so addresses are stand-ins. Where the launcher says nothing, all
+    ranks are taken to be on one node until they have told each other, as they do when a model is registered."""
     nodes = _nodes_of(members_of(mesh_info).ranks, waits=False, hybrid=isinstance(mesh_info, HSDPMeshInfo))
     return _split(mesh_info, nodes, lambda rows, _: tuple(f"node{i}:1" for i in range(len(rows))))
 
@@ -209,8 +210,11 @@ def _nodes_of(ranks: Sequence[int], *, waits: bool, hybrid: bool) -> list[str]:
     group_rank = environment.value(environment.GROUP_RANK)
     if local and group_rank and local * environment.count(environment.GROUP_WORLD_SIZE) == world:
         return [str(rank // local) for rank in ranks]
-    if not waits or not (hybrid or environment.value(NODES)) or not have_store():
+    if not (hybrid or environment.value(NODES)) or not have_store():
         return []
+    if not waits:
+        known = [_facts_of(rank).get("host", "") for rank in ranks]
+        return known if all(known) else []
     own = dist.get_rank()
     _publish(own, {"host": group_rank + _host()})
     return [facts["host"] for facts in _wait_for_fact(ranks, "host", "said which node it is on")]

@@ -17,6 +17,7 @@ from torch.distributed.algorithms._comm_hooks import default_hooks as torchs
 from torch.distributed.fsdp import ShardingStrategy
 
 from shardd.torch._job.job import job_of
+from shardd.torch._job.whole_matrices import refuse_hook
 from shardd.torch._units.flat_shard_param import Cut, FlatShardParam, cut_flat
 from shardd.torch._units.shard_group import calls_weakly
 
@@ -36,16 +37,16 @@ def register(wrappers: list[Any], state: Any, hook: Callable[..., Any]) -> None:
             raise AssertionError("A communication hook is already registered")
     if not callable(hook):
         raise ValueError(f"The communication hook must be callable but got {hook}")
+    replaces = [bool(unit.fsdp_params) and not _served(unit, state, hook) for unit in units]
+    refuse_hook(wrappers[0]._state, [unit for unit, own in zip(units, replaces) if own])
     compressed = _COMPRESSED.get(hook)
-    if compressed is not None and any(_served(unit, state, hook) for unit in units if unit.fsdp_params):
+    if compressed is not None and any(unit.fsdp_params and not own for unit, own in zip(units, replaces)):
         wrappers[0]._state._register_again()  # the dtype of the reduction is in the job's plan
-    for wrapper, unit in zip(wrappers, units):
-        unit.comm_hook = CommHook(wrapper, state, hook)
-        if not unit.fsdp_params:
-            continue
-        if not _served(unit, state, hook):
+    for wrapper, unit, own in zip(wrappers, units, replaces):
+        unit.comm_hook = CommHook(wrapper, state, hook, own)
+        if own:
             unit._set_gradient_hook(calls_weakly(unit.comm_hook.reduce), replaces=True)
-        elif compressed is not None:
+        elif compressed is not None and unit.fsdp_params:
             unit.mp_policy = dataclasses.replace(unit.mp_policy, reduce_dtype=compressed)
 
 
@@ -67,10 +68,13 @@ def _is_whole(unit: Any) -> bool:
 
 
 class CommHook:
-    """A hook of one unit. The unit owns it; it finds the model's job through the wrapper."""
+    """A hook of one unit. The unit owns it; it finds the model's job through the wrapper.
 
-    def __init__(self, wrapper: Any, state: Any, hook: Callable[..., Any]) -> None:
-        self.state, self.hook = state, hook
+    ``replaces``: it is called in the place of the daemon's reduction, which otherwise does the same.
+    """
+
+    def __init__(self, wrapper: Any, state: Any, hook: Callable[..., Any], replaces: bool) -> None:
+        self.state, self.hook, self.replaces = state, hook, replaces
         self._wrapper = wrapper
 
     def reduce(self, gradients: list[tuple[int, torch.Tensor]]) -> list[tuple[int, torch.Tensor]]:
@@ -100,17 +104,6 @@ class CommHook:
             first = members[0]
             sizes = [member._orig_size.numel() for member in members]
             cut = cut_flat(sizes, first.orig_dtype, first.param_dtype, *unit.shard_of())
-            for number, member in enumerate(members):
-                if (
-                    member.holder is None
-                    and not member.whole
-                    and cut.slice(number, sizes[number]).numel != member.numel
-                ):
-                    raise NotImplementedError(
-                        f'register_comm_hook: parameter "{member._name()}" is whole on one rank, as the daemon\'s Muon over several '
-                        "nodes asks for, and a hook leaves each rank an equal piece; leave the hook out, use HYBRID_SHARD, or "
-                        "give the parameter to another optimizer"
-                    )
             parts.append((members, cut))
         return parts
 

@@ -1,7 +1,7 @@
 """State dicts of any kind are loaded into a model with flat units.
 
 Loading needs no other rank, but where values are sharded, of which each rank gets its piece, one at a time: what is whole is
-cut here.
+cut here. LOCAL_STATE_DICT waits for the others where the load has to register the model first.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.distributed.fsdp import StateDictType
 from torch.distributed.tensor import DTensor
 
 from shardd.torch._job.job import job_of
+from shardd.torch._job.whole_matrices import register_matrices
 from shardd.torch._ranks.gather import piece_of_rows, whole_value
 from shardd.torch._state_dicts.flat_places import FlatPlace, group_of, places_of, uses_of
 from shardd.torch._state_dicts.flat_units import (
@@ -32,6 +33,11 @@ from shardd.torch._state_dicts.state_dict_type import settings_of
 from shardd.torch._units.names import clean_name, flat_owner
 
 __all__ = ["load"]
+
+_LOCAL = (
+    " LOCAL_STATE_DICT is for a model that is cut as the one that was saved, with the same optimizers: Muon of the daemon's, which "
+    "is built before the load, has whole matrices over nodes; or use SHARDED_STATE_DICT."
+)
 
 
 @torch.no_grad()
@@ -50,6 +56,9 @@ def load(
     root = state._find_root()
     states = states_below(root)
     mark([state])
+    kind = settings_of(state).state_dict_type
+    if kind == StateDictType.LOCAL_STATE_DICT and not shows_full_params(root):
+        register_matrices(root)  # each rank has saved the piece that the job gives it
     wraps = WRAPPED if WRAPPED[:-1] in module._modules else ""
     shows_full = shows_full_params(root)
     if not shows_full:
@@ -59,7 +68,6 @@ def load(
             state.loaded = True
         elif job.alive:
             job.open_write(module)
-    kind = settings_of(state).state_dict_type
     # A checkpoint wrapper that is a unit itself has given its part of the names to all keys already.
     below = prefix + (_CHECKPOINT_PREFIX if isinstance(module, ActivationWrapper) else "")
     clean = {clean_name(key): key for key in state_dict if key.startswith(prefix)}
@@ -104,7 +112,9 @@ def load(
         elif value.shape == param._orig_size:
             local.copy_(value.reshape(-1)[first : first + local.numel()])
         else:
-            errors.append(_size_mismatch(key, value, param))
+            errors.append(
+                _size_mismatch(key, value, param) + (_LOCAL if kind == StateDictType.LOCAL_STATE_DICT else "")
+            )
         _loaded(state_dict, key, place)
     for name, param in module._parameters.items():
         if param is not None and name.startswith("_flat_param"):

@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardd.torch._job.job_optimizer import steps_in_daemon
+from shardd.torch._job.whole_matrices import register_matrices
 from shardd.torch._ranks.gather import carrier, piece_of_rows, whole_value
 from shardd.torch._state_dicts.flat_places import group_of
 from shardd.torch._state_dicts.optim_state_dict_pieces import FlatState, Named, current_names, named_params
-from shardd.torch._state_dicts.state_dict_type import get_state_dict_type
+from shardd.torch._state_dicts.state_dict_type import flat_states, get_state_dict_type
 from shardd.torch._units.names import clean_name
 
 __all__ = ["optim_state_dict_to_load", "rekey_optim_state_dict"]
@@ -43,6 +44,8 @@ def optim_state_dict_to_load(
     if rank0_only is None:
         full = settings.state_dict_type == StateDictType.FULL_STATE_DICT
         rank0_only = full and getattr(settings.optim_state_dict_config, "rank0_only", False)
+    for root in dict.fromkeys(state._find_root() for state in flat_states(model)):
+        register_matrices(root)
     named = named_params(model)
     source = None
     if rank0_only and dist.get_world_size(group) > 1:

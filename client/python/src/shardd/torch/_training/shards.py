@@ -15,7 +15,8 @@ def shard_metadata(module: nn.Module | None = None, rank: int | None = None) -> 
     """Returns the shards that a rank has, one for each flat parameter of the model, in the order of the plan.
 
     rank: within the node's ranks of the job; None: this one. In layout ``flat`` all shards of a flat parameter are of one
-    size, and ``padding_numel`` of the elements are of no parameter. In layout ``dim0`` they are whole rows, and nothing is
+    size, and ``padding_numel`` of the elements are of no parameter; but where it has matrices of the daemon's Muon that are cut
+    over nodes, each of these is whole in one shard, and sizes differ. In layout ``dim0`` they are whole rows, and nothing is
     padding. ValueError where there is no such rank. Registers the model where it was not, on all ranks together.
     """
     job = registered_job(module)

@@ -30,6 +30,7 @@ __all__ = [
     "first_element",
     "from_job_order",
     "in_job_order",
+    "is_planned_as_trained",
     "rows_of",
     "shape_in_job",
     "shard_dim",
@@ -88,8 +89,16 @@ def shard_dim(fsdp_param: Any) -> int:
     return 0 if placement is None else int(placement.dim)
 
 
-def why_not_on_one_rank(fsdp_param: Any) -> str:
-    """Says why no rank can hold all of a parameter that is cut over nodes, which the daemon's Muon asks for; empty where one can."""
+def why_not_on_one_rank(fsdp_param: Any, in_rows: bool) -> str:
+    """Says why no rank can hold all of a parameter that is cut over nodes, which the daemon's Muon asks for; empty where one can.
+
+    ``in_rows``: the mesh has several rows of nodes, each with a copy.
+    """
+    if in_rows:
+        return (
+            "is cut over the nodes of a row of its mesh, other rows have copies, and the daemon's Muon is not served there; give "
+            'the mesh a row for each node (replicas), or one over the ranks of all nodes with layout="flat"'
+        )
     if getattr(fsdp_param, "fsdp_placement", None) is not None:
         return (
             "is a DTensor of which ranks of all nodes have rows, and the daemon's Muon updates what is whole on one of them; give "
@@ -100,7 +109,22 @@ def why_not_on_one_rank(fsdp_param: Any) -> str:
             "is in a FlatParameter of which ranks of all nodes have equal pieces, and the daemon's Muon updates what is whole on "
             "one of them; pass use_orig_params=True, or use HYBRID_SHARD"
         )
+    uses = getattr(fsdp_param, "uses", [])
+    if any(getattr(getattr(use.unit(), "comm_hook", None), "replaces", False) for use in uses):
+        return (
+            "is in a module with a communication hook, and a hook leaves each rank an equal piece where the daemon's Muon over "
+            "several nodes updates what is whole on one rank; leave the hook out"
+        )
     return ""
+
+
+def is_planned_as_trained(fsdp_param: Any, held: bool) -> bool:
+    """Whether a job plans gradients and optimizer state for a parameter. ``held``: an optimizer has it, so that it may be
+    unfrozen at any time."""
+    param = fsdp_param.sharded_param
+    if param.requires_grad or not held:
+        return bool(param.requires_grad)
+    return param.is_floating_point() and not hasattr(param, "_is_flat_param") and row_bytes(fsdp_param) is None
 
 
 def shape_in_job(fsdp_param: Any, shard_size: int) -> list[int]:
