@@ -83,7 +83,6 @@ void Core::Shutdown(const std::function<void()>& stop_listening, const MemoryWri
   };
   EndKeptEpochs(kCommits, abort, [](JobCore&) {});
   loop_.RunAndWait([this] {
-    for (auto& [name, entry] : jobs_) entry.CloseNow();
     ReviewJobs();  // what has come to its end by itself is nothing for the next daemon
     last_epochs_.LeaveJobs();
     for (auto& [name, entry] : jobs_) {
@@ -159,7 +158,7 @@ void Core::ReviewJobs() {
       }
     }
     if (job.closed()) {
-      for (const auto& pending : entry.batches.TakeAll()) {
+      for (const auto& pending : std::exchange(entry.batches, {})) {
         EndBatch(pending);
       }
       if (!entry.freed && job.committed().version() > 1) {

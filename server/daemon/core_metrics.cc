@@ -83,11 +83,9 @@ void Core::GetMetrics(const Caller& caller, Done<v1::GetMetricsResponse> done) {
       job.view().DescribeMetrics(described);
       job.memory_account().Describe(described->mutable_memory());
     }
-    take_ups_.List([&](const Tenant& owner, const v1::Job& job, const TakeUps::Claim& claim) {
+    take_ups_.List([&](const Tenant& owner, const v1::Job& job) {
       if (jobs_.contains({owner.uid, job.name()})) return;
-      v1::UserQuota& quota = quotas[owner.uid];
-      quota.set_jobs(quota.jobs() + 1);
-      quota.set_planned_bytes(quota.planned_bytes() + claim.quota_bytes);
+      quotas[owner.uid].set_jobs(quotas[owner.uid].jobs() + 1);
       if (caller.MaySee(owner)) *response.add_jobs() = MetricsOf(job);
     });
     for (auto& [uid, quota] : quotas) {
