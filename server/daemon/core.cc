@@ -83,6 +83,7 @@ void Core::Shutdown(const std::function<void()>& stop_listening, const MemoryWri
   };
   EndKeptEpochs(kCommits, abort, [](JobCore&) {});
   loop_.RunAndWait([this] {
+    for (auto& [name, entry] : jobs_) entry.CloseNow();
     ReviewJobs();  // what has come to its end by itself is nothing for the next daemon
     last_epochs_.LeaveJobs();
     for (auto& [name, entry] : jobs_) {
@@ -158,7 +159,7 @@ void Core::ReviewJobs() {
       }
     }
     if (job.closed()) {
-      for (const auto& pending : std::exchange(entry.batches, {})) {
+      for (const auto& pending : entry.batches.TakeAll()) {
         EndBatch(pending);
       }
       if (!entry.freed && job.committed().version() > 1) {

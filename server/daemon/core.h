@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -29,6 +28,7 @@
 #include "server/device/devices.h"
 #include "server/job/job_core.h"
 #include "server/loop/core_loop.h"
+#include "server/loop/turn_line.h"
 #include "server/observe/events.h"
 #include "server/tenant/tenant.h"
 #include "server/turns/turn_queue.h"
@@ -135,9 +135,11 @@ class Core final : public JobsSource {
   // A name is one user's: others have theirs beside it.
   using JobName = std::pair<uint32_t, std::string>;
   struct PendingBatch;
+  // What is to end on all nodes (core_close.cc).
+  struct Closing;
   struct Entry {
     std::shared_ptr<JobCore> job;
-    std::deque<std::shared_ptr<PendingBatch>> batches;  // of its sessions' streams, in turn
+    TurnLine<std::shared_ptr<PendingBatch>> batches;  // of its sessions' streams
     // Of the loop's time; what a turn took too much is taken from those that follow.
     absl::Duration credit;
     bool used_turn = false;                           // of the loop, in the last round
@@ -147,8 +149,12 @@ class Core final : public JobsSource {
     bool freed = false;  // its ranks may still come
     // Of what waits to take the job's place, while that is in memory. The larger of the two counts: the other one goes.
     std::weak_ptr<const ShardPlan> made;
-    absl::Time extended = absl::InfinitePast();      // when the job took another's place, whose links it makes anew
+    std::shared_ptr<Closing> closing;  // waits; others that are to end the job wait with it
+    absl::Time links_anew =
+        absl::InfinitePast();  // when it took another's place, or was taken up: others may hear nothing yet
     int64_t QuotaBytes(const Device& device) const;  // (core_make.cc)
+    // What waits to end the job ends it: another daemon is not to go on with it (core_close.cc).
+    void CloseNow();
   };
 
   // A job that the daemon before has left (core_take_up.cc).
@@ -159,10 +165,20 @@ class Core final : public JobsSource {
                                                      const v1::OpenJobRequest& request, bool create);
   void ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequest& request,
                         Done<v1::ExtendJobResponse> done);
+  // What jobs have been promised, those that are being taken up among them.
+  struct Promised {
+    int jobs_of_uid = 0;
+    int64_t bytes_of_uid = 0;    // as its quota counts them
+    int64_t reserved_bytes = 0;  // of the host, and not there yet
+    int64_t taken_up_bytes = 0;  // of the daemon before
+    int64_t claimed_bytes = 0;   // of the host, by jobs that are being taken up, whether there or not
+    // ABORTED where a job did not get what it may get when others have been taken up.
+    absl::Status Refusal(const absl::Status& status) const;
+  };
+  // (core_make.cc) `job` is none of the uid's; null: all are. On the loop.
+  Promised PromisedBeside(const JobCore* job, uint32_t uid) const;
   // What takes a job's place, made beside it (core_extend.cc).
   struct Extending;
-  // What is to end on all nodes (core_close.cc).
-  struct Closing;
   // The node `as` trains more already: so does this one. Any thread.
   void WidenJob(uint64_t id, int as, std::shared_ptr<const Extension> extension);
   // (core_make.cc) Allocates slabs and journal; `reserved_bytes` of memory are promised to others. `extends`: it takes

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/daemon/core.h"
@@ -14,7 +15,8 @@ namespace shardd {
 namespace {
 
 constexpr absl::Duration kLookAgain = absl::Milliseconds(20);
-// The links of a job that has taken another's place are up by then, or a node is lost, whose ranks hear it later.
+// The links of a job that has taken another's place, or was taken up, are up by then, or a node is lost, whose ranks
+// hear it later.
 constexpr absl::Duration kLinksAreUp = absl::Seconds(30);
 // What all nodes had made has been decided by then, or given up.
 constexpr absl::Duration kIsDecided = absl::Seconds(1);
@@ -27,24 +29,40 @@ struct Core::Closing {
   Core* core = nullptr;
   uint64_t job_id = 0;  // or what goes on in its place when others hear
   std::string why;
-  std::function<void()> done;
-  absl::Time until;       // others may not be there
-  absl::Time not_before;  // where this node has taken back what it had made
+  std::vector<std::function<void()>> done;
+  absl::Time until;                              // others may not be there
+  absl::Time not_before = absl::InfinitePast();  // where this node has taken back what it had made
 
-  void Try() {
-    if (JobCore* const job = core->FindJob(core->freed_.Newest(job_id)); job != nullptr) {
-      const absl::Time now = MonotonicNow();
-      if (job->nodes().over_nodes() && now < until && !OthersHear(*core->FindEntryOf(*job), now)) {
-        core->loop_.AddTimer(now + kLookAgain, [again = *this]() mutable { again.Try(); });
-        return;
-      }
-      job->Close(why, JobCore::CloseOn::kAllNodes);
-      core->ReviewJobs();
+  // Whoever else is to end the job meanwhile waits with the first one, however many these are.
+  static void Begin(Core* core, const JobCore& job, std::string why, std::function<void()> done) {
+    Entry& entry = *core->FindEntryOf(job);
+    if (entry.closing != nullptr) {
+      entry.closing->done.push_back(std::move(done));
+      return;
     }
-    done();
+    entry.closing = std::make_shared<Closing>(
+        Closing{core, job.identity().id, std::move(why), {std::move(done)}, MonotonicNow() + kLinksAreUp});
+    Try(entry.closing);
   }
 
  private:
+  // By value: its entry lets go of it meanwhile.
+  static void Try(std::shared_ptr<Closing> closing) {
+    Core* const core = closing->core;
+    if (JobCore* const job = core->FindJob(core->freed_.Newest(closing->job_id)); job != nullptr) {
+      const absl::Time now = MonotonicNow();
+      Entry& entry = *core->FindEntryOf(*job);
+      if (job->nodes().over_nodes() && now < closing->until && !closing->OthersHear(entry, now)) {
+        core->loop_.AddTimer(now + kLookAgain, [closing] { Try(closing); });
+        return;
+      }
+      entry.closing = nullptr;
+      job->Close(closing->why, JobCore::CloseOn::kAllNodes);
+      core->ReviewJobs();
+    }
+    for (const auto& done : closing->done) done();
+  }
+
   bool OthersHear(const Entry& entry, absl::Time now) {
     JobCore& job = *entry.job;
     if (job.extensions().has_built()) {  // all nodes may have said that they have, too
@@ -53,10 +71,17 @@ struct Core::Closing {
       return false;
     }
     if (now < not_before || job.extensions().decided() || job.extensions().widens()) return false;
-    const bool links_are_new = now < entry.extended + kLinksAreUp || not_before > absl::InfinitePast();
+    const bool links_are_new = now < entry.links_anew + kLinksAreUp || not_before > absl::InfinitePast();
     return !links_are_new || job.nodes().others().AreReached();
   }
 };
+
+void Core::Entry::CloseNow() {
+  const std::shared_ptr<Closing> waits = std::exchange(closing, nullptr);
+  if (waits == nullptr) return;
+  job->Close(waits->why, JobCore::CloseOn::kAllNodes);
+  for (const auto& done : std::exchange(waits->done, {})) done();
+}
 
 void Core::CloseJob(PeerCredentials peer, const JobSecret& secret, bool is_admin, uint64_t job_id,
                     std::function<void(absl::Status)> done) {
@@ -74,13 +99,7 @@ void Core::CloseJob(PeerCredentials peer, const JobSecret& secret, bool is_admin
                       ? SecretRefused(what, caller.tenant)
                       : absl::PermissionDeniedError(absl::StrCat(what, ": it belongs to another user")));
     }
-    Closing{this,
-            identity.id,
-            absl::StrCat("closed by pid ", peer.pid),
-            [done] { done(absl::OkStatus()); },
-            MonotonicNow() + kLinksAreUp,
-            absl::InfinitePast()}
-        .Try();
+    Closing::Begin(this, *job, absl::StrCat("closed by pid ", peer.pid), [done] { done(absl::OkStatus()); });
   });
 }
 
@@ -103,14 +122,8 @@ void Core::CloseJobByName(const Caller& caller, const v1::JobRef& job, Done<v1::
       return;
     }
     response.set_existed(true);
-    const JobIdentity& identity = (*found)->identity();
-    Closing{this,
-            identity.id,
-            absl::StrCat("closed by uid ", caller.tenant.uid),
-            [done, response] { done(response); },
-            MonotonicNow() + kLinksAreUp,
-            absl::InfinitePast()}
-        .Try();
+    Closing::Begin(this, **found, absl::StrCat("closed by uid ", caller.tenant.uid),
+                   [done, response] { done(response); });
   });
 }
 

@@ -139,9 +139,9 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
     done(job.status());
     return;
   }
-  // Jobs that are being taken up: as where a job is opened, quotas and free memory do not tell what those take. Nothing
-  // has ended that this rank could attach to again, so its call waits.
-  if (!take_ups_.CheckAny("extend job").ok()) {
+  // As where a job is opened: it is not known yet what others claim. Nothing has ended that this rank could attach to
+  // again, so its call waits.
+  if (!take_ups_.CheckClaims("extend job").ok()) {
     loop_.Post([this, again = [this, peer, request, done = std::move(done)] {
       ExtendJobOnSetup(peer, request, done);
     }] { loop_.AddTimer(MonotonicNow() + kAskAgain, [this, again] { join_.Post(again); }); });
@@ -196,23 +196,17 @@ absl::StatusOr<std::shared_ptr<JobCore::Init>> Core::Extending::Make() const {
     return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
   }
   struct Found {
-    int64_t reserved_bytes = 0;
-    int64_t bytes_of_uid = 0;
+    Promised promised;
     uint64_t new_id = 0;
     CommittedFacts committed;
   };
   const auto ended = [&] { return absl::AbortedError(absl::StrCat(what, ": the epoch has ended")); };
   SHARDD_ASSIGN_OR_RETURN(Found found, core->OnLoop<Found>([&]() -> absl::StatusOr<Found> {
     if (!goes_on()) return ended();
-    // Where other nodes are met before those have ended; who asks has waited for them.
-    if (job->extensions().widens()) SHARDD_RETURN_IF_ERROR(core->take_ups_.CheckAny(what));
+    // Where other nodes are met before those are known; who asks has waited for them.
+    if (job->extensions().widens()) SHARDD_RETURN_IF_ERROR(core->take_ups_.CheckClaims(what));
     Found result;
-    for (const auto& [name, entry] : core->jobs_) {
-      result.reserved_bytes += entry.job->memory_account().reserved_bytes();
-      if (entry.job->identity().owner.uid == job->identity().owner.uid && entry.job != job) {
-        result.bytes_of_uid += entry.QuotaBytes(*core->devices_.front());
-      }
-    }
+    result.promised = core->PromisedBeside(job.get(), job->identity().owner.uid);
     result.new_id = core->next_job_id_++;
     result.committed = job->committed_facts();
     return result;
@@ -226,16 +220,18 @@ absl::StatusOr<std::shared_ptr<JobCore::Init>> Core::Extending::Make() const {
       !served.ok()) {
     return failed(served);
   }
-  if (absl::Status status = CheckByteQuota("memory", core->options_.max_bytes_per_uid, job->identity().owner.uid,
-                                           found.bytes_of_uid, QuotaBytesOf(extension->plan, *core->devices_.front()));
+  if (absl::Status status =
+          CheckByteQuota("memory", core->options_.max_bytes_per_uid, job->identity().owner.uid,
+                         found.promised.bytes_of_uid, QuotaBytesOf(extension->plan, *core->devices_.front()));
       !status.ok()) {
     return failed(status);
   }
   absl::StatusOr<JobCore::Init> made =
-      core->MakeInit(found.new_id, job->identity().owner, extension->spec, extension->plan, found.reserved_bytes,
+      core->MakeInit(found.new_id, job->identity().owner, extension->spec, extension->plan,
+                     found.promised.reserved_bytes + found.promised.claimed_bytes,
                      /*extends=*/true, job->nodes().node(), job->identity().link_key);
   if (!made.ok()) {
-    return failed(made.status());
+    return failed(found.promised.Refusal(made.status()));
   }
   // What comes to nothing is freed where that keeps nobody waiting.
   std::shared_ptr<JobCore::Init> init(new JobCore::Init(*std::move(made)), [core = core, id = found.new_id](auto* of) {
@@ -279,7 +275,7 @@ absl::Status Core::Extending::TakePlace(JobCore::Init* init, bool decided) const
   it->second.job = core->MakeJob(std::move(*init));
   job->EndCustody();  // last: a daemon that is killed before leaves two, of which the later one counts
   it->second.empty_since = absl::InfiniteFuture();
-  it->second.extended = MonotonicNow();
+  it->second.links_anew = MonotonicNow();
   core->freed_.Replace(job->identity().id, it->second.job->identity().id);
   job->Close(absl::StrCat("it goes on with more to train: ", extension->what), JobCore::CloseOn::kReplaced);
   it->second.job->StartNodes();

@@ -52,7 +52,7 @@ void AnswerOthersGradients(Core* core, PeerCredentials peer, v1::OthersGradients
       *answer = std::move(response);
     };
     pending->done = [answer, done] { done(std::move(*answer)); };
-    entry->batches.push_back(std::move(pending));
+    entry->batches.Add(std::move(pending));
   });
 }
 

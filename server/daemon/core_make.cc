@@ -86,12 +86,34 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
   init.copier = &copier_;
   init.devices.memory_worker = CoreLoop::MakeQueue("job memory");
   init.events = &events_;
-  init.reserved_by_all = [this] {
-    int64_t bytes = 0;
-    for (const auto& [name, entry] : jobs_) bytes += entry.job->memory_account().reserved_bytes();
-    return bytes;
-  };
+  init.reserved_by_all = [this, uid = owner.uid] { return PromisedBeside(nullptr, uid).reserved_bytes; };
   return init;
+}
+
+absl::Status Core::Promised::Refusal(const absl::Status& status) const {
+  if (claimed_bytes == 0 || !absl::IsResourceExhausted(status)) return status;
+  return absl::AbortedError(absl::StrCat(status.message(),
+                                         "; jobs of the daemon before are being taken up, which claim ", claimed_bytes,
+                                         " bytes, some of them twice until they are there; try again"));
+}
+
+Core::Promised Core::PromisedBeside(const JobCore* job, uint32_t uid) const {
+  Promised promised;
+  for (const auto& [name, entry] : jobs_) {
+    promised.reserved_bytes += entry.job->memory_account().reserved_bytes();
+    promised.taken_up_bytes += entry.job->memory().taken_up_bytes();
+    if (name.first != uid || entry.job.get() == job) continue;
+    ++promised.jobs_of_uid;
+    promised.bytes_of_uid += entry.QuotaBytes(*devices_.front());
+  }
+  take_ups_.List([&](const Tenant& owner, const v1::Job& taken, const TakeUps::Claim& claim) {
+    if (jobs_.contains({owner.uid, taken.name()})) return;  // it has just been
+    promised.claimed_bytes += claim.planned_bytes;
+    if (owner.uid != uid) return;
+    ++promised.jobs_of_uid;
+    promised.bytes_of_uid += claim.quota_bytes;
+  });
+  return promised;
 }
 
 std::vector<std::pair<Device*, int>> Core::HostDevices(int world_size) {

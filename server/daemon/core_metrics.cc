@@ -83,9 +83,11 @@ void Core::GetMetrics(const Caller& caller, Done<v1::GetMetricsResponse> done) {
       job.view().DescribeMetrics(described);
       job.memory_account().Describe(described->mutable_memory());
     }
-    take_ups_.List([&](const Tenant& owner, const v1::Job& job) {
+    take_ups_.List([&](const Tenant& owner, const v1::Job& job, const TakeUps::Claim& claim) {
       if (jobs_.contains({owner.uid, job.name()})) return;
-      quotas[owner.uid].set_jobs(quotas[owner.uid].jobs() + 1);
+      v1::UserQuota& quota = quotas[owner.uid];
+      quota.set_jobs(quota.jobs() + 1);
+      quota.set_planned_bytes(quota.planned_bytes() + claim.quota_bytes);
       if (caller.MaySee(owner)) *response.add_jobs() = MetricsOf(job);
     });
     for (auto& [uid, quota] : quotas) {

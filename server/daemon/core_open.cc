@@ -181,11 +181,8 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   struct Found {
     bool exists = false;
     std::shared_ptr<JobCore> other;  // of this name, with another plan
-    int64_t reserved_bytes = 0;      // promised to other jobs and not there yet
-    int64_t taken_up_bytes = 0;      // of other jobs
+    Promised promised;
     v1::OpenJobResponse response;
-    int jobs_of_uid = 0;
-    int64_t bytes_of_uid = 0;
     uint64_t new_id = 0;
   };
   auto fill = [&](const JobCore& job, v1::OpenJobResponse* response) {
@@ -210,19 +207,14 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
       Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
         Found result;
         ReviewJobs();
-        for (const auto& [job_name, entry] : jobs_) {
-          result.reserved_bytes += entry.job->memory_account().reserved_bytes();
-          result.taken_up_bytes += entry.job->memory().taken_up_bytes();
-          if (entry.job->identity().owner.uid == peer.uid) {
-            ++result.jobs_of_uid;
-            result.bytes_of_uid += entry.QuotaBytes(*devices_.front());
-          }
-        }
         auto it = jobs_.find({peer.uid, name});
         if (last_epochs_.begun() && (it == jobs_.end() || !last_epochs_.MayCome(*it->second.job))) {
           return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
         }
         if (it == jobs_.end()) {
+          // A job that is taken up is counted without a gap: it is among the others before it is none of those.
+          SHARDD_RETURN_IF_ERROR(take_ups_.CheckClaims(what));
+          result.promised = PromisedBeside(nullptr, peer.uid);
           result.new_id = next_job_id_++;
           return result;
         }
@@ -278,28 +270,29 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   if (!create) {
     return absl::NotFoundError(absl::StrCat(what, ": not there yet"));
   }
-  SHARDD_RETURN_IF_ERROR(take_ups_.CheckAny(what));  // quotas and free memory do not tell what those take
   const int64_t bytes = QuotaBytesOf(*plan, *devices_.front());
-  if (found.jobs_of_uid >= options_.max_jobs_per_uid) {
+  const Promised& promised = found.promised;
+  if (promised.jobs_of_uid >= options_.max_jobs_per_uid) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(what, ": too many jobs of uid ", peer.uid, " (got ", found.jobs_of_uid + 1, ", want at most ",
+        absl::StrCat(what, ": too many jobs of uid ", peer.uid, " (got ", promised.jobs_of_uid + 1, ", want at most ",
                      options_.max_jobs_per_uid, "); close one or raise --max_jobs_per_uid"));
   }
-  SHARDD_RETURN_IF_ERROR(CheckByteQuota(what, options_.max_bytes_per_uid, peer.uid, found.bytes_of_uid, bytes));
+  SHARDD_RETURN_IF_ERROR(CheckByteQuota(what, options_.max_bytes_per_uid, peer.uid, promised.bytes_of_uid, bytes));
+  int64_t reserved_bytes = promised.reserved_bytes + promised.claimed_bytes;
   if (const absl::StatusOr<MemoryLimits> limits = GetMemoryLimits(); limits.ok() && limits->of_own_cgroup) {
-    found.reserved_bytes += found.taken_up_bytes;  // charged to the daemon before, and to whatever is around both
+    reserved_bytes += promised.taken_up_bytes;  // charged to the daemon before, and to whatever is around both
   }
   SHARDD_ASSIGN_OR_RETURN(std::string link_key, secret.LinkKey(name));
-  SHARDD_ASSIGN_OR_RETURN(JobCore::Init init,
-                          MakeInit(found.new_id, caller, spec, *std::move(plan), found.reserved_bytes,
-                                   /*extends=*/false, request.node(), std::move(link_key)));
+  absl::StatusOr<JobCore::Init> init = MakeInit(found.new_id, caller, spec, *std::move(plan), reserved_bytes,
+                                                /*extends=*/false, request.node(), std::move(link_key));
+  if (!init.ok()) return promised.Refusal(init.status());
   return OnLoop<v1::OpenJobResponse>([&]() -> absl::StatusOr<v1::OpenJobResponse> {
     Entry entry;
     if (const v1::LostJob* lost = freed_.Find(name, caller); lost != nullptr) {
-      init.lost = *lost;
+      init->lost = *lost;
     }
     entry.launcher = std::move(launcher);
-    entry.job = MakeJob(std::move(init));
+    entry.job = MakeJob(*std::move(init));
     entry.job->StartNodes();
     for (const EarlyRefusals::Refusal& refusal : early_refusals_.Take(name, caller, MonotonicNow())) {
       entry.job->RankAnswered(refusal.rank, refusal.status, refusal.ticks);

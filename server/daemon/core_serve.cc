@@ -79,16 +79,12 @@ void Core::AddBatch(const std::shared_ptr<PendingBatch>& pending) {
     EndBatch(pending);
     return;
   }
-  entry->batches.push_back(pending);
+  entry->batches.Add(pending);
 }
 
 bool Core::ExecuteBatches(Entry& entry, absl::Time until) {
-  bool found = false;
-  // Each once at most: one that goes on does so behind the others.
-  for (size_t left = entry.batches.size(); left > 0 && (!found || MonotonicNow() < until); --left) {
-    found = true;
-    const std::shared_ptr<PendingBatch> pending = std::move(entry.batches.front());
-    entry.batches.pop_front();
+  // One that goes on does so behind the others.
+  return entry.batches.Take(until, [&](const std::shared_ptr<PendingBatch>& pending) {
     JobCore* job = nullptr;
     Session* session = pending->ask != nullptr ? FindSession(pending->session_id, &job)
                                                : FindSessionOf(pending->session_id, *pending->stream, &job);
@@ -107,10 +103,9 @@ bool Core::ExecuteBatches(Entry& entry, absl::Time until) {
     } else if (session->held) {
       session->when_released.push_back([this, pending] { AddBatch(pending); });
     } else {
-      entry.batches.push_back(pending);
+      entry.batches.Add(pending);
     }
-  }
-  return found;
+  });
 }
 
 void Core::EndBatch(const std::shared_ptr<PendingBatch>& pending) {

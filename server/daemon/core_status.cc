@@ -62,9 +62,10 @@ void Core::ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) {
         descriptions.push_back(entry.job->view().Describe(response.add_jobs()));
       }
     }
-    take_ups_.List([&](const Tenant& owner, const v1::Job& job) {  // behind those that are described
-      if (caller.MaySee(owner) && !jobs_.contains({owner.uid, job.name()})) *response.add_jobs() = job;
-    });
+    take_ups_.List(
+        [&](const Tenant& owner, const v1::Job& job, const TakeUps::Claim&) {  // behind those that are described
+          if (caller.MaySee(owner) && !jobs_.contains({owner.uid, job.name()})) *response.add_jobs() = job;
+        });
     status_.Post(
         [response = std::move(response), descriptions = std::move(descriptions), done = std::move(done)]() mutable {
           for (size_t i = 0; i < descriptions.size(); ++i) {

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
+#include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/loop/monotonic_now.h"
 #include "server/observe/log.h"
@@ -49,10 +50,16 @@ struct Core::TakingUp {
   std::optional<LeftJob> left = std::nullopt;
   std::string lacks = "";                     // what was short last
   absl::Time until = absl::InfiniteFuture();  // it is tried again
+  // As far as its record says that.
+  std::string name = "";
+  Tenant owner = {};
+  bool is_loss = false;  // if it is not taken up: no other node has it, and something was committed, or nobody knows
+  int64_t step = 0;
 
   absl::StatusOr<TakeUps::Next> Advance(const TakeUpOn& on);  // TakeUps::TakeUp::advance
   absl::Status Add(TakenUpJob taken);
   void End(const absl::Status& status);  // it was taken up, or why never
+  v1::LostJob Lost(const absl::Status& status) const;
   void Describe();
 };
 
@@ -113,6 +120,7 @@ absl::Status Core::TakingUp::Add(TakenUpJob taken) {
       }
       entry = Entry();
       entry.job = core->MakeJob(*std::move(init));
+      entry.links_anew = MonotonicNow();
       entry.job->StartNodes();
       entry.job->Advance();  // its shards may be made of the snapshot
     });
@@ -127,11 +135,28 @@ void Core::TakingUp::End(const absl::Status& status) {
   } else if (!status.ok() && !absl::IsCancelled(status)) {
     LogError(absl::StrCat("job ", id, " of the daemon before is not taken up, and its memory is freed after ",
                           absl::FormatDuration(kKeepRefused), ": ", status.message()));
-    core->loop_.RunAndWait([core = core, id = id] {
-      core->loop_.AddTimer(MonotonicNow() + kKeepRefused,
+    core->loop_.RunAndWait([&, core = core, id = id] {
+      const absl::Time now = MonotonicNow();
+      core->loop_.AddTimer(now + kKeepRefused,
                            [core, id] { core->reaper_.Post([core, id] { core->custody_.Drop(id); }); });
+      // Who comes to a job of that name is not to begin anew as if nothing had been.
+      if (is_loss) core->freed_.Add(name, owner, Lost(status), now);
     });
   }
+}
+
+v1::LostJob Core::TakingUp::Lost(const absl::Status& status) const {
+  v1::LostJob lost;
+  lost.set_committed_step(step);
+  lost.set_freed_unix_ms(absl::ToUnixMillis(absl::Now()));
+  lost.set_text(
+      absl::StrCat("the job of this name", step > 0 ? absl::StrCat(" had ", step, " committed steps and") : "",
+                   " was left by the daemon before, and this daemon could not go on with it: ", status.message(),
+                   ". Its memory is kept until ",
+                   absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now() + kKeepRefused, absl::UTCTimeZone()),
+                   "; a daemon that can go on with it takes it up, if the job that has its name now is closed first "
+                   "(shardctl close)"));
+  return lost;
 }
 
 void Core::TakingUp::Describe() {
@@ -154,7 +179,10 @@ void Core::TakingUp::Describe() {
   known.mutable_counters();
   known.set_created_unix_ms(absl::ToUnixMillis(core->start_time_));
   known.set_plan_digest(absl::BytesToHexString(taken.plan.digest));
-  core->take_ups_.Describe(OwnerOf(taken.job), std::move(known));
+  step = header.step;
+  is_loss = header.version > 1 && (taken.plan.nodes() == 1 || taken.plan.cut_over_nodes);
+  core->take_ups_.Describe(OwnerOf(taken.job), std::move(known),
+                           {QuotaBytesOf(taken.plan, *core->devices_.front()), left->planned_bytes()});
 }
 
 absl::Status Core::TakeUp() {
@@ -183,6 +211,11 @@ absl::Status Core::TakeUp() {
     const bool is_first = on_gpus || !jobs[i].ok() || of_nodes.contains(name_of(*jobs[i]));
     std::vector<TakeUps::TakeUp>& group = is_first ? first : beside[name_of(*jobs[i])];
     auto job = std::make_shared<TakingUp>(TakingUp{this, left[i].first, std::move(left[i].second)});
+    if (jobs[i].ok()) {
+      job->name = jobs[i]->spec().name();
+      job->owner = OwnerOf(*jobs[i]);
+      job->is_loss = !jobs[i]->spec().config().has_nodes();
+    }
     // What GPUs have too little room for is not for all to wait for.
     if (on_gpus) job->until = absl::InfinitePast();
     group.push_back({left[i].first, [on, job] { return job->Advance(*on); }});

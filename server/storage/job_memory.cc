@@ -143,33 +143,39 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::TakeUp(const ShardPlan& pl
   return Make(plan, job, /*reserved_bytes=*/0, place, /*extends=*/false, /*outlives=*/true, std::move(kept), slabs);
 }
 
+int64_t PlannedHostBytes(const ShardPlan& plan, const SlabPlace& place, bool outlives) {
+  const MemoryPlan& want = plan.memory;
+  const bool on_host = place.memory == nullptr;
+  int64_t bytes = want.journal_bytes + HostSessionBytes(plan, place) * static_cast<int64_t>(plan.world_size) +
+                  PromisedUndoBytes(plan, place);
+  if (outlives) bytes += TakeUpLog::SizeBytes(TakeUpLog::SizesFor(plan));
+  if (on_host || IsOffloaded(plan)) {
+    bytes += want.held_shards_bytes + want.held_gradients_bytes + want.held_optimizer_bytes +
+             want.held_parameters_bytes + want.held_kept_bytes;
+  }
+  if (on_host) {
+    bytes += want.unsharded_pool_bytes + want.gradient_staging_bytes + want.node_receive_bytes + want.workspace_bytes;
+  }
+  return bytes;
+}
+
 absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan, const std::string& job,
                                                            int64_t reserved_bytes, const SlabPlace& place, bool extends,
                                                            bool outlives, Kept kept, const CustodySlabs& slabs) {
   const MemoryPlan& want = plan.memory;
   const bool on_host = place.memory == nullptr;
   const bool offloaded = !on_host && IsOffloaded(plan);
-  int64_t host_bytes = want.journal_bytes + HostSessionBytes(plan, place) * static_cast<int64_t>(plan.world_size);
-  if (outlives) host_bytes += TakeUpLog::SizeBytes(TakeUpLog::SizesFor(plan));
-  if (on_host || offloaded) {
-    host_bytes += want.held_shards_bytes + want.held_gradients_bytes + want.held_optimizer_bytes +
-                  want.held_parameters_bytes + want.held_kept_bytes;
-  }
-  if (on_host) {
-    host_bytes +=
-        want.unsharded_pool_bytes + want.gradient_staging_bytes + want.node_receive_bytes + want.workspace_bytes;
-  }
-  const int64_t undo = PromisedUndoBytes(plan, place);
   const bool takes_up = !kept.empty();
   absl::Status status;
   if (!takes_up) {  // what another daemon has left is there
     SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits());
-    status = CheckMemory(limits, host_bytes + undo + reserved_bytes);
+    status = CheckMemory(limits, PlannedHostBytes(plan, place, outlives) + reserved_bytes);
   }
   if (!status.ok()) {
     return absl::Status(status.code(),
-                        absl::StrCat("open job \"", job, "\": ", status.message(), " (counted: the job's plan, ", undo,
-                                     " bytes for the undo of a writeback, ", reserved_bytes, " promised to others)"));
+                        absl::StrCat("open job \"", job, "\": ", status.message(), " (counted: the job's plan, ",
+                                     PromisedUndoBytes(plan, place), " bytes for the undo of a writeback, ",
+                                     reserved_bytes, " promised to others)"));
   }
   std::unique_ptr<JobMemory> memory(new JobMemory(place));
   struct Purpose {

@@ -44,6 +44,9 @@ inline int64_t PromisedUndoBytes(const ShardPlan& plan, const SlabPlace& place) 
 // where those lie on a device.
 int64_t HostSessionBytes(const ShardPlan& plan, const SlabPlace& place);
 
+// Bytes of the host that a job's plan takes, sessions and promises included. `outlives`: the daemon.
+int64_t PlannedHostBytes(const ShardPlan& plan, const SlabPlace& place, bool outlives);
+
 // UNIMPLEMENTED, naming what of `plan` is not served where slabs lie on a device with this memory.
 absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan);
 

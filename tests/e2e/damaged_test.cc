@@ -105,6 +105,15 @@ class Damaged : public DaemonDeath {
     for (const auto& [inode, path] : its_) EXPECT_TRUE(held.contains(inode)) << NameOf(path);
   }
 
+  // What a new job of its name says that there was.
+  std::string LostToWhoeverComes() {
+    const Args args = Training(1).With(kTrained).With({{"pause", "end@1"}});
+    std::vector<Child> ranks = StartRanks(args);
+    for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "end", rank);
+    for (Child& rank : ranks) rank.Kill(SIGKILL);
+    return Job(kDamaged).lost().text();
+  }
+
   std::vector<Child> its_ranks_;
   Held its_;
 };
@@ -114,6 +123,7 @@ struct Damage {
   const char* memory;
   size_t (*offset)(const Kept& memory);
   const char* why;
+  bool is_known;  // whose it is
 };
 
 class DamagedMemory : public Damaged, public ::testing::WithParamInterface<Damage> {};
@@ -132,6 +142,13 @@ TEST_P(DamagedMemory, IsNamedAndKeptWhileOtherJobsGoOn) {
   for (Child& rank : its_ranks_) rank.Kill(SIGKILL);
   ExpectUndisturbed(other, others);
   ExpectNamedAndKept(GetParam().why);
+  const std::string lost = LostToWhoeverComes();
+  if (GetParam().is_known) {
+    EXPECT_TRUE(absl::StrContains(lost, "could not go on with it")) << lost;
+    EXPECT_TRUE(absl::StrContains(lost, GetParam().why)) << lost;
+  } else {
+    EXPECT_EQ(lost, "") << "nobody knows its name";
+  }
 }
 
 // Of the place that has the record of the last step, the second one.
@@ -140,8 +157,9 @@ size_t InDescription(const Kept& /*job*/) { return 12; }
 
 INSTANTIATE_TEST_SUITE_P(Bytes, DamagedMemory,
                          ::testing::Values(Damage{"InItsJournal", "journal", InLastRecord,
-                                                  "\"damaged\": journal: no record of step 5"},
-                                           Damage{"InItsDescription", "job", InDescription, "\"job\" is not valid"}),
+                                                  "\"damaged\": journal: no record of step 5", true},
+                                           Damage{"InItsDescription", "job", InDescription, "\"job\" is not valid",
+                                                  false}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // The one before it, and the journal, say as much.

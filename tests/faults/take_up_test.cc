@@ -191,6 +191,23 @@ TEST_F(TakeUpUnderStress, OnAFullDiskNothingIsLost) {
   umount2("/dev/shm", MNT_DETACH);  // so that what lies under it is removed
 }
 
+// Nobody else waits for it, and what it will have is its user's and the machine's already.
+TEST_F(TakeUpUnderStress, NewJobsOpenBesideItWithinTheQuota) {
+  flags_ = {"--max_jobs_per_uid=2"};
+  ASSERT_NO_FATAL_FAILURE(StartInTheMidst());
+  RawClient client(socket());
+  const auto second = client.Open(SpecOf({{"name", "second"}}));
+  const absl::Status third = client.Open(SpecOf({{"name", "third"}})).status();
+  ASSERT_EQ(Job("large").state(), v1::JOB_STATE_TAKING_UP) << "the update was too fast";
+  ASSERT_TRUE(second.ok()) << second.status();
+  ExpectStatus(third, absl::StatusCode::kResourceExhausted, "(got 3, want at most 2)");
+  ASSERT_TRUE(IsTakenUp());
+  ExpectStatus(client.Open(SpecOf({{"name", "third"}})).status(), absl::StatusCode::kResourceExhausted,
+               "(got 3, want at most 2)");
+  ASSERT_TRUE(client.Close(second->job_id()).ok());
+  EXPECT_TRUE(client.Open(SpecOf({{"name", "third"}})).ok()) << "it was counted once";
+}
+
 TEST_F(TakeUpUnderStress, MetricsHaveTheJob) {
   ASSERT_NO_FATAL_FAILURE(StartInTheMidst());
   v1::GetMetricsResponse metrics;

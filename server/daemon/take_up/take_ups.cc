@@ -89,17 +89,17 @@ void TakeUps::Work() {
   }
 }
 
-void TakeUps::Describe(Tenant owner, v1::Job job) {
+void TakeUps::Describe(Tenant owner, v1::Job job, Claim claim) {
   absl::MutexLock lock(&mutex_);
   if (const auto it = left_.find({owner.uid, job.name()}); it != left_.end()) {
-    it->second.described = {owner, std::move(job)};
+    it->second.described = {owner, std::move(job), claim};
   }
 }
 
-void TakeUps::List(absl::FunctionRef<void(const Tenant& owner, const v1::Job& job)> say) const {
+void TakeUps::List(absl::FunctionRef<void(const Tenant& owner, const v1::Job& job, const Claim& claim)> say) const {
   absl::MutexLock lock(&mutex_);
   for (const auto& [name, left] : left_) {
-    if (left.described.has_value()) say(left.described->first, left.described->second);
+    if (const auto& is = left.described; is.has_value()) say(is->owner, is->job, is->claim);
   }
 }
 
@@ -128,10 +128,14 @@ absl::Status TakeUps::CheckId(absl::string_view what, uint64_t job_id) const {
   return absl::OkStatus();
 }
 
-absl::Status TakeUps::CheckAny(absl::string_view what) const {
+absl::Status TakeUps::CheckClaims(absl::string_view what) const {
   absl::MutexLock lock(&mutex_);
-  if (left_.empty()) return absl::OkStatus();
-  return ComeAgain(what, absl::StrCat(left_.size(), " job(s) of this node are"), "");
+  for (const auto& [name, left] : left_) {
+    if (!left.described.has_value() && left.lacks.empty()) {
+      return ComeAgain(what, absl::StrCat(left_.size(), " job(s) of this node are"), "");
+    }
+  }
+  return absl::OkStatus();
 }
 
 size_t TakeUps::count() const {
@@ -148,7 +152,7 @@ std::string TakeUps::Warning() const {
   }
   return absl::StrCat(left_.size(),
                       " job(s) of the daemon before are being taken up: updates that it left are completed, and the ",
-                      "jobs' ranks, and new jobs, wait", lacks.empty() ? "" : absl::StrCat("; not yet: ", lacks));
+                      "jobs' ranks wait", lacks.empty() ? "" : absl::StrCat("; not yet: ", lacks));
 }
 
 bool TakeUps::Stop(absl::Duration limit) {

@@ -43,6 +43,12 @@ class TakeUps {
     absl::AnyInvocable<absl::StatusOr<Next>()> advance;
   };
 
+  // What a job has when it is taken up. Until then new jobs, of whomever, leave it alone.
+  struct Claim {
+    int64_t quota_bytes = 0;    // as its uid's quota counts them
+    int64_t planned_bytes = 0;  // of the host. Some are there, but may be given back for a while, to be made anew
+  };
+
   TakeUps() = default;
   ~TakeUps() { Stop(absl::InfiniteDuration()); }
   TakeUps(const TakeUps&) = delete;
@@ -52,16 +58,17 @@ class TakeUps {
   // when all are described. Returns when all are taken up, or after `limit`. Once.
   void Begin(std::map<Name, std::vector<TakeUp>> jobs, absl::Duration limit);
   // Says of the job that is being taken up what ListJobs is to say meanwhile. Its ranks ask for it there.
-  void Describe(Tenant owner, v1::Job job);
-  void List(absl::FunctionRef<void(const Tenant& owner, const v1::Job& job)> say) const;
+  void Describe(Tenant owner, v1::Job job, Claim claim);
+  void List(absl::FunctionRef<void(const Tenant& owner, const v1::Job& job, const Claim& claim)> say) const;
   // ABORTED: of a job of that uid nobody has called Describe yet. Without one: of anybody's.
   absl::Status CheckDescribed(absl::string_view what, std::optional<uint32_t> uid) const;
   // ABORTED: a job of that name is being taken up. Without a uid: of anybody's.
   absl::Status Check(absl::string_view what, std::optional<uint32_t> uid, absl::string_view name) const;
   // The same of the job with that number.
   absl::Status CheckId(absl::string_view what, uint64_t job_id) const;
-  // The same of any job.
-  absl::Status CheckAny(absl::string_view what) const;
+  // ABORTED: what a job claims is not known yet. Of one that lacks something it may not be known for long, and it holds
+  // no others up.
+  absl::Status CheckClaims(absl::string_view what) const;
   // Names of jobs that are being taken up.
   size_t count() const;
   // What operators are to know; empty: nothing is being taken up.
@@ -78,7 +85,12 @@ class TakeUps {
   };
   struct Left {
     std::vector<uint64_t> ids;
-    std::optional<std::pair<Tenant, v1::Job>> described;
+    struct Described {
+      Tenant owner;
+      v1::Job job;
+      Claim claim;
+    };
+    std::optional<Described> described;
     std::string lacks;  // why it is not taken up yet, beside that it takes long
   };
   void Work();

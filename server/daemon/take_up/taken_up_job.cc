@@ -362,6 +362,9 @@ LeftJob::~LeftJob() = default;
 
 const TakenUpJob& LeftJob::job() const { return state_->result; }
 const TakeUpLog::Header& LeftJob::committed() const { return state_->left.header; }
+int64_t LeftJob::planned_bytes() const {
+  return PlannedHostBytes(state_->result.plan, state_->place, /*outlives=*/true);
+}
 
 absl::StatusOr<LeftJob> LeftJob::Read(JobMemory::Kept kept, const TakeUpOn& on) {
   UniqueFd record = TakeKept(kept, kCustodyJobName);

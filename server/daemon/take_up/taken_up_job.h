@@ -74,6 +74,7 @@ class LeftJob {
 
   const TakenUpJob& job() const;               // all but its memory
   const TakeUpLog::Header& committed() const;  // what will be, behind TakeUp
+  int64_t planned_bytes() const;               // of the host, what is there already included
 
   // Completes a step that was decided, and a snapshot that was being taken. Blocks. Once. Errors as Read.
   // RESOURCE_EXHAUSTED: this process lacks memory or descriptors for it; what is kept may be read again later.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -86,6 +87,26 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
     for (const TrainerReport& report : want) EXPECT_FALSE(report.bits.empty());
     ExpectSame(reports, want);
     ExpectNothingLeft();
+  }
+  // Node 0 hears nothing of node 1's next daemon, where somebody closes the job; `then`, while that waits.
+  std::vector<Child> CloseWhereItWasTakenUp(const std::function<void()>& then) {
+    std::vector<Child> ranks = StartRanks(Training(1'000'000).With({{"recover", "0"}}));
+    EXPECT_TRUE(AllTrained(5));
+    EXPECT_EQ(kill(node(0).daemon_pid(), SIGSTOP), 0);
+    ReplaceDaemon(1);
+    std::thread closer([stub = &node(1).jobs()] {
+      grpc::ClientContext context;
+      v1::JobRef ref;
+      ref.set_job("job");
+      v1::CloseJobByNameResponse closed;
+      const grpc::Status status = stub->CloseJobByName(&context, ref, &closed);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+      EXPECT_TRUE(closed.existed());
+    });
+    absl::SleepFor(absl::Milliseconds(500));
+    then();
+    closer.join();
+    return ranks;
   }
   void KillWhereRanksTrain(int kills_wanted, const Args& more = {}) {
     StartKept();
@@ -223,6 +244,25 @@ TEST_P(NodesDeath, StoppingADaemonLosesNoStepThatRanksMake) {
   }
   ExpectAsUndisturbed(args, ranks);
   for (int k = 0; k < count(); ++k) EXPECT_EQ(Report(k, 0, args).Note("lost a step"), "") << "node " << k;
+}
+
+// Its new links are not there yet, so whoever closes it waits until the others hear that.
+TEST_P(NodesDeath, AJobClosedWhereItWasTakenUpEndsOnAllNodes) {
+  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  StartKept();
+  std::vector<Child> ranks = CloseWhereItWasTakenUp([this] { ASSERT_EQ(kill(node(0).daemon_pid(), SIGCONT), 0); });
+  for (Child& rank : ranks) rank.Wait();
+  for (int k = 0; k < count(); ++k) EXPECT_TRUE(PollUntil([&] { return node(k).Job().name().empty(); })) << k;
+}
+
+TEST_P(NodesDeath, AJobWhoseCloseWaitsIsNothingForTheNextDaemon) {
+  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  StartKept();
+  std::vector<Child> ranks = CloseWhereItWasTakenUp([this] { ASSERT_EQ(kill(node(1).daemon_pid(), SIGTERM), 0); });
+  ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(1, SIGTERM));
+  EXPECT_EQ(node(1).Job().name(), "");
+  ASSERT_EQ(kill(node(0).daemon_pid(), SIGCONT), 0);
+  for (Child& rank : ranks) rank.Kill(SIGKILL);
 }
 
 class NodesFinished : public Nodes {};

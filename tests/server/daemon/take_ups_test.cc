@@ -43,13 +43,14 @@ void DescribeLong(TakeUps* take_ups) {
   job.set_name(kLong.second);
   job.set_job_id(kLongId);
   job.set_committed_step(7);
-  take_ups->Describe(Tenant{kLong.first}, std::move(job));
+  take_ups->Describe(Tenant{kLong.first}, std::move(job), {30, 20});
 }
 
 std::string Listed(const TakeUps& take_ups) {
   std::string listed;
-  take_ups.List([&](const Tenant& owner, const v1::Job& job) {
-    absl::StrAppend(&listed, owner.uid, " ", job.name(), " ", job.committed_step(), ";");
+  take_ups.List([&](const Tenant& owner, const v1::Job& job, const TakeUps::Claim& claim) {
+    absl::StrAppend(&listed, owner.uid, " ", job.name(), " ", job.committed_step(), " ", claim.quota_bytes, " ",
+                    claim.planned_bytes, ";");
   });
   return listed;
 }
@@ -65,10 +66,10 @@ TEST(TakeUps, AJobThatTakesLongKeepsNoOtherWaiting) {
   take_ups.Begin(std::move(jobs), absl::Milliseconds(50));
   ASSERT_TRUE(testing::PollUntil([&] { return take_ups.count() == 1; }));
   EXPECT_TRUE(take_ups.Check("", kShort.first, kShort.second).ok());
-  EXPECT_EQ(Listed(take_ups), "1000 long 7;");
+  EXPECT_EQ(Listed(take_ups), "1000 long 7 30 20;");
+  EXPECT_TRUE(take_ups.CheckClaims("").ok()) << "a new job leaves what this one claims alone, and waits for nobody";
   go_on.Notify();
   EXPECT_TRUE(testing::PollUntil([&] { return take_ups.count() == 0; }));
-  EXPECT_TRUE(take_ups.CheckAny("").ok());
   EXPECT_EQ(Listed(take_ups), "");
 }
 
@@ -89,7 +90,6 @@ TEST(TakeUps, WhoNamesAJobThatIsLeftComesAgain) {
   EXPECT_TRUE(take_ups.Check("", kShort.first, "long").ok());
   EXPECT_TRUE(absl::IsAborted(take_ups.CheckId("", kLongId)));
   EXPECT_TRUE(take_ups.CheckId("", kLongId + 1).ok());
-  EXPECT_TRUE(absl::IsAborted(take_ups.CheckAny("")));
   go_on.Notify();
 }
 
@@ -109,8 +109,9 @@ TEST(TakeUps, WhoAsksForAnUndescribedJobComesAgain) {
   EXPECT_TRUE(absl::IsAborted(take_ups.CheckDescribed("list jobs", std::nullopt)));
   EXPECT_TRUE(take_ups.CheckDescribed("list jobs", kShort.first).ok());
   EXPECT_TRUE(absl::IsAborted(take_ups.CheckId("", kLongId)));
+  EXPECT_TRUE(absl::IsAborted(take_ups.CheckClaims(""))) << "nobody knows what a new job leaves it";
   describe.Notify();
-  EXPECT_TRUE(testing::PollUntil([&] { return Listed(take_ups) == "1000 long 7;"; }));
+  EXPECT_TRUE(testing::PollUntil([&] { return Listed(take_ups) == "1000 long 7 30 20;"; }));
   EXPECT_TRUE(take_ups.CheckDescribed("list jobs", std::nullopt).ok());
   go_on.Notify();
 }
@@ -126,7 +127,7 @@ TEST(TakeUps, ManyThatTakeLongKeepNobodyFromListening) {
                                     if (!std::exchange(described, true)) {
                                       v1::Job job;
                                       job.set_name("job");
-                                      take_ups.Describe(Tenant{uid}, job);
+                                      take_ups.Describe(Tenant{uid}, job, {});
                                       return TakeUps::Next::kTakes;
                                     }
                                     go_on.WaitForNotification();
@@ -158,6 +159,7 @@ TEST(TakeUps, WhatIsShortIsTriedAgainAndSaid) {
   EXPECT_TRUE(absl::IsAborted(status));
   EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("too many open files"));
   EXPECT_THAT(take_ups.Warning(), ::testing::HasSubstr("too many open files"));
+  EXPECT_TRUE(take_ups.CheckClaims("").ok()) << "for up to 15 minutes it would hold up everybody's new jobs";
   EXPECT_TRUE(testing::PollUntil([&] { return tries >= 2; }));
   is_short = false;
   EXPECT_TRUE(testing::PollUntil([&] { return take_ups.count() == 0; }));
@@ -217,7 +219,7 @@ TEST(TakeUps, StopBeginsNoOtherAndSaysWhatIsLeft) {
 TEST(TakeUps, OfNoJobsNobodyWaits) {
   TakeUps take_ups;
   take_ups.Begin({}, absl::InfiniteDuration());
-  EXPECT_TRUE(take_ups.CheckAny("").ok());
+  EXPECT_TRUE(take_ups.CheckClaims("").ok());
   EXPECT_TRUE(take_ups.Stop(absl::InfiniteDuration()));
 }
 
