@@ -143,6 +143,14 @@ void LinkLoop::Keep(std::shared_ptr<PeerStream> stream, std::shared_ptr<grpc::Ch
   streams_.push_back({std::move(stream), std::move(channel)});
 }
 
+void LinkLoop::LetGo() {
+  std::erase_if(streams_, [this](const Kept& kept) {
+    const bool gone = kept.stream->gone();
+    if (gone && kept.channel != nullptr) transport_.let_go(kept.channel);
+    return gone;
+  });
+}
+
 std::shared_ptr<PeerStream> LinkLoop::CallNode(int node, const std::string& method) {
   std::shared_ptr<grpc::Channel> channel = transport_.make_channel(join_.addresses[node]);
   std::shared_ptr<PeerStream> stream = CallPeer(channel, method);
@@ -217,7 +225,7 @@ void LinkLoop::Stop() {
                           absl::FormatDuration(kLongFarewell), "; waiting on"));
     wait(quiet, absl::InfiniteFuture());
   }
-  streams_.clear();  // here, because whoever lets go of this loop last may be a thread of gRPC
+  LetGo();  // here, because whoever lets go of this loop last may be a thread of gRPC
 }
 
 }  // namespace shardd

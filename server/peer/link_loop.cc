@@ -112,7 +112,7 @@ void LinkLoop::Run() {
 absl::Time LinkLoop::Tend() {
   const absl::Time now = MonotonicNow();
   absl::Time next = now + absl::Seconds(10);
-  std::erase_if(streams_, [](const Kept& kept) { return kept.stream->gone(); });
+  LetGo();
   size_t wanted = 0;
   for (const std::unique_ptr<Peer>& peer : peers_) wanted += peer->link == nullptr ? 0 : peer->link->streams();
   if (streams_.size() > wanted) next = now + kEndingLook;

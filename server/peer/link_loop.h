@@ -50,8 +50,9 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   // The way to reach other daemons.
   struct Transport {
     std::function<std::shared_ptr<grpc::Channel>(const std::string& address)> make_channel;
-    std::function<std::string()> own_problem;               // LinkCredentials
-    absl::Duration handshake_patience = absl::Seconds(10);  // from a call to the link
+    std::function<void(std::shared_ptr<grpc::Channel>)> let_go;  // of a channel whose stream is gone
+    std::function<std::string()> own_problem;                    // LinkCredentials
+    absl::Duration handshake_patience = absl::Seconds(10);       // from a call to the link
   };
   static std::shared_ptr<LinkLoop> Start(PeerJoin join, PeerLinks::Events* events, Transport transport);
   ~LinkLoop();
@@ -142,6 +143,8 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   void ReadControl(const LinkPtr& link);
   void ReadData(const LinkPtr& link);
   void Keep(std::shared_ptr<PeerStream> stream, std::shared_ptr<grpc::Channel> channel = nullptr);
+  // Of streams that are gone.
+  void LetGo();
   std::shared_ptr<PeerStream> CallNode(int node, const std::string& method);
   LinkPtr UpLink(int node) const ABSL_LOCKS_EXCLUDED(mutex_);
   std::string Name(int node) const;

@@ -11,6 +11,7 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/resource_quota.h"
 #include "server/observe/log.h"
+#include "server/peer/connecting_channels.h"
 #include "server/peer/link_credentials.h"
 #include "server/peer/link_loop.h"
 #include "server/peer/peer_port.h"
@@ -129,6 +130,7 @@ class GrpcPeerNetwork final : public PeerNetwork {
     std::shared_ptr<LinkLoop> loop =
         service_->Add(options, events,
                       {.make_channel = [this](const std::string& address) { return MakeChannel(address); },
+                       .let_go = [this](auto channel) { connecting_.LetGo(std::move(channel)); },
                        .own_problem = credentials_.own_problem,
                        .handshake_patience = options_.handshake_patience});
     if (loop == nullptr) {
@@ -156,6 +158,7 @@ class GrpcPeerNetwork final : public PeerNetwork {
 
   const Options options_;
   const LinkCredentials credentials_;
+  ConnectingChannels connecting_;
   const std::shared_ptr<PeerService> service_;  // outlives server_
   std::unique_ptr<PeerPort> entrance_;          // outlives server_, whose last bytes it carries
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;

@@ -18,6 +18,7 @@
 #include "common/versions/versions.h"
 #include "server/peer/peer_stream.h"
 #include "server/peer/peer_wire.h"
+#include "tests/common/shm/process_util.h"
 #include "tests/server/peer/peer_fixture.h"
 
 namespace shardd::testing {
@@ -31,10 +32,11 @@ PeerNetwork::Options Impatient() {
   return options;
 }
 
-// Answers HTTP/2's settings, and no call ever.
+// Answers HTTP/2's settings, when it is told to, and no call ever.
 class SettingsAlone {
  public:
-  SettingsAlone() : listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  explicit SettingsAlone(bool answers = true)
+      : answers_(answers), listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address = {};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -51,6 +53,8 @@ class SettingsAlone {
   }
   std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
   int accepted() const { return accepted_; }
+  int answered() const { return answered_; }
+  void Answer() { answers_ = true; }
 
  private:
   void Run() {
@@ -60,10 +64,12 @@ class SettingsAlone {
       pollfd ready{listener_.get(), POLLIN, 0};
       if (poll(&ready, 1, 10) == 1) {
         connections_.emplace_back(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-        for (const char* frame : {kSettings, kAck}) {
-          EXPECT_EQ(send(connections_.back().get(), frame, 9, MSG_NOSIGNAL), 9);
-        }
         ++accepted_;
+      }
+      for (; answers_ && answered_ < accepted_; ++answered_) {
+        for (const char* frame : {kSettings, kAck}) {
+          EXPECT_EQ(send(connections_[static_cast<size_t>(answered_)].get(), frame, 9, MSG_NOSIGNAL), 9);
+        }
       }
       char bytes[4096];
       for (const UniqueFd& connection : connections_) {
@@ -72,10 +78,12 @@ class SettingsAlone {
       }
     }
   }
+  std::atomic<bool> answers_;
   const UniqueFd listener_;
   int port_ = 0;
   std::vector<UniqueFd> connections_;
   std::atomic<int> accepted_ = 0;
+  std::atomic<int> answered_ = 0;
   std::atomic<bool> stopping_ = false;
   std::thread thread_;
 };
@@ -92,6 +100,24 @@ TEST(PeerCallsTest, WhoAnswersOnlySettingsIsHarmlesslyCalledAnew) {
   ASSERT_TRUE(nodes.at(1).WaitUp(2));
   nodes.links[2]->Send(1, Step(1));
   EXPECT_TRUE(nodes.at(1).WaitMessages(2, 1));
+}
+
+// As where node 0's daemon is slow, and the job has ended here.
+TEST(PeerCallsTest, AnAnswerThatComesLateLeavesNoSocket) {
+  Nodes nodes(2);
+  nodes.Join(1);  // what gRPC opens once
+  nodes.Leave(1);
+  const int before = CountFds();
+  {
+    SettingsAlone other(/*answers=*/false);
+    nodes.addresses[0] = other.address();
+    nodes.Join(1);
+    ASSERT_TRUE(PollUntil([&] { return other.accepted() == 1; }));
+    nodes.Leave(1);
+    other.Answer();
+    ASSERT_TRUE(PollUntil([&] { return other.answered() == 1; }));
+  }
+  EXPECT_TRUE(PollUntil([&] { return CountFds() <= before; })) << CountFds() << ", want " << before;
 }
 
 // A caller of Link that says what the test says.
