@@ -300,8 +300,9 @@ SHARDD_API shardd_status* shardd_get_shard_range(const shardd_job* job, int32_t 
 
 /* The parameters of one group with the same dtype and requires_grad, one behind the other: what ranks have shards of
  * (shardd_param_info.flat_param, from 0 on). In layout FLAT each begins at a multiple of 16 bytes, and shards are of
- * one size. Elements between and behind parameters are padding: they are 0, and no sum, norm or update reads or changes
- * them. Shards of layout DIM0 are whole rows and have none. */
+ * one size, but where a matrix of OPTIMIZER_KIND_MUON or a parameter of OPTIMIZER_KIND_ADAFACTOR that is cut over nodes
+ * is whole in one of them. Elements between and behind parameters are padding: they are 0, and no sum, norm or update
+ * reads or changes them. Shards of layout DIM0 are whole rows and have none. */
 typedef struct shardd_flat_param_info {
   size_t struct_size;
   int32_t group;
@@ -309,7 +310,7 @@ typedef struct shardd_flat_param_info {
   const int32_t* params; /* indices, in the order of offset_numel; valid while attached */
   int64_t numel;         /* with padding between parameters, without that at the end */
   int64_t padded_numel;  /* of all shards */
-  int64_t shard_numel;   /* of a shard; DIM0: of the largest */
+  int64_t shard_numel;   /* of a shard, at most */
 } shardd_flat_param_info;
 SHARDD_API shardd_status* shardd_get_flat_param_info(const shardd_job* job, int32_t flat_param,
                                                      shardd_flat_param_info* info);
@@ -339,7 +340,9 @@ SHARDD_API int32_t shardd_find_group(const shardd_job* job, const char* name); /
 SHARDD_API shardd_status* shardd_write_parameter(shardd_job* job, int32_t param, const void* data, int64_t first,
                                                  int64_t numel);
 /* The same for fp32 state `state` (0 ..) of a trainable parameter, in a job whose optimizer the daemon runs: AdamW has
- * exp_avg and exp_avg_sq, SGD with momentum has momentum_buffer. Elements that nobody writes keep what they have; 0 at
+ * exp_avg and exp_avg_sq, SGD with momentum has momentum_buffer. Adafactor has row_var and col_var, with a number for
+ * each row and each column of a parameter's last two dimensions; of one with fewer dimensions, variance and nothing.
+ * Elements that nobody writes keep what they have; 0 at
  * first. [waits: for staging space] */
 SHARDD_API shardd_status* shardd_write_optimizer_state(shardd_job* job, int32_t param, int32_t state, const float* data,
                                                        int64_t first, int64_t numel);
@@ -396,21 +399,24 @@ SHARDD_API shardd_status* shardd_abandon_backward(shardd_job* job);
 typedef struct shardd_hyperparameters { /* of one optimizer group; torch's meanings */
   double lr, weight_decay;
   union {
-    double beta1;    /* Adam, AdamW, Lion */
-    double lr_decay; /* Adagrad */
-    double ns_a;     /* Muon: ns_coefficients, torch's default 3.4445, -4.775, 2.0315 */
+    double beta1;       /* Adam, AdamW, Lion */
+    double lr_decay;    /* Adagrad */
+    double ns_a;        /* Muon: ns_coefficients, torch's default 3.4445, -4.775, 2.0315 */
+    double beta2_decay; /* Adafactor: <= 0 */
   };
   union {
     double beta2;                     /* Adam, AdamW, Lion */
     double alpha;                     /* RMSprop */
     double initial_accumulator_value; /* Adagrad */
     double ns_b;                      /* Muon */
+    double eps2;                      /* Adafactor: eps[1] */
   };
-  double eps;      /* Adam, AdamW, Adagrad, RMSprop, Muon */
+  double eps;      /* Adam, AdamW, Adagrad, RMSprop, Muon; Adafactor: eps[0], -1 as torch's None */
   double momentum; /* SGD, RMSprop, Muon */
   union {
     double dampening; /* SGD */
     double ns_c;      /* Muon */
+    double d;         /* Adafactor: >= 1, or 0 for 1 */
   };
   int32_t nesterov;  /* SGD, Muon */
   int16_t ns_steps;  /* Muon: 0 to 99 */
@@ -589,7 +595,8 @@ SHARDD_API shardd_status* shardd_await_store(shardd_job* job);
  * process. A SIGSEGV handler does so, installed with the first call, which then calls the one before it. Nothing on a
  * GPU. */
 SHARDD_API shardd_status* shardd_watch_writes(shardd_job* job, int on);
-/* fp32 optimizer state `state` (0 ..) of the whole parameter, numel elements; read-only, but for an optimizer in the
+/* fp32 optimizer state `state` (0 ..) of the whole parameter, numel elements, or as many as Adafactor has of it;
+ * read-only, but for an optimizer in the
  * trainers, each of which writes what belongs to its shard. NULL: no such state. Valid while attached. */
 SHARDD_API void* shardd_optimizer_state_data(const shardd_job* job, int32_t param, int32_t state);
 

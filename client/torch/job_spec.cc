@@ -36,7 +36,8 @@ Json OptimizerJson(const ShardOptions& options) {
                                            "OPTIMIZER_KIND_RMSPROP",
                                            "OPTIMIZER_KIND_CENTERED_RMSPROP",
                                            "OPTIMIZER_KIND_LION",
-                                           "OPTIMIZER_KIND_MUON"};
+                                           "OPTIMIZER_KIND_MUON",
+                                           "OPTIMIZER_KIND_ADAFACTOR"};
   Json optimizer = {{"kind", kKinds[static_cast<int>(options.optimizer.kind)]},
                     {"momentum", options.optimizer.momentum}};
   for (const auto& fqns : options.optimizer.groups) {

@@ -34,7 +34,7 @@ enum class BackwardPrefetch {
   kPost,  // ... when this one's backward has ended
   kNone,
 };
-enum class OptimizerKind { kNone, kAdamW, kSgd, kAdam, kAdagrad, kRmsprop, kCenteredRmsprop, kLion, kMuon };
+enum class OptimizerKind { kNone, kAdamW, kSgd, kAdam, kAdagrad, kRmsprop, kCenteredRmsprop, kLion, kMuon, kAdafactor };
 
 struct ShardOptions {
   // In what parameters are computed with and gradients are added; shards keep the dtype that the module had.
@@ -45,7 +45,8 @@ struct ShardOptions {
   };
   // The daemon's optimizer.
   struct Optimizer {
-    OptimizerKind kind = OptimizerKind::kAdamW;  // of all parameters: kMuon where all are matrices, on CPUs
+    OptimizerKind kind = OptimizerKind::kAdamW;  // of all parameters: kMuon where all are matrices, on CPUs;
+                                                 // kAdafactor on CPUs
     bool momentum = false;                       // kSgd, kRmsprop: plan a momentum buffer
     // FQNs of optimizer groups 1, 2, ...; all other parameters are group 0.
     std::vector<std::vector<std::string>> groups;

@@ -2,7 +2,7 @@
 #include <map>
 
 #include "common/plan/layout_internal.h"
-#include "common/plan/matrices.h"
+#include "common/plan/whole_params.h"
 
 namespace shardd {
 namespace plan_internal {
@@ -31,7 +31,7 @@ struct ElementRange {
 ElementRange PieceOfParam(const ShardPlan& plan, int index, int pieces, int piece) {
   const Placement& placement = plan.placement;
   const ParamPlan& param = plan.params[index];
-  if (const int place = PlaceOfMatrix(plan, index); place >= 0) {
+  if (const int place = PlaceOfWhole(plan, index); place >= 0) {
     return {0, piece == placement.shard_index[place] ? param.numel : 0};
   }
   if (plan.config.layout() != v1::LAYOUT_DIM0) {
@@ -56,7 +56,7 @@ int64_t LargestWholeNumel(const ShardPlan& plan, const FlatParamPlan& flat) {
   std::map<int, int64_t> by_place;
   int64_t most = 0;
   for (int p : flat.params) {
-    const int place = PlaceOfMatrix(plan, p);
+    const int place = PlaceOfWhole(plan, p);
     if (place >= 0) most = std::max(most, by_place[place] += plan.params[p].numel);
   }
   return most;
@@ -66,7 +66,7 @@ int64_t LargestWholeNumel(const ShardPlan& plan, const FlatParamPlan& flat) {
 int64_t LargestCutNumel(const ShardPlan& plan, const FlatParamPlan& flat) {
   int64_t numel = 0;
   for (int p : flat.params) {  // piece 0 is never the smallest
-    if (PlaceOfMatrix(plan, p) >= 0) continue;
+    if (PlaceOfWhole(plan, p) >= 0) continue;
     numel += PieceOfParam(plan, p, plan.placement.pieces(Purpose::kParameters), 0).numel;
   }
   return numel;
@@ -110,7 +110,7 @@ bool InRange(const ShardPlan& plan, int flat_param, int rank) {
 
 bool HasWhole(const ShardPlan& plan, const FlatParamPlan& flat) {
   return plan.cut_over_nodes && std::any_of(flat.params.begin(), flat.params.end(),
-                                            [&plan](int param) { return PlaceOfMatrix(plan, param) >= 0; });
+                                            [&plan](int param) { return PlaceOfWhole(plan, param) >= 0; });
 }
 
 int64_t AlignmentNumel(const FlatParamPlan& flat) {

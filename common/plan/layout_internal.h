@@ -16,7 +16,7 @@ constexpr int64_t RoundUp(int64_t value, int64_t multiple) { return (value + mul
 // Granularity in elements of the starts of parameters, and of FLAT's shards.
 int64_t AlignmentNumel(const FlatParamPlan& flat);
 
-// Whether some of its parameters are whole at one place (PlaceOfMatrix).
+// Whether some of its parameters are whole at one place (PlaceOfWhole).
 bool HasWhole(const ShardPlan& plan, const FlatParamPlan& flat);
 
 // The placement by which trainers write shards: the optimizer's if trainers run it, else, for edits, the parameters'.

@@ -1,15 +1,15 @@
 // Offsets in the slabs and their bytes: the prediction by which a job is admitted.
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/layout_internal.h"
-#include "common/plan/matrices.h"
 #include "common/plan/node_part.h"
 #include "common/plan/optimizer_kinds.h"
 #include "common/plan/session_layout.h"
+#include "common/plan/whole_params.h"
 #include "common/status/status_macros.h"
-#include "common/tensor/muon.h"
 
 namespace shardd {
 namespace plan_internal {
@@ -247,28 +247,32 @@ void SizeNodeStaging(ShardPlan& plan) {
   }
 }
 
-// Room to orthogonalise one matrix for each rank that may have one to update.
+// Room to update one whole parameter for each rank that may have one to update.
 void SizeWorkspace(ShardPlan& plan) {
-  int matrices = 0;
+  int wholes = 0;
   for (size_t p = 0; p < plan.params.size(); ++p) {
-    if (!IsMatrix(plan, static_cast<int>(p))) continue;
-    const ParamPlan& param = plan.params[p];
-    ++matrices;
+    if (!IsUpdatedWhole(plan, static_cast<int>(p))) continue;
+    ++wholes;
     plan.workspace_stride_bytes =
-        std::max(plan.workspace_stride_bytes, RoundUp(MuonWorkspaceBytes(param.shape[0], param.shape[1]), kPageBytes));
+        std::max(plan.workspace_stride_bytes, RoundUp(WholeWorkspaceBytes(plan, static_cast<int>(p)), kPageBytes));
   }
-  // The first ranks of all nodes have one before any has another (PlaceMatrices).
-  const int of_node = plan.cut_over_nodes ? (matrices + plan.nodes() - 1) / plan.nodes() : matrices;
+  // The first ranks of all nodes have one before any has another (PlaceWholeParams).
+  const int of_node = plan.cut_over_nodes ? (wholes + plan.nodes() - 1) / plan.nodes() : wholes;
   plan.memory.workspace_bytes = plan.workspace_stride_bytes * std::min(of_node, plan.world_size);
 }
 
 int64_t HeldBytes(const ShardPlan& plan, HeldSlab which, int64_t size_bytes) {
-  if (!plan.cut_over_nodes) {
+  if (!HasHoles(plan, which)) {
     return size_bytes;
   }
   int64_t bytes = 0;
   for (const ByteRange& range : HeldRanges(plan, which)) bytes += range.end - range.first;
   return bytes;
+}
+
+// The most that old bytes of a slab take.
+int64_t OldBytes(const ShardPlan& plan, HeldSlab which, int64_t size_bytes) {
+  return HasHoles(plan, which) ? HeldChunksBytes(plan, which) : size_bytes;
 }
 
 // Whether passes read a copy of all that trainers write, as stored, so that it can serve as snapshot.
@@ -305,9 +309,8 @@ absl::Status LayOutMemory(ShardPlan& plan) {
                           static_cast<int64_t>(plan.params.size()) * 11 + (int64_t{128} << 10);
   plan.memory.journal_bytes = 2 * RoundUp(decided, kPageBytes);
   if (HasSeveralOptimizers(plan.config.optimizer())) {
-    plan.memory.undo_bytes =
-        plan.cut_over_nodes ? HeldChunksBytes(plan, HeldSlab::kShards) + HeldChunksBytes(plan, HeldSlab::kOptimizer)
-                            : plan.memory.shards_bytes + plan.memory.optimizer_bytes;
+    plan.memory.undo_bytes = OldBytes(plan, HeldSlab::kShards, plan.memory.shards_bytes) +
+                             OldBytes(plan, HeldSlab::kOptimizer, plan.memory.optimizer_bytes);
   }
   plan.memory.held_shards_bytes = HeldBytes(plan, HeldSlab::kShards, plan.memory.shards_bytes);
   plan.memory.held_gradients_bytes = HeldBytes(plan, HeldSlab::kGradients, plan.memory.gradients_bytes);
@@ -322,6 +325,23 @@ absl::Status LayOutMemory(ShardPlan& plan) {
 int64_t FlatParamPlan::StateStrideBytes() const {
   return plan_internal::RoundUp(padded_numel * plan_internal::kFp32Bytes, kSlabAlignmentBytes);
 }
+
+namespace {
+
+// Of a state that has less than the parameter, the segment's share.
+int64_t StateBytesOf(const ShardPlan& plan, const FlatParamPlan& flat, const Segment& segment) {
+  const int64_t numel = plan.params[segment.param].numel;
+  int64_t bytes = 0;
+  for (int state = 0; state < flat.optimizer_states; ++state) {
+    const int64_t of_state = StateNumel(plan, segment.param, state);
+    const double share = static_cast<double>(segment.numel) / static_cast<double>(numel);
+    const int64_t has = of_state == numel ? segment.numel : std::llround(static_cast<double>(of_state) * share);
+    bytes += has * plan_internal::kFp32Bytes;
+  }
+  return bytes;
+}
+
+}  // namespace
 
 PlacedMemory PredictPlacedMemory(const ShardPlan& plan) {
   PlacedMemory most;
@@ -339,7 +359,9 @@ PlacedMemory PredictPlacedMemory(const ShardPlan& plan) {
       own.parameters_bytes += owned_numel(Purpose::kParameters) * DTypeSizeBytes(flat.dtype);
       if (flat.requires_grad) {
         own.gradients_bytes += owned_numel(Purpose::kGradients) * plan_internal::kFp32Bytes;
-        own.optimizer_bytes += owned_numel(Purpose::kOptimizer) * plan_internal::kFp32Bytes * flat.optimizer_states;
+        for (const Segment& segment : OwnedSegments(plan, Purpose::kOptimizer, static_cast<int>(f), rank)) {
+          own.optimizer_bytes += StateBytesOf(plan, flat, segment);
+        }
       }
     }
     most.parameters_bytes = std::max(most.parameters_bytes, own.parameters_bytes);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/plan/layout_internal.h"
+#include "common/plan/whole_params.h"
 
 namespace shardd {
 namespace {
@@ -42,6 +43,18 @@ std::vector<FlatRange> RangesOf(const ShardPlan& plan, int flat_param, int node)
 
 // Of a rank of a node of any row.
 int PlaceOn(const ShardPlan& plan, int node, int rank) { return node % NodesOfRow(plan) * plan.world_size + rank; }
+
+// What of a state this node holds, where some parameters have less of it than they have elements.
+std::vector<FlatRange> StatesOf(const ShardPlan& plan, int flat_param, int state) {
+  std::vector<FlatRange> ranges;
+  for (const int param : plan.flat_params[static_cast<size_t>(flat_param)].params) {
+    const ParamPlan& of = plan.params[static_cast<size_t>(param)];
+    const ParamRange own = plan.cut_over_nodes ? NodeRangeOf(plan, param, plan.node) : ParamRange{0, of.numel};
+    const int64_t end = std::min(own.first + own.numel, StateNumel(plan, param, state));
+    if (own.first < end) ranges.push_back({flat_param, of.offset + own.first, end - own.first});
+  }
+  return ranges;
+}
 
 }  // namespace
 
@@ -114,6 +127,10 @@ GatherStaging SizeGatherStaging(const ShardPlan& plan) {
   return staging;
 }
 
+bool HasHoles(const ShardPlan& plan, HeldSlab which) {
+  return plan.cut_over_nodes || (which == HeldSlab::kOptimizer && HasShortStates(plan));
+}
+
 std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which) {
   const MemoryPlan& memory = plan.memory;
   const int64_t size = which == HeldSlab::kShards       ? memory.shards_bytes
@@ -122,10 +139,11 @@ std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which) {
                        : which == HeldSlab::kParameters ? memory.parameters_bytes
                                                         : memory.kept_bytes;
   std::vector<ByteRange> ranges;
-  if (!plan.cut_over_nodes) {
+  if (!HasHoles(plan, which)) {
     AddPages(0, size, ranges);
     return ranges;
   }
+  const bool short_states = HasShortStates(plan);
   // The layout of a snapshot is that of the shards, and then that of the state.
   const int64_t stride = which == HeldSlab::kKept ? memory.snapshot_bytes : 0;
   const int64_t copies = stride > 0 ? memory.kept_bytes / stride : 1;
@@ -139,7 +157,9 @@ std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which) {
         }
       }
     };
-    const std::vector<FlatRange> own = RangesOf(plan, static_cast<int>(f), plan.node);
+    const std::vector<FlatRange> own = plan.cut_over_nodes
+                                           ? RangesOf(plan, static_cast<int>(f), plan.node)
+                                           : std::vector<FlatRange>{{static_cast<int>(f), 0, flat.numel}};
     const bool kept = which == HeldSlab::kKept && stride > 0;
     if (which == HeldSlab::kShards || kept) {
       add(flat.shards_offset_bytes, DTypeSizeBytes(flat.dtype), own);
@@ -150,8 +170,9 @@ std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which) {
       add(flat.gradients_offset_bytes, int64_t{sizeof(float)}, own);
     } else if ((which == HeldSlab::kOptimizer || kept) && flat.optimizer_offset_bytes >= 0) {
       for (int state = 0; state < flat.optimizer_states; ++state) {
+        const std::vector<FlatRange> held = short_states ? StatesOf(plan, static_cast<int>(f), state) : own;
         add((kept ? memory.shards_bytes : 0) + flat.optimizer_offset_bytes + state * flat.StateStrideBytes(),
-            int64_t{sizeof(float)}, own);
+            int64_t{sizeof(float)}, held);
       }
     }
   }

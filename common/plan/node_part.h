@@ -62,10 +62,13 @@ struct ByteRange {
 };
 inline constexpr int64_t kHeldPageBytes = 4096;
 
-// The pages of a slab of which this node holds something: ascending, no two ranges adjacent. All pages if nothing is
-// cut over nodes; none if the plan has no such slab.
+// The pages of a slab of which this node holds something: ascending, no two ranges adjacent. All pages where
+// HasHoles is false; none if the plan has no such slab.
 enum class HeldSlab { kShards, kGradients, kOptimizer, kParameters, kKept };
 std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which);
+// Whether a slab has memory for some of its pages alone: parameters are cut over nodes, or parameters have less
+// optimizer state than elements (StateNumel).
+bool HasHoles(const ShardPlan& plan, HeldSlab which);
 
 // Old bytes of a slab are kept in chunks (server/storage/undo_slab.h). The most that they take is all chunks that have
 // something that this node holds.

@@ -16,6 +16,7 @@ const HyperParameterRange kWeightDecay = {"weight_decay", &Hyper::weight_decay, 
 const HyperParameterRange kBeta1 = {"beta1", &Hyper::beta1, true};
 const HyperParameterRange kBeta2 = {"beta2", &Hyper::beta2, true};
 const HyperParameterRange kEps = {"eps", &Hyper::eps, false};
+const HyperParameterRange kEps2 = {"eps2", &Hyper::eps2, false};
 const HyperParameterRange kMomentum = {"momentum", &Hyper::momentum, false};
 const HyperParameterRange kAlpha = {"alpha", &Hyper::alpha, true};
 const HyperParameterRange kLrDecay = {"lr_decay", &Hyper::lr_decay, false};
@@ -54,6 +55,23 @@ absl::Status CheckMuon(int group, const Hyper& values) {
   if (!v1::AdjustLr_IsValid(values.adjust_lr())) {
     return refuse("adjust_lr is unknown (got ", static_cast<int>(values.adjust_lr()),
                   ", want ADJUST_LR_ORIGINAL or ADJUST_LR_MATCH_RMS_ADAMW)");
+  }
+  return absl::OkStatus();
+}
+
+// What is not a range of Adafactor's.
+absl::Status CheckAdafactor(int group, const Hyper& values) {
+  const auto refuse = [group](const auto&... fact) {
+    return absl::InvalidArgumentError(absl::StrCat("optimizer group ", group, ": ", fact...));
+  };
+  if (!(values.beta2_decay() <= 0) || std::isinf(values.beta2_decay())) {
+    return refuse("beta2_decay is out of range (got ", values.beta2_decay(), ", want finite, <= 0)");
+  }
+  if (!(values.eps() >= 0 || values.eps() == -1) || std::isinf(values.eps())) {
+    return refuse("eps is out of range (got ", values.eps(), ", want finite, >= 0, or -1 for the dtype's)");
+  }
+  if (!(values.d() >= 1 || values.d() == 0) || std::isinf(values.d())) {
+    return refuse("d is out of range (got ", values.d(), ", want finite, >= 1, or 0 for 1)");
   }
   return absl::OkStatus();
 }
@@ -108,6 +126,8 @@ const std::vector<OptimizerKindRow>& OptimizerKinds() {
        {kLr, kWeightDecay, kBeta1, kBeta2, kEps}},
       // Its buffer is no choice: without momentum torch keeps one, too.
       {v1::OPTIMIZER_KIND_MUON, true, {"momentum_buffer"}, nullptr, false, {kLr, kWeightDecay, kEps, kMomentum}},
+      // A parameter of less than two dimensions has torch's "variance" as the first, and no second.
+      {v1::OPTIMIZER_KIND_ADAFACTOR, true, {"row_var", "col_var"}, nullptr, true, {kLr, kWeightDecay, kEps2}},
   };
   return *kinds;
 }
@@ -174,6 +194,7 @@ absl::Status CheckHyperParameters(const v1::OptimizerConfig& optimizer, int grou
     }
   }
   if (kind == v1::OPTIMIZER_KIND_MUON) return CheckMuon(group, values);
+  if (kind == v1::OPTIMIZER_KIND_ADAFACTOR) return CheckAdafactor(group, values);
   return row->momentum_state == nullptr ? absl::OkStatus() : CheckMomentum(optimizer, group, values);
 }
 

@@ -8,9 +8,9 @@
 #include "common/plan/config_internal.h"
 #include "common/plan/digest_internal.h"
 #include "common/plan/layout_internal.h"
-#include "common/plan/matrices.h"
 #include "common/plan/policy_internal.h"
 #include "common/plan/tree_internal.h"
+#include "common/plan/whole_params.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -255,8 +255,8 @@ absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec, int node) {
   SHARDD_RETURN_IF_ERROR(Grouper(spec.tree(), managed, fully_sharded, plan).Run());
   SHARDD_RETURN_IF_ERROR(AssignOptimizerGroups(plan));
   SHARDD_RETURN_IF_ERROR(CheckTrained(plan));
-  SHARDD_RETURN_IF_ERROR(CheckMatrices(plan));
-  PlaceMatrices(plan);
+  SHARDD_RETURN_IF_ERROR(CheckWholeParams(plan));
+  PlaceWholeParams(plan);
   plan_internal::LayOutFlatParams(plan);
   SHARDD_RETURN_IF_ERROR(plan_internal::LayOutMemory(plan));
   SHARDD_ASSIGN_OR_RETURN(plan.digest, plan_internal::PlanDigest(plan));

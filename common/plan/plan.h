@@ -47,7 +47,7 @@ struct ParamPlan {
   int flat_param = 0;
   int64_t offset = 0;       // elements from the start of the flat parameter
   int optimizer_group = 0;  // -1: frozen
-  int whole_at = -1;        // the place that has all of it (PlaceMatrices); -1: it is cut as the placement says
+  int whole_at = -1;        // the place that has all of it (PlaceWholeParams); -1: it is cut as the placement says
 };
 
 // Parameters of one group with the same (dtype, requires_grad), flattened and concatenated.
@@ -60,17 +60,19 @@ struct FlatParamPlan {
   int64_t numel = 0;         // with inner padding, without padding at the end
   int64_t padded_numel = 0;  // FLAT: a multiple of every number of pieces; DIM0: numel
   int64_t shard_numel = 0;   // of one rank's parameters. FLAT: of every rank; DIM0: of the largest; where
-                             // matrices are whole: at most
+                             // parameters are whole: at most
   // Byte offsets within slabs; -1: none.
   int64_t shards_offset_bytes = -1;     // slab "shards", elements of `dtype`
   int64_t params_offset_bytes = -1;     // slab "parameters", elements of `unsharded_dtype`; -1: unsharded from shards
                                         // (POOLED: -1 unless OFFLOAD_HOST; with pass_copies never -1)
   int64_t gradients_offset_bytes = -1;  // slab "gradients", fp32; -1: frozen
-  int64_t optimizer_offset_bytes = -1;  // slab "optimizer": state k at this + k * StateStrideBytes(), fp32
-  int optimizer_states = 0;             // of which there are so many: the most that one of its parameters has
-  int64_t slot_offset_bytes = -1;       // within the group's gradient slot, elements of `unsharded_dtype`
-  int64_t pool_offset_bytes = -1;       // within an unsharded-pool slot, elements of `unsharded_dtype`
-  int64_t StateStrideBytes() const;     // padded_numel * 4, rounded up to kSlabAlignmentBytes
+  int64_t optimizer_offset_bytes =
+      -1;                            // slab "optimizer": state k at this + k * StateStrideBytes(), fp32. A state with
+                                     // less than an element for each of a parameter's (StateNumel) is at its start
+  int optimizer_states = 0;          // of which there are so many: the most that one of its parameters has
+  int64_t slot_offset_bytes = -1;    // within the group's gradient slot, elements of `unsharded_dtype`
+  int64_t pool_offset_bytes = -1;    // within an unsharded-pool slot, elements of `unsharded_dtype`
+  int64_t StateStrideBytes() const;  // padded_numel * 4, rounded up to kSlabAlignmentBytes
 };
 
 // What one unshard/reshard pair moves.
@@ -131,7 +133,7 @@ struct MemoryPlan {
   int64_t snapshot_bytes = 0;          // of one of them
   int64_t journal_bytes = 0;           // two decided steps, trainer states included
   int64_t undo_bytes = 0;              // several optimizers: old bytes of what parts of a step change, which stay
-  int64_t workspace_bytes = 0;         // Muon: what ranks' threads orthogonalise matrices in
+  int64_t workspace_bytes = 0;         // Muon, Adafactor: what ranks' threads update whole parameters in
   // Bytes of these slabs that have memory: all of them, unless parameters are cut over nodes. In that case the slabs
   // have their full size, but only what this node's ranks hold has memory, in whole pages (node_part.h).
   int64_t held_shards_bytes = 0;
@@ -176,7 +178,7 @@ struct ShardMetadata {
     int64_t numel = 0;
   };
   std::vector<Piece> pieces;  // in offset order, none empty
-  int64_t padding_numel = 0;  // elements of the shard that belong to no parameter; where matrices are whole: 0
+  int64_t padding_numel = 0;  // elements of the shard that belong to no parameter; where some are whole: 0
 };
 
 // Number of groups that nodes reduce between them at a time.
@@ -226,7 +228,7 @@ struct ShardPlan {
   int64_t staging_stride_bytes = 0;
   int64_t staging_bytes = 0;  // of one. OFFLOAD_HOST: at most 32 MiB, and at most what the largest flat parameter
                               // takes in fp32. Several nodes: kNodeSlots of node_slot_bytes
-  int64_t workspace_stride_bytes = 0;  // Muon: of one rank's part of the workspace; 0: none
+  int64_t workspace_stride_bytes = 0;  // Muon, Adafactor: of one rank's part of the workspace; 0: none
   int64_t node_slot_bytes = 0;   // several nodes: the largest part of a group that one rank reduces, in fp32, each
                                  // segment padded to kSlabAlignmentBytes; whole pages
   int64_t node_piece_bytes = 0;  // several nodes: the most of a group that one node adds for all nodes

@@ -58,7 +58,8 @@ struct MuonMatrix {
 
 // What one matrix at a time needs: about 8 bytes for each element, and 16 where it is square.
 int64_t MuonWorkspaceBytes(int64_t rows, int64_t cols);
-// Multiplications of the update, about: what it costs. Whoever changes it raises kTakeUpFormats: see RanksOfMatrices.
+// Multiplications of the update, about: what it costs. Whoever changes it raises kTakeUpFormats: see
+// RanksOfWholeParams.
 double MuonCost(int64_t rows, int64_t cols, int ns_steps);
 
 // The number of items; 0: the matrix has no elements.

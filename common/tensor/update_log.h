@@ -75,6 +75,20 @@ class UpdateLog {
     void* done;
   };
   Words words() { return {&count_, &begun_, &done_}; }
+  // Remembers a number that what is left of an update needs, and that cannot be computed again from where it begins to
+  // change what it was computed of.
+  void Remember(double number) {
+    uint64_t bits;
+    std::memcpy(&bits, &number, sizeof(bits));
+    remembered_.store(bits, std::memory_order_release);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+  double remembered() const {
+    const uint64_t bits = remembered_.load();
+    double number;
+    std::memcpy(&number, &bits, sizeof(number));
+    return number;
+  }
   // What was torn is whole again: its old values are needed no more.
   void NotTorn() { begun_.store(-1, std::memory_order_seq_cst); }
 
@@ -102,7 +116,8 @@ class UpdateLog {
   std::atomic<int64_t> done_;
   std::atomic<int64_t> count_;
   std::atomic<int64_t> parts_;
-  [[maybe_unused]] int64_t unused_[3];
+  std::atomic<uint64_t> remembered_;  // unused before there was Adafactor
+  [[maybe_unused]] int64_t unused_[2];
   char old_[kArrays][kBlockNumel * kMaxElementBytes];
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free && sizeof(UpdateLog) == 64 + 4 * 512);

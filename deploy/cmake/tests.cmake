@@ -212,7 +212,7 @@ endif()
 
 # tests/deadly: a daemon that dies where it writes what its successor goes by. As above, its own sources come first.
 if(TARGET shardd)
-  add_library(shardd_deadly_update STATIC common/tensor/muon.cc common/tensor/update.cc
+  add_library(shardd_deadly_update STATIC common/tensor/adafactor.cc common/tensor/muon.cc common/tensor/update.cc
     common/tensor/update_rules.cc)
   target_include_directories(shardd_deadly_update BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/tests/deadly)
   target_link_libraries(shardd_deadly_update PRIVATE shardd_tensor shardd_options)

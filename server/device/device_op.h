@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "common/tensor/adafactor.h"
 #include "common/tensor/kernels.h"
 #include "common/tensor/muon.h"
 #include "common/tensor/norm.h"
@@ -122,6 +123,13 @@ struct MuonOp {
   int64_t items;      // MuonItems
   Logged logged = {};
 };
+// An update of one whole parameter (common/tensor/adafactor.h); as MuonOp. `logged` has its states' elements, and then
+// its own.
+struct AdafactorOp {
+  AdafactorTensor tensor;  // workspace nullptr: only CompleteCpuOp, which makes one
+  int64_t items;           // AdafactorItems
+  Logged logged = {};
+};
 // One device's part in fp32 sums over the devices of a communicator. All of them run an operation with the same parts,
 // and all their operations of this kind in the same order.
 class Communicator;
@@ -154,7 +162,8 @@ struct MoveOp {
   std::vector<Move> moves;
   int64_t size_bytes = 0;  // of all moves
 };
-using DeviceOp = std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, NormOp, AdamWOp, SgdOp, RuleOp, MuonOp, SumOp, MoveOp>;
+using DeviceOp =
+    std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, NormOp, AdamWOp, SgdOp, RuleOp, MuonOp, AdafactorOp, SumOp, MoveOp>;
 
 // When a work ran, CLOCK_MONOTONIC in nanoseconds; written before `done`. 0: none of it ran.
 struct WorkTiming {

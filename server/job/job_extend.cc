@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/node_part.h"
+#include "common/plan/whole_params.h"
 #include "server/job/job_core.h"
 #include "server/loop/monotonic_now.h"
 #include "server/session/session.h"
@@ -22,9 +23,13 @@ void CopyExtended(const ShardPlan& from, const SlabPointers& source, const Shard
                                 ? NodeRangeOf(to, static_cast<int>(&new_param - to.params.data()), to.node)
                                 : ParamRange{0, new_param.numel};
     if (held.numel == 0) continue;
-    const auto copy = [&](char* old_slab, int64_t old_offset, char* new_slab, int64_t new_offset, int64_t element) {
+    const auto copy_some = [&](char* old_slab, int64_t old_offset, char* new_slab, int64_t new_offset, int64_t element,
+                               int64_t numel) {
       copy_bytes(new_slab + new_offset + (new_param.offset + held.first) * element,
-                 old_slab + old_offset + (old_param.offset + held.first) * element, held.numel * element);
+                 old_slab + old_offset + (old_param.offset + held.first) * element, numel * element);
+    };
+    const auto copy = [&](char* old_slab, int64_t old_offset, char* new_slab, int64_t new_offset, int64_t element) {
+      copy_some(old_slab, old_offset, new_slab, new_offset, element, held.numel);
     };
     for (int c = 0; c < to.shard_copies; ++c) {
       copy(source.shards + c * from.shards_stride_bytes, old_flat.shards_offset_bytes,
@@ -39,10 +44,14 @@ void CopyExtended(const ShardPlan& from, const SlabPointers& source, const Shard
     }
     for (int c = 0; c < to.optimizer_copies; ++c) {
       for (int state = 0; state < std::min(old_flat.optimizer_states, new_flat.optimizer_states); ++state) {
-        copy(source.optimizer + c * from.optimizer_stride_bytes,
-             old_flat.optimizer_offset_bytes + state * old_flat.StateStrideBytes(),
-             target.optimizer + c * to.optimizer_stride_bytes,
-             new_flat.optimizer_offset_bytes + state * new_flat.StateStrideBytes(), sizeof(float));
+        // Of a state that has less than the parameter the rest is a hole.
+        const int64_t of_state = StateNumel(to, static_cast<int>(&new_param - to.params.data()), state);
+        const int64_t numel = std::min(held.numel, of_state - held.first);
+        if (numel <= 0) continue;
+        copy_some(source.optimizer + c * from.optimizer_stride_bytes,
+                  old_flat.optimizer_offset_bytes + state * old_flat.StateStrideBytes(),
+                  target.optimizer + c * to.optimizer_stride_bytes,
+                  new_flat.optimizer_offset_bytes + state * new_flat.StateStrideBytes(), sizeof(float), numel);
       }
     }
   }

@@ -6,8 +6,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "common/plan/matrices.h"
 #include "common/plan/node_part.h"
+#include "common/plan/whole_params.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -43,13 +43,13 @@ absl::Status CheckNodesHoldTheSame(const ShardPlan& from, const ShardPlan& to) {
       const ParamRange before = NodeRangeOf(from, from.FindParam(fqn), node);
       const ParamRange now = NodeRangeOf(to, param, node);
       if (before.numel == now.numel && (now.numel == 0 || before.first == now.first)) continue;
-      return absl::UnimplementedError(
-          absl::StrCat("parameter \"", fqn, "\": node ", node, " would hold another part of it (got elements ",
-                       now.first, " to ", now.first + now.numel, ", want ", before.first, " to ",
-                       before.first + before.numel, "), and parts do not move between nodes; ",
-                       PlaceOfMatrix(to, param) >= 0 ? "one rank has all of a matrix of OPTIMIZER_KIND_MUON, so "
-                                                     : "use layout dim0, in which they stay, or ",
-                       "say what is trained when the job is opened"));
+      return absl::UnimplementedError(absl::StrCat(
+          "parameter \"", fqn, "\": node ", node, " would hold another part of it (got elements ", now.first, " to ",
+          now.first + now.numel, ", want ", before.first, " to ", before.first + before.numel,
+          "), and parts do not move between nodes; ",
+          PlaceOfWhole(to, param) >= 0 ? absl::StrCat("one rank has all of ", WholeText(to, param), ", so ")
+                                       : "use layout dim0, in which they stay, or ",
+          "say what is trained when the job is opened"));
     }
   }
   return absl::OkStatus();

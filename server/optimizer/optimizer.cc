@@ -6,11 +6,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "common/plan/matrices.h"
 #include "common/plan/optimizer_kinds.h"
+#include "common/plan/whole_params.h"
 #include "server/device/device_op.h"
 #include "server/device/ops/rest_of_update.h"
-#include "server/optimizer/muon_ops.h"
+#include "server/optimizer/whole_ops.h"
 
 namespace shardd {
 namespace {
@@ -239,7 +239,7 @@ std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs
     const FlatParamPlan& flat = plan.flat_params[f];
     if (!IsTrained(flat)) continue;
     const std::vector<Range> ranges = WorkRanges(
-        plan, static_cast<int>(f), rank, [&](int param) { return step.present[param] && !IsMatrix(plan, param); },
+        plan, static_cast<int>(f), rank, [&](int param) { return step.present[param] && !IsUpdatedWhole(plan, param); },
         [&](int a, int b) {
           return plan.params[a].optimizer_group == plan.params[b].optimizer_group &&
                  step.step_counts[a] == step.step_counts[b];
@@ -258,7 +258,7 @@ std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs
       AddCopies(plan.shard_copies, plan.shards_stride_bytes, at.param, range.numel * DTypeSizeBytes(flat.dtype), &ops);
     }
   }
-  for (DeviceOp& op : MuonOps(plan, slabs, step, rank, logged)) ops.push_back(std::move(op));
+  for (DeviceOp& op : WholeOps(plan, slabs, step, rank, logged)) ops.push_back(std::move(op));
   return ops;
 }
 
@@ -270,7 +270,7 @@ std::vector<DeviceOp> CommitOps(const ShardPlan& plan, const SlabPointers& slabs
     // The thread of another rank updates what is a whole matrix, and makes its copies behind that.
     const std::vector<Range> ranges = WorkRanges(
         plan, static_cast<int>(f), rank,
-        [&](int param) { return updated.empty() || !updated[param] || !IsMatrix(plan, param); },
+        [&](int param) { return updated.empty() || !updated[param] || !IsUpdatedWhole(plan, param); },
         [](int, int) { return true; });
     for (const Range& range : ranges) {
       const Addresses at(flat, slabs, range.offset);

@@ -36,9 +36,9 @@ std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, 
                               int rank, Norm* result);
 
 // Operations that update `rank`'s work segments: the shards, all replicas' copies of them, and the cast copy unless
-// passes begin with copies. Adjacent segments with equal treatment are merged. Whole matrices (common/plan/matrices.h)
-// are one rank's, in whichever work segments they lie.
-// `logged`: where the rank's updates write what they are about to change.
+// passes begin with copies. Adjacent segments with equal treatment are merged. Whole matrices
+// (common/plan/whole_params.h) are one rank's, in whichever work segments they lie. `logged`: where the rank's updates
+// write what they are about to change.
 std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs, const DecidedStep& step, int rank,
                                 Logged logged = {});
 

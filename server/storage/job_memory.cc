@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/node_part.h"
+#include "common/plan/optimizer_kinds.h"
 #include "common/plan/slab_spread.h"
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
@@ -35,12 +36,27 @@ int64_t WritebackUndoBytes(const ShardPlan& plan) {
   }
   if (plan.memory.undo_bytes > 0) return plan.memory.undo_bytes;  // parts of steps change all copies
   const bool updates = plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
-  return plan.shards_stride_bytes + (updates ? plan.optimizer_stride_bytes : 0);
+  if (!updates) return plan.shards_stride_bytes;
+  const bool holes = HasHoles(plan, HeldSlab::kOptimizer);
+  return plan.shards_stride_bytes + (holes ? HeldChunksBytes(plan, HeldSlab::kOptimizer) : plan.optimizer_stride_bytes);
 }
 
 int64_t HostSessionBytes(const ShardPlan& plan, const SlabPlace& place) {
   return plan.memory.session_bytes - (place.memory == nullptr ? 0 : plan.memory.gradient_slots_bytes);
 }
+
+namespace {
+
+// Whether some optimizer group has the kind.
+bool HasKind(const ShardPlan& plan, v1::OptimizerKind kind) {
+  const v1::OptimizerConfig& optimizer = plan.config.optimizer();
+  for (int group = 0; group <= optimizer.groups_size(); ++group) {
+    if (OptimizerKindOf(optimizer, group) == kind) return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan) {
   if (IsOffloaded(plan) && plan.config.replica_copies()) {
@@ -54,9 +70,11 @@ absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan) {
         "momentum); offload to the host, or let the optimizer step in the trainers (OPTIMIZER_KIND_TRAINER)");
   }
   if (plan.workspace_stride_bytes > 0) {
+    const bool muon = HasKind(plan, v1::OPTIMIZER_KIND_MUON);
     return absl::UnimplementedError(
-        "Muon is not served where ranks train on GPUs (got OPTIMIZER_KIND_MUON); let torch.optim.Muon step in the "
-        "trainers (OPTIMIZER_KIND_TRAINER), or use another kind");
+        absl::StrCat(muon ? "Muon" : "Adafactor", " is not served where ranks train on GPUs (got OPTIMIZER_KIND_",
+                     muon ? "MUON" : "ADAFACTOR", "); let torch.optim.", muon ? "Muon" : "Adafactor",
+                     " step in the trainers (OPTIMIZER_KIND_TRAINER), or use another kind"));
   }
   for (const FlatParamPlan& flat : plan.flat_params) {
     if (flat.requires_grad && !IsTrainable(flat.unsharded_dtype)) {
@@ -102,7 +120,7 @@ absl::StatusOr<std::unique_ptr<Slab>> MakeHostSlab(const ShardPlan& plan, Spread
                                                       {SpreadSlab::kParameters, HeldSlab::kParameters},
                                                       {SpreadSlab::kKept, HeldSlab::kKept}};
   const auto cut = kCut.find(which);
-  if (!plan.cut_over_nodes || cut == kCut.end()) {
+  if (cut == kCut.end() || !HasHoles(plan, cut->second)) {
     return Slab::Create(name, SlabBacking::kSealedMemfd, size_bytes);
   }
   std::vector<Slab::Range> held;

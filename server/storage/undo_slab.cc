@@ -21,8 +21,8 @@ int64_t SizeBytes(const ShardPlan& plan) {
   return IndexBytes(chunks) + chunks * kChunkBytes;
 }
 
-std::vector<ByteRange> HeldWhereCut(const ShardPlan& plan, HeldSlab which) {
-  return plan.cut_over_nodes ? HeldRanges(plan, which) : std::vector<ByteRange>();
+std::vector<ByteRange> HeldWhereHoles(const ShardPlan& plan, HeldSlab which) {
+  return HasHoles(plan, which) ? HeldRanges(plan, which) : std::vector<ByteRange>();
 }
 
 }  // namespace
@@ -45,9 +45,10 @@ absl::StatusOr<std::unique_ptr<UndoSlab>> UndoSlab::TakeUp(UniqueFd fd, const Sh
 UndoSlab::UndoSlab(std::unique_ptr<Slab> slab, const ShardPlan& plan, Slabs slabs)
     : slab_(std::move(slab)),
       slabs_(slabs),
-      cut_(plan.cut_over_nodes),
-      held_shards_(HeldWhereCut(plan, HeldSlab::kShards)),
-      held_optimizer_(HeldWhereCut(plan, HeldSlab::kOptimizer)),
+      shards_have_holes_(HasHoles(plan, HeldSlab::kShards)),
+      optimizer_has_holes_(HasHoles(plan, HeldSlab::kOptimizer)),
+      held_shards_(HeldWhereHoles(plan, HeldSlab::kShards)),
+      held_optimizer_(HeldWhereHoles(plan, HeldSlab::kOptimizer)),
       shards_chunks_(ChunksOf(plan.memory.shards_bytes)),
       chunks_(shards_chunks_ + ChunksOf(plan.memory.optimizer_bytes)) {}
 
@@ -61,8 +62,9 @@ UndoSlab::Place UndoSlab::PlaceOf(int64_t chunk) const {
 }
 
 std::vector<ByteRange> UndoSlab::HeldOf(const Place& place) const {
-  if (!cut_) return {{0, place.size_bytes}};
-  const std::vector<ByteRange>& held = place.slab == slabs_.shards ? held_shards_ : held_optimizer_;
+  const bool of_shards = place.slab == slabs_.shards;
+  if (!(of_shards ? shards_have_holes_ : optimizer_has_holes_)) return {{0, place.size_bytes}};
+  const std::vector<ByteRange>& held = of_shards ? held_shards_ : held_optimizer_;
   const int64_t end = place.offset_bytes + place.size_bytes;
   std::vector<ByteRange> result;
   const auto behind = [](int64_t at, const ByteRange& range) { return at < range.end; };
@@ -95,7 +97,7 @@ absl::Status UndoSlab::Save(const JobSlab* slab, int64_t offset_bytes, int64_t s
     if (tag(chunk) == version + 1) continue;
     const Place place = PlaceOf(chunk);
     const bool is_new = tag(chunk).exchange(0) == 0;
-    for (const ByteRange& held : HeldOf(place)) {  // else what other nodes hold gets memory here
+    for (const ByteRange& held : HeldOf(place)) {  // else a hole gets memory here
       SHARDD_RETURN_IF_ERROR(
           place.slab->Read(place.offset_bytes + held.first, place.old_bytes + held.first, held.end - held.first));
     }

@@ -81,8 +81,9 @@ class UndoSlab {
 
   const std::unique_ptr<Slab> slab_;
   const Slabs slabs_;
-  // Where parameters are cut over nodes, what this one holds of each.
-  const bool cut_;
+  // Where they have holes (HasHoles), what this node holds of each.
+  const bool shards_have_holes_;
+  const bool optimizer_has_holes_;
   const std::vector<ByteRange> held_shards_;
   const std::vector<ByteRange> held_optimizer_;
   const int64_t shards_chunks_;

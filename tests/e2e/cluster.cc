@@ -321,6 +321,10 @@ std::string SpecJson(const Args& args) {
     optimizer += R"(,"groups":[{"fqns":["mid.w1","embed.weight"],"kind":"OPTIMIZER_KIND_MUON"},)"
                  R"({"fqns":["mid.b1","gain","bias"],"kind":"OPTIMIZER_KIND_SGD","momentum":true},)"
                  R"({"fqns":["mid.w2","head.u"],"kind":"OPTIMIZER_KIND_ADAM"}])";
+  } else if (args.Int("adafactor") != 0) {  // of two matrices and a vector
+    optimizer += R"(,"groups":[{"fqns":["mid.w1","embed.weight","bias"],"kind":"OPTIMIZER_KIND_ADAFACTOR"},)"
+                 R"({"fqns":["mid.b1","gain"],"kind":"OPTIMIZER_KIND_SGD","momentum":true},)"
+                 R"({"fqns":["mid.w2","head.u"],"kind":"OPTIMIZER_KIND_ADAM"}])";
   } else if (args.Int("parts") != 0) {
     absl::StrAppend(&optimizer, R"(,"groups":[{"fqns":["mid.w1","embed.weight","bias"],"kind":"OPTIMIZER_KIND_ADAMW)",
                     args.Int("two_states") != 0 ? "" : "_AMSGRAD", R"("},)");

@@ -55,7 +55,7 @@ TEST_P(DaemonDeathUnder, KillsLoseNothingOfOtherOptimizers) {
   KillWhereRanksTrain(args, kills);
 }
 
-class DaemonDeathOfMuon : public DaemonDeath, public ::testing::WithParamInterface<const char*> {};
+class DaemonDeathOfWhole : public DaemonDeath, public ::testing::WithParamInterface<const char*> {};
 
 // What a part has changed is taken back, and a step that is decided is completed behind its parts.
 class DaemonDeathBetween : public DaemonDeath, public ::testing::WithParamInterface<const char*> {
@@ -105,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(All, DaemonDeathBetween, ::testing::Values("1", "2"),
                          [](const auto& info) { return info.param[0] == '1' ? "each" : "every_other"; });
 
 // Between products of a matrix, too, which the next daemon makes again.
-TEST_P(DaemonDeathOfMuon, KillsLoseNothingOfMatrices) {
+TEST_P(DaemonDeathOfWhole, KillsLoseNothingOfMatrices) {
   const Args args = Training(60 * Kills())
                         .With({{"muon", "1"},
                                {"world", "3"},
@@ -117,7 +117,19 @@ TEST_P(DaemonDeathOfMuon, KillsLoseNothingOfMatrices) {
   KillWhereRanksTrain(args, Kills());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DaemonDeathOfMuon, ::testing::Values("0", "1"),
+TEST_P(DaemonDeathOfWhole, KillsLoseNothingOfAdafactorsParametersEither) {
+  const Args args = Training(60 * Kills())
+                        .With({{"adafactor", "1"},
+                               {"world", "3"},
+                               {"parts", GetParam()},
+                               {"momentum", "0"},
+                               {"lr", "0.003"},
+                               {"param_dtype", "bf16"}});
+  StartCustodian();
+  KillWhereRanksTrain(args, Kills());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DaemonDeathOfWhole, ::testing::Values("0", "1"),
                          [](const auto& info) { return info.param[0] == '0' ? "at_once" : "in_parts"; });
 
 TEST_F(DaemonDeath, KillsUnderFourRanksLoseNothing) {

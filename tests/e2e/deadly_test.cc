@@ -77,6 +77,11 @@ TEST_F(Deadly, AtEachWriteOfMuonLosesNothing) {
   Walk(Training(1000).With({{"muon", "1"}, {"lr", "0.01"}, {"param_dtype", "bf16"}}));
 }
 
+// Each block of rows, of columns and of a parameter, whose RMS of before is the log's to know.
+TEST_F(Deadly, AtEachWriteOfAdafactorLosesNothing) {
+  Walk(Training(1000).With({{"adafactor", "1"}, {"lr", "0.01"}, {"param_dtype", "bf16"}}));
+}
+
 TEST_F(Deadly, AtEachWriteOfAStepInPartsLosesNothing) {
   Walk(Training(1000).With({{"parts", "1"}, {"lr", "0.01"}, {"param_dtype", "bf16"}}));
 }

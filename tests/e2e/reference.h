@@ -49,6 +49,12 @@ inline shardd_hyperparameters MuonValues(const Hyper& h) {
   values.ns_a = 3.4445, values.ns_b = -4.775, values.ns_c = 2.0315, values.ns_steps = 5;
   return values;
 }
+inline shardd_hyperparameters AdafactorValues(const Hyper& h) {
+  shardd_hyperparameters values = {};
+  values.lr = h.lr, values.weight_decay = 0.1, values.beta2_decay = -0.8, values.eps = -1, values.eps2 = 1e-3;
+  values.d = 1;
+  return values;
+}
 
 struct Trained {
   std::vector<std::vector<double>> losses;  // by rank, by step: the mean of its micro-batches

@@ -46,6 +46,10 @@ absl::Status Step(shardd_job* job, const shardd_step_options& options) {
       out->set_ns_steps(groups[i].ns_steps);
       out->set_adjust_lr(groups[i].adjust_lr == SHARDD_ADJUST_LR_MATCH_RMS_ADAMW ? v1::ADJUST_LR_MATCH_RMS_ADAMW
                                                                                  : v1::ADJUST_LR_ORIGINAL);
+    } else if (kind == v1::OPTIMIZER_KIND_ADAFACTOR) {
+      out->set_beta2_decay(groups[i].beta2_decay);
+      out->set_eps2(groups[i].eps2);
+      out->set_d(groups[i].d);
     } else if (kind == v1::OPTIMIZER_KIND_RMSPROP || kind == v1::OPTIMIZER_KIND_CENTERED_RMSPROP) {
       out->set_alpha(groups[i].alpha);
     } else {
@@ -54,7 +58,8 @@ absl::Status Step(shardd_job* job, const shardd_step_options& options) {
     }
     out->set_eps(groups[i].eps);
     out->set_momentum(groups[i].momentum);
-    if (kind != v1::OPTIMIZER_KIND_MUON) out->set_dampening(groups[i].dampening);
+    if (kind != v1::OPTIMIZER_KIND_MUON && kind != v1::OPTIMIZER_KIND_ADAFACTOR)
+      out->set_dampening(groups[i].dampening);
     out->set_nesterov(groups[i].nesterov != 0);
   }
   step.set_max_grad_norm(options.max_grad_norm);

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/c/attachment/call_span.h"
+#include "common/plan/whole_params.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -28,11 +29,12 @@ absl::Status Values::WriteElements(int param, const void* data, int64_t first, i
   return absl::OkStatus();
 }
 
-absl::Status Values::CheckRange(const char* call, int index, const void* data, int64_t first, int64_t numel) const {
+absl::Status Values::CheckRange(const char* call, int index, const void* data, int64_t first, int64_t numel,
+                                int64_t of) const {
   const ParamPlan& param = attachment_.plan().param(index);
-  if (first < 0 || numel < 0 || first > param.numel || numel > param.numel - first) {
+  if (first < 0 || numel < 0 || first > of || numel > of - first) {
     return absl::InvalidArgumentError(absl::StrCat(call, " \"", param.fqn, "\": range is outside of it (got [", first,
-                                                   ", ", first, " + ", numel, "), want within [0, ", param.numel,
+                                                   ", ", first, " + ", numel, "), want within [0, ", of,
                                                    "); rank=", attachment_.rank(), ")"));
   }
   if (numel > 0 && data == nullptr) {
@@ -60,7 +62,8 @@ absl::Status Values::WriteParameter(int index, const void* data, int64_t first, 
 
 absl::Status Values::WriteWithin(int index, const void* data, int64_t first, int64_t numel) {
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
-  SHARDD_RETURN_IF_ERROR(CheckRange("write_parameter", index, data, first, numel));
+  SHARDD_RETURN_IF_ERROR(
+      CheckRange("write_parameter", index, data, first, numel, attachment_.plan().param(index).numel));
   SHARDD_RETURN_IF_ERROR(CheckWritable("write_parameter", index));
   return WriteElements(index, data, first, numel, DTypeSizeBytes(attachment_.plan().param(index).dtype), 0);
 }
@@ -69,7 +72,7 @@ absl::Status Values::WriteGradient(int index, const void* data, int64_t first, i
   const ParamPlan& param = attachment_.plan().param(index);
   CallSpan span(attachment_, v1::TRACE_CALL_WRITE_GRADIENT, param.group);
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
-  SHARDD_RETURN_IF_ERROR(CheckRange("write_gradient", index, data, first, numel));
+  SHARDD_RETURN_IF_ERROR(CheckRange("write_gradient", index, data, first, numel, param.numel));
   const bool writable = full_params_.written_back() && full_params_.with_grads() && !commit_sent_;
   if (!writable || !param.requires_grad) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -94,7 +97,8 @@ absl::Status Values::WriteOptimizerState(int index, int state, const float* data
                                                    "\": the daemon keeps no such state (got ", state,
                                                    ", want less than ", states, "; rank=", plan.rank(), ")"));
   }
-  SHARDD_RETURN_IF_ERROR(CheckRange("write_optimizer_state", index, data, first, numel));
+  SHARDD_RETURN_IF_ERROR(
+      CheckRange("write_optimizer_state", index, data, first, numel, StateNumel(plan.plan(), index, state)));
   SHARDD_RETURN_IF_ERROR(CheckWritable("write_optimizer_state", index));
   return WriteElements(index, data, first, numel, DTypeSizeBytes(v1::DTYPE_FLOAT32),
                        static_cast<uint32_t>(state + 1) << kWrittenStateShift);

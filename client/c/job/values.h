@@ -35,7 +35,9 @@ class Values {
  private:
   // True before the first version, when every rank may write any parameter.
   bool initial() const { return attachment_.ledger().expected_version() == 0; }
-  absl::Status CheckRange(const char* call, int param, const void* data, int64_t first, int64_t numel) const;
+  // `of`: elements that there are.
+  absl::Status CheckRange(const char* call, int param, const void* data, int64_t first, int64_t numel,
+                          int64_t of) const;
   absl::Status CheckWritable(const char* call, int param) const;
   // Sends `numel` elements of `element_bytes` each, in records with these flags.
   absl::Status WriteElements(int param, const void* data, int64_t first, int64_t numel, int64_t element_bytes,

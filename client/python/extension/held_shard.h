@@ -71,11 +71,13 @@ class HeldShard {
   // In a forked child, where the job's memory is not mapped: every later use raises `message`.
   void LoseMemory(const std::string& message);
 
-  // Optimizer state `index` of the shard: `local`, alone in its storage and with at most 4 bytes an element, lies at
-  // `rows` from now on; `copy_in` puts its values there first. What was there before keeps its values elsewhere.
-  void AdoptState(size_t index, const at::Tensor& local, void* rows, bool copy_in);
+  // Optimizer state `index` of the shard: `local`, alone in its storage and with at most 4 bytes an element, lies from
+  // now on where the parameter's state, which begins at `state`, has the shard's elements; or at `state` itself
+  // (`whole`), where a state has no element for each of the parameter's. `copy_in` puts its values there first. What
+  // was there before keeps its values elsewhere.
+  void AdoptState(size_t index, const at::Tensor& local, float* state, bool whole, bool copy_in);
   size_t state_count() const { return states_.size(); }
-  void PointState(size_t index, void* rows);
+  void PointState(size_t index, float* state);
   void SetGradientMemory(void* gradient_shard) { gradient_memory_ = gradient_shard; }
 
   // Before the first gradient of a parameter, none of which the job holds unshown, is submitted: whether it replaces
@@ -186,6 +188,7 @@ class HeldShard {
   size_t storage_references_ = 0;
   int64_t gradient_step_ = -1;  // steps made when it was shown last
   std::vector<at::Tensor> states_;
+  std::vector<bool> whole_;  // by state
   // What is to be added to the job's gradient, where `.grad` shows that while the job's is written: what it showed
   // before a step and was not set to None since, or what it showed in this step. The latter less what of it the job has
   // already.

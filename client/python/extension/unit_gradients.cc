@@ -234,9 +234,9 @@ void UnitGradients::LoadMemory() {
       shard->SetGradientMemory(gradient + shard->first_element);
     }
     for (size_t state = 0; state < shard->state_count(); ++state) {
-      auto* rows =
+      auto* of_param =
           static_cast<float*>(shardd_optimizer_state_data(job, shard->daemon_param, static_cast<int32_t>(state)));
-      shard->PointState(state, rows + shard->first_element);
+      shard->PointState(state, of_param);
     }
   }
 }

@@ -69,6 +69,8 @@ std::string SizeText(const std::vector<std::vector<DeviceOp>>& parts) {
         ++matrices;
         elements += matrix.rows * matrix.cols;
         multiplications += MuonCost(matrix.rows, matrix.cols, matrix.params.ns_steps);
+      } else if (const auto* const adafactor = std::get_if<AdafactorOp>(&op); adafactor != nullptr) {
+        elements += adafactor->tensor.shape.numel();
       } else if (LoggedOf(op) != nullptr) {
         elements += OpExtent(op);
       }

@@ -9,7 +9,10 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/status/status_macros.h"
 #include "common/tensor/update_log.h"
 #include "common/tensor/update_scalars.h"
 #include "server/device/device_op.h"
@@ -120,9 +123,26 @@ struct Slice {
       RunMuonItem(op.matrix, item, op.logged.log, op.logged.first);
     }
   }
+  void operator()(const AdafactorOp& op) const {
+    for (int64_t item = first; item < first + count; ++item) {
+      RunAdafactorItem(op.tensor, item, op.logged.log, op.logged.first);
+    }
+  }
   void operator()(const SumOp&) const {}   // CheckCpuOp refuses it
   void operator()(const MoveOp&) const {}  // likewise
 };
+
+using Workspace = std::unique_ptr<void, void (*)(void*)>;
+
+// For whoever completes an update; `what` is what is updated.
+absl::StatusOr<Workspace> MakeWorkspace(int64_t size_bytes, absl::string_view what) {
+  Workspace workspace(std::aligned_alloc(64, static_cast<size_t>((size_bytes + 63) / 64 * 64)), &std::free);
+  if (workspace == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat("complete an update of a ", what, ": no memory to work in (want ",
+                                                     size_bytes, " bytes); give the daemon more, and start it again"));
+  }
+  return workspace;
+}
 
 // Buffer, then parameter; what lies between the two is made again where anything of the parameter is to be done.
 absl::Status CompleteMuon(const MuonOp& op, int64_t step) {
@@ -134,15 +154,10 @@ absl::Status CompleteMuon(const MuonOp& op, int64_t step) {
     Cast(matrix.p, matrix.param_dtype, matrix.cast_dst, matrix.cast_dtype, done - numel);
   }
   if (done == 2 * numel) return absl::OkStatus();
-  std::unique_ptr<void, void (*)(void*)> workspace(nullptr, &std::free);
+  Workspace workspace(nullptr, &std::free);
   if (matrix.workspace == nullptr) {
-    const int64_t size_bytes = MuonWorkspaceBytes(matrix.rows, matrix.cols);
-    workspace.reset(std::aligned_alloc(64, static_cast<size_t>((size_bytes + 63) / 64 * 64)));
-    if (workspace == nullptr) {
-      return absl::ResourceExhaustedError(absl::StrCat("complete an update of a ", matrix.rows, " x ", matrix.cols,
-                                                       " matrix: no memory to work in (want ", size_bytes,
-                                                       " bytes); give the daemon more, and start it again"));
-    }
+    SHARDD_ASSIGN_OR_RETURN(workspace, MakeWorkspace(MuonWorkspaceBytes(matrix.rows, matrix.cols),
+                                                     absl::StrCat(matrix.rows, " x ", matrix.cols, " matrix")));
     matrix.workspace = static_cast<float*>(workspace.get());
   }
   if (log != nullptr && log->done(step) == op.logged.first + done && log->is_torn(step)) {
@@ -150,6 +165,31 @@ absl::Status CompleteMuon(const MuonOp& op, int64_t step) {
     log->PutBack(UpdatedArraysOf(op, done, std::min(log->block_numel(), end - done)).arrays);
   }
   RunMuonFrom(matrix, done, log, op.logged.first);
+  return absl::OkStatus();
+}
+
+// States, then parameter.
+absl::Status CompleteAdafactor(const AdafactorOp& op, int64_t step) {
+  AdafactorTensor tensor = op.tensor;
+  const int64_t rows = tensor.shape.row_numel(), states = rows + tensor.shape.col_numel();
+  const int64_t all = states + tensor.shape.numel();
+  UpdateLog* const log = op.logged.log;
+  const int64_t done = log == nullptr ? 0 : std::clamp<int64_t>(log->done(step) - op.logged.first, 0, all);
+  if (tensor.cast_dst != nullptr && done > states) {  // which may be behind
+    Cast(tensor.p, tensor.param_dtype, tensor.cast_dst, tensor.cast_dtype, done - states);
+  }
+  if (done == all) return absl::OkStatus();
+  Workspace workspace(nullptr, &std::free);
+  if (tensor.workspace == nullptr) {
+    SHARDD_ASSIGN_OR_RETURN(workspace, MakeWorkspace(AdafactorWorkspaceBytes(tensor.shape),
+                                                     absl::StrCat("parameter of ", tensor.shape.numel(), " elements")));
+    tensor.workspace = static_cast<float*>(workspace.get());
+  }
+  if (log != nullptr && log->done(step) == op.logged.first + done && log->is_torn(step)) {
+    const int64_t end = done < rows ? rows : done < states ? states : all;
+    log->PutBack(UpdatedArraysOf(op, done, std::min(log->block_numel(), end - done)).arrays);
+  }
+  RunAdafactorFrom(tensor, done, log, op.logged.first);
   return absl::OkStatus();
 }
 
@@ -168,7 +208,7 @@ int64_t CpuOpBytes(const DeviceOp& op, int64_t count) {
 
 int64_t CpuOpSlice(const DeviceOp& op) {
   if (std::holds_alternative<NormOp>(op)) return kNormSliceNumel;
-  if (std::holds_alternative<MuonOp>(op)) return 1;
+  if (std::holds_alternative<MuonOp>(op) || std::holds_alternative<AdafactorOp>(op)) return 1;
   const int64_t extent = kSliceBytes / CpuOpBytes(op, 1) / kSliceAlignment * kSliceAlignment;
   return std::max(extent, kSliceAlignment);
 }
@@ -200,6 +240,8 @@ absl::Status CompleteCpuOp(const DeviceOp& op, int64_t step) {
     complete(*rule);
   } else if (const auto* const muon = std::get_if<MuonOp>(&op); muon != nullptr) {
     return CompleteMuon(*muon, step);
+  } else if (const auto* const adafactor = std::get_if<AdafactorOp>(&op); adafactor != nullptr) {
+    return CompleteAdafactor(*adafactor, step);
   } else {
     RunCpuOp(op, 0, OpExtent(op));
   }

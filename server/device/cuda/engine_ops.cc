@@ -150,6 +150,9 @@ struct CudaEngine::Calls {
   absl::Status operator()(const MuonOp&) const {
     return absl::UnimplementedError("update by muon: GPUs have no kernel of it");
   }
+  absl::Status operator()(const AdafactorOp&) const {
+    return absl::UnimplementedError("update by adafactor: GPUs have no kernel of it");
+  }
   absl::Status operator()(const SumOp& op) const { return op.communicator->Enqueue(op, stream()); }
   absl::Status operator()(const MoveOp& op) const { return op.communicator->Enqueue(op, stream()); }
 };

@@ -98,6 +98,18 @@ struct Check {
     return CheckUpdate("muon", of.p == nullptr || of.g == nullptr || of.buf == nullptr, of.param_dtype, of.cast_dst,
                        of.cast_dtype);
   }
+  absl::Status operator()(const AdafactorOp& op) const {
+    const AdafactorTensor& of = op.tensor;
+    if (of.shape.matrices < 1 || of.shape.rows < 1 || of.shape.cols < 1 || of.params.step < 1 ||
+        op.items != AdafactorItems(of.shape)) {
+      return Malformed("adafactor", absl::StrCat("no such parameter, items of another one, or no such update (got ",
+                                                 of.shape.matrices, " x ", of.shape.rows, " x ", of.shape.cols, ", ",
+                                                 op.items, " items, update ", of.params.step, ")"));
+    }
+    const bool null_pointer = of.p == nullptr || of.g == nullptr || of.row == nullptr;
+    return CheckUpdate("adafactor", null_pointer || (of.shape.is_factored && of.col == nullptr), of.param_dtype,
+                       of.cast_dst, of.cast_dtype);
+  }
   absl::Status operator()(const SumOp& op) const {
     if (op.communicator == nullptr) return Malformed("sum", "no communicator");
     const int members = op.communicator->members();

@@ -15,7 +15,7 @@ constexpr auto kStateBytes = static_cast<int64_t>(sizeof(float));
 template <typename Op>
 constexpr bool IsUpdate() {
   return std::is_same_v<Op, AdamWOp> || std::is_same_v<Op, SgdOp> || std::is_same_v<Op, RuleOp> ||
-         std::is_same_v<Op, MuonOp>;
+         std::is_same_v<Op, MuonOp> || std::is_same_v<Op, AdafactorOp>;
 }
 
 }  // namespace
@@ -48,6 +48,14 @@ UpdatedArrays UpdatedArraysOf(const MuonOp& op, int64_t first, int64_t numel) {
   return {{{At(of.p, of.param_dtype, first - of_buf), numel * DTypeSizeBytes(of.param_dtype)}, {}, {}, {}}};
 }
 
+UpdatedArrays UpdatedArraysOf(const AdafactorOp& op, int64_t first, int64_t numel) {
+  const AdafactorTensor& of = op.tensor;
+  const int64_t rows = of.shape.row_numel(), states = rows + of.shape.col_numel();
+  if (first < rows) return {{{}, {of.row + first, numel * kStateBytes}, {}, {}}};
+  if (first < states) return {{{}, {}, {of.col + first - rows, numel * kStateBytes}, {}}};
+  return {{{At(of.p, of.param_dtype, first - states), numel * DTypeSizeBytes(of.param_dtype)}, {}, {}, {}}};
+}
+
 Logged* MutableLoggedOf(DeviceOp* op) {
   return std::visit(
       [](auto& any) -> Logged* {
@@ -73,6 +81,12 @@ std::vector<UpdateLog::Array> WrittenBy(const DeviceOp& op) {
           const int64_t numel = any.matrix.rows * any.matrix.cols;
           return {{any.matrix.p, numel * DTypeSizeBytes(any.matrix.param_dtype)},
                   {any.matrix.buf, numel * kStateBytes}};
+        } else if constexpr (std::is_same_v<Op, AdafactorOp>) {
+          const AdafactorTensor& of = any.tensor;
+          std::vector<UpdateLog::Array> written = {{of.p, of.shape.numel() * DTypeSizeBytes(of.param_dtype)},
+                                                   {of.row, of.shape.row_numel() * kStateBytes}};
+          if (of.shape.is_factored) written.push_back({of.col, of.shape.col_numel() * kStateBytes});
+          return written;
         } else if constexpr (IsUpdate<Op>()) {
           const UpdatedArrays updated = UpdatedArraysOf(any, 0, any.numel);
           std::vector<UpdateLog::Array> written;

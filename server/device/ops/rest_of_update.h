@@ -24,6 +24,9 @@ UpdatedArrays UpdatedArraysOf(const SgdOp& op, int64_t first, int64_t numel);
 UpdatedArrays UpdatedArraysOf(const RuleOp& op, int64_t first, int64_t numel);
 // Of a matrix, elements of the log: those of the momentum buffer, then those of the parameter (common/tensor/muon.h).
 UpdatedArrays UpdatedArraysOf(const MuonOp& op, int64_t first, int64_t numel);
+// Of a parameter of Adafactor: those of state 0, of state 1, and then those of the parameter
+// (common/tensor/adafactor.h).
+UpdatedArrays UpdatedArraysOf(const AdafactorOp& op, int64_t first, int64_t numel);
 // What an update of all of its elements, or a copy, writes, but for a cast copy; empty: something else.
 std::vector<UpdateLog::Array> WrittenBy(const DeviceOp& op);
 // Where old values of array `i` lie in a GPU's place for them.

@@ -27,6 +27,10 @@ struct BytesOfOne {
     const double all = 40 * elements + MuonCost(op.matrix.rows, op.matrix.cols, op.matrix.params.ns_steps) / 2;
     return 1 + static_cast<int64_t>(all / static_cast<double>(std::max<int64_t>(1, op.items)));
   }
+  int64_t operator()(const AdafactorOp& op) const {  // of one item, on the average
+    return 1 + op.tensor.shape.numel() * (3 * kFloatBytes + 3 * DTypeSizeBytes(op.tensor.param_dtype)) /
+                   std::max<int64_t>(1, op.items);
+  }
   int64_t operator()(const SumOp&) const { return kFloatBytes; }
   int64_t operator()(const MoveOp&) const { return 1; }
 };
@@ -87,6 +91,7 @@ struct Slice {
     op.logged.first += first;
   }
   void operator()(MuonOp&) const {}
+  void operator()(AdafactorOp&) const {}
   void operator()(SumOp&) const {}
   void operator()(MoveOp&) const {}
 };

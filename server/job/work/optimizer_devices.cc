@@ -49,16 +49,18 @@ struct PartOf {
     return part;
   }
   DeviceOp operator()(const RuleOp& op) const { return SliceOf(op, first, count); }
-  // Whole: matrices, and reductions and moves, which are never an optimizer's.
+  // Whole: what needs whole parameters, and reductions and moves, which are never an optimizer's.
   DeviceOp operator()(const MuonOp& op) const { return op; }
+  DeviceOp operator()(const AdafactorOp& op) const { return op; }
   DeviceOp operator()(const ReduceOp& op) const { return op; }
   DeviceOp operator()(const SumOp& op) const { return op; }
   DeviceOp operator()(const MoveOp& op) const { return op; }
 };
 
 bool MayCut(const DeviceOp& op) {
-  return !std::holds_alternative<MuonOp>(op) && !std::holds_alternative<ReduceOp>(op) &&
-         !std::holds_alternative<SumOp>(op) && !std::holds_alternative<MoveOp>(op);
+  return !std::holds_alternative<MuonOp>(op) && !std::holds_alternative<AdafactorOp>(op) &&
+         !std::holds_alternative<ReduceOp>(op) && !std::holds_alternative<SumOp>(op) &&
+         !std::holds_alternative<MoveOp>(op);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/plan/node_part.h"
+#include "common/plan/whole_params.h"
 #include "common/status/status_macros.h"
 #include "common/tensor/dtype.h"
 #include "server/storage/job_memory.h"
@@ -33,7 +34,7 @@ SlabPart WholePart(const ShardPlan& plan, const JobMemory& memory, int param, in
   const int64_t element_bytes = DTypeSizeBytes(v1::DTYPE_FLOAT32);
   return {memory.optimizer(),
           flat.optimizer_offset_bytes + (part - 1) * flat.StateStrideBytes() + of.offset * element_bytes, element_bytes,
-          of.numel};
+          StateNumel(plan, param, part - 1)};
 }
 
 ParamRange ElementsOfNode(const ShardPlan& plan, int param) {
@@ -47,7 +48,7 @@ SlabPart PartOfNode(const ShardPlan& plan, const JobMemory& memory, int param, i
   SlabPart result = WholePart(plan, memory, param, part);
   const ParamRange elements = ElementsOfNode(plan, param);
   result.offset_bytes += elements.first * result.element_bytes;
-  result.numel = elements.numel;
+  result.numel = std::max<int64_t>(0, std::min(elements.numel, result.numel - elements.first));
   return result;
 }
 

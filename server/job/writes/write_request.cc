@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/whole_params.h"
 #include "common/shm/ring.h"
 #include "common/tensor/dtype.h"
 #include "server/session/rank_command.h"
@@ -43,9 +44,10 @@ absl::StatusOr<WriteRequest> ParseWrite(const ShardPlan& plan, const RankCommand
     request.count = command.arg0;
     return request;
   }
-  if (command.arg0 < 0 || command.arg1 < 0 || command.arg0 > param.numel || command.arg1 > param.numel - command.arg0) {
+  const int64_t numel = state > 0 ? StateNumel(plan, command.group, state - 1) : param.numel;
+  if (command.arg0 < 0 || command.arg1 < 0 || command.arg0 > numel || command.arg1 > numel - command.arg0) {
     return absl::InvalidArgumentError(absl::StrCat("elements are out of range (got ", command.arg0, " + ", command.arg1,
-                                                   ", want within ", param.numel, ")"));
+                                                   ", want within ", numel, ")"));
   }
   if (of_gradient && !(gradients && param.requires_grad)) {
     return absl::FailedPreconditionError(param.requires_grad

@@ -80,6 +80,22 @@ TEST(OptimizerKinds, WhatMuonDoesNotDoIsNamed) {
   EXPECT_EQ(refused([](auto& v) { v.set_ns_b(-4.775); }), "");
 }
 
+TEST(OptimizerKinds, WhatAdafactorDoesNotDoIsNamed) {
+  v1::OptimizerConfig config;
+  config.set_kind(v1::OPTIMIZER_KIND_ADAFACTOR);
+  const auto refused = [&](const auto& set) {
+    v1::HyperParameters values;
+    set(values);
+    return std::string(CheckHyperParameters(config, 0, values).message());
+  };
+  EXPECT_THAT(refused([](auto& v) { v.set_beta2_decay(0.1); }),
+              HasSubstr("beta2_decay is out of range (got 0.1, want finite, <= 0)"));
+  EXPECT_THAT(refused([](auto& v) { v.set_d(0.5); }), HasSubstr("d is out of range (got 0.5, want finite, >= 1"));
+  EXPECT_THAT(refused([](auto& v) { v.set_eps(-2); }), HasSubstr("eps is out of range (got -2"));
+  EXPECT_THAT(refused([](auto& v) { v.set_eps(HUGE_VAL); }), HasSubstr("eps is out of range (got inf"));
+  EXPECT_EQ(refused([](auto& v) { v.set_eps(-1), v.set_d(1), v.set_beta2_decay(-0.8); }), "");
+}
+
 TEST(OptimizerKinds, AnUnknownKindIsNamedWithThoseThatAreKnown) {
   v1::OptimizerConfig config;
   config.set_kind(static_cast<v1::OptimizerKind>(42));

@@ -1,5 +1,5 @@
-// Muon of the daemon's over nodes: matrices have the bits of a run on one node, and a rank that dies loses nothing of
-// them. Daemons that die are in nodes_death_test.cc.
+// Muon and Adafactor of the daemon's over nodes: what they update whole has the bits of a run on one node, and a rank
+// that dies loses nothing of it. Daemons that die are in nodes_death_test.cc.
 
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/nodes/nodes.h"
@@ -11,16 +11,20 @@ namespace {
 
 using testing::Child;
 
-struct MuonCase {
+struct WholeCase {
   const char* name;
   Args args;
 };
 
-class NodesMuon : public Nodes, public ::testing::WithParamInterface<MuonCase> {
+class NodesWhole : public Nodes, public ::testing::WithParamInterface<WholeCase> {
  protected:
   static Args Training(int steps) {
-    return Args({{"muon", "1"}, {"momentum", "0"}, {"lr", "0.003"}, {"steps", absl::StrCat(steps)}})
-        .With(GetParam().args);
+    const Args& args = GetParam().args;
+    return Args({{"muon", args.Int("adafactor") != 0 ? "0" : "1"},
+                 {"momentum", "0"},
+                 {"lr", "0.003"},
+                 {"steps", absl::StrCat(steps)}})
+        .With(args);
   }
   // The same on one node, which has as many ranks.
   static std::vector<TrainerReport> RunOnOneNode(const Args& args, int ranks) {
@@ -40,7 +44,7 @@ class NodesMuon : public Nodes, public ::testing::WithParamInterface<MuonCase> {
 };
 
 // Two summands, so that their order is the same.
-TEST_P(NodesMuon, TwoNodesHaveTheBitsOfOne) {
+TEST_P(NodesWhole, TwoNodesHaveTheBitsOfOne) {
   Start(2, 1);
   const Args args = Training(20);
   const std::vector<TrainerReport> got = RunAll(args), want = RunOnOneNode(args, 2);
@@ -58,7 +62,7 @@ TEST_P(NodesMuon, TwoNodesHaveTheBitsOfOne) {
   }
 }
 
-TEST_P(NodesMuon, RanksThatDieLoseNothingOfMatrices) {
+TEST_P(NodesWhole, RanksThatDieLoseNothing) {
   Start(2);
   for (const auto& [moment, on, dies] : {std::tuple{"backward_done@4", 1, 1}, {"step_sent@6", 0, 1}}) {
     const Args args =
@@ -69,25 +73,41 @@ TEST_P(NodesMuon, RanksThatDieLoseNothingOfMatrices) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Jobs, NodesMuon,
-    ::testing::Values(MuonCase{"Replicas", {}}, MuonCase{"ReplicasInParts", {{"parts", "1"}, {"layout", "DIM0"}}},
-                      MuonCase{"Cut", {{"strategy", "FULL_SHARD"}}},
-                      MuonCase{"CutDim0InParts", {{"strategy", "FULL_SHARD"}, {"parts", "1"}, {"layout", "DIM0"}}},
-                      MuonCase{"CutBf16Accumulated",
-                               {{"strategy", "SHARD_GRAD_OP"}, {"param_dtype", "bf16"}, {"micro", "2"}}}),
+    Jobs, NodesWhole,
+    ::testing::Values(WholeCase{"Replicas", {}}, WholeCase{"ReplicasInParts", {{"parts", "1"}, {"layout", "DIM0"}}},
+                      WholeCase{"Cut", {{"strategy", "FULL_SHARD"}}},
+                      WholeCase{"CutDim0InParts", {{"strategy", "FULL_SHARD"}, {"parts", "1"}, {"layout", "DIM0"}}},
+                      WholeCase{"CutBf16Accumulated",
+                                {{"strategy", "SHARD_GRAD_OP"}, {"param_dtype", "bf16"}, {"micro", "2"}}},
+                      WholeCase{"AdafactorsReplicas", {{"adafactor", "1"}}},
+                      WholeCase{"AdafactorsReplicasInParts", {{"adafactor", "1"}, {"parts", "1"}, {"layout", "DIM0"}}},
+                      WholeCase{"AdafactorsCut", {{"adafactor", "1"}, {"strategy", "FULL_SHARD"}}},
+                      WholeCase{"AdafactorsCutDim0Bf16",
+                                {{"adafactor", "1"},
+                                 {"strategy", "SHARD_GRAD_OP"},
+                                 {"layout", "DIM0"},
+                                 {"param_dtype", "bf16"},
+                                 {"micro", "2"}}}),
     [](const auto& info) { return std::string(info.param.name); });
 
-class NodesMuonOnGpus : public Nodes {};
+class NodesWholeOnGpus : public Nodes {};
 
-TEST_F(NodesMuonOnGpus, IsRefusedByName) {
+TEST_F(NodesWholeOnGpus, AreRefusedByName) {
   SHARDD_NEEDS_GPUS(1);
   OnGpus(1);
   Start(2, 1);
   for (const char* const strategy : {"HYBRID_SHARD", "FULL_SHARD"}) {
-    const Args args = {{"muon", "1"}, {"momentum", "0"}, {"steps", "2"}, {"strategy", strategy}, {"name", strategy}};
-    for (const TrainerReport& report : RunAll(args)) {
-      EXPECT_NE(report.message.find("Muon is not served where ranks train on GPUs"), std::string::npos)
-          << report.message;
+    for (const auto& [arg, name] : {std::pair{"muon", "Muon"}, {"adafactor", "Adafactor"}}) {
+      const Args args = {{arg, "1"},
+                         {"momentum", "0"},
+                         {"steps", "2"},
+                         {"strategy", strategy},
+                         {"name", absl::StrCat(strategy, name)}};
+      for (const TrainerReport& report : RunAll(args)) {
+        EXPECT_NE(report.message.find(absl::StrCat(name, " is not served where ranks train on GPUs")),
+                  std::string::npos)
+            << report.message;
+      }
     }
   }
 }

@@ -257,6 +257,9 @@ TEST_F(NodesTest, LivingRanksReattachToANewDaemonOfNode0) { OutliveDaemon(0); }
 TEST_F(NodesTest, ANewDaemonGetsMatricesOfMuonFromAReplica) {
   OutliveDaemon(1, "before_step", {{"muon", "1"}, {"momentum", "0"}, {"lr", "0.003"}});
 }
+TEST_F(NodesTest, ANewDaemonGetsStatesOfAdafactorFromAReplica) {
+  OutliveDaemon(1, "before_step", {{"adafactor", "1"}, {"momentum", "0"}, {"lr", "0.003"}});
+}
 TEST_F(NodesTest, ADaemonsDeathTakesBackWhatIsWrittenOnOtherNodes) {
   OutliveDaemon(1, "writeback", {{"steps", "5"}, {"writeback_at_end", "1"}});
 }

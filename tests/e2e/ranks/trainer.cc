@@ -205,10 +205,12 @@ Status Trainer::TrainStep(int64_t step) {
     RETURN_IF_ERROR(status);
   }
   std::vector<shardd_hyperparameters> groups;
-  const bool several = args_.Int("parts") != 0 || args_.Int("muon") != 0;
+  const bool muon = args_.Int("muon") != 0, adafactor = args_.Int("adafactor") != 0;
+  const bool several = args_.Int("parts") != 0 || muon || adafactor;
   const int count = several ? 4 : args_.Int("two_groups") != 0 ? 2 : 1;
   for (int g = 0; g < count; ++g) {
-    groups.push_back(g == 1 && args_.Int("muon") != 0 ? MuonValues(HyperOf(args_, g)) : ValuesOf(HyperOf(args_, g)));
+    const Hyper h = HyperOf(args_, g);
+    groups.push_back(g == 1 && muon ? MuonValues(h) : g == 1 && adafactor ? AdafactorValues(h) : ValuesOf(h));
   }
   if (const std::string lr = Odd("odd_lr", step); !lr.empty()) groups.back().lr = std::atof(lr.c_str());
   const std::string odd_norm = Odd("odd_max_norm", step);

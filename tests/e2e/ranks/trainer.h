@@ -9,6 +9,7 @@
 //   parts=1              several optimizers, each of which steps in a part of its own; 2: the last one in every other
 //                        step
 //   muon=1               the first of these optimizers is Muon; without parts, all step at once
+//   adafactor=1          likewise, Adafactor
 //   odd_initial=PARAMETER  its initial value ends otherwise
 //   odd_order, odd_lr (of the last optimizer group), odd_max_norm, odd_norm_type, odd_writeback (at the end)
 //   =VALUE@STEP

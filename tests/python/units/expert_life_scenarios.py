@@ -161,7 +161,8 @@ def refused() -> dict[str, str]:
     """What is not served of several meshes, and a mesh that is no part of the model's."""
     import shardd.torch
     from shardd.torch import fully_shard, join_uneven, reattach, save_safetensors, summon_full_params
-    from shardd.torch._daemon_optimizers.matrices import why_no_matrices
+    from shardd.torch._daemon_optimizers.kinds import MUON
+    from shardd.torch._daemon_optimizers.whole_params import why_not_whole
     from shardd.torch._process.torch_versions import PLACES_ON_MESHES
 
     model = expert_model(fully_shard)
@@ -188,7 +189,7 @@ def refused() -> dict[str, str]:
     fully_shard(pair[0], mesh=meshes()[1])
     fully_shard(pair, mesh=meshes()[0])
     pair(torch.ones(1, WIDTH))
-    texts["muon"] = why_no_matrices(list(pair.parameters()))
+    texts["muon"] = why_not_whole(MUON, list(pair.parameters()))
     plan = shardd.torch.memory_plan(pair)
     texts["shapes"] = str(sorted(int(param["numel"]) for param in plan["parameters"]))
     dist.barrier()

@@ -342,6 +342,8 @@ TEST_P(DeviceTest, EachKindOfMalformedOperationIsRefused) {
   const DType f32 = v1::DTYPE_FLOAT32;
   MuonMatrix one_by_one;
   one_by_one.rows = one_by_one.cols = 1, one_by_one.p = &x, one_by_one.param_dtype = f32, one_by_one.g = &x;
+  AdafactorTensor one_number;
+  one_number.p = &x, one_number.param_dtype = f32, one_number.g = &x;
   const std::vector<DeviceOp> malformed = {
       CopyOp{nullptr, &x, 4},
       CopyOp{&x, &x, -1},
@@ -361,9 +363,11 @@ TEST_P(DeviceTest, EachKindOfMalformedOperationIsRefused) {
       RuleOp{{UpdateRule::kLion, 1}, &x, f32, &x, &x, &x, nullptr, f32, 1},  // two states
       RuleOp{{UpdateRule::kRmspropCentered, 1}, &x, f32, &x, &x, nullptr, nullptr, f32, 1},
       RuleOp{{UpdateRule::kLion, 1}, &x, v1::DTYPE_FLOAT64, &x, &x, nullptr, nullptr, f32, 1},
-      MuonOp{{}, 5},                           // no rows
-      MuonOp{one_by_one, 2},                   // items of another matrix
-      MuonOp{one_by_one, MuonItems(1, 1, 0)},  // no buffer
+      MuonOp{{}, 5},                                              // no rows
+      MuonOp{one_by_one, 2},                                      // items of another matrix
+      MuonOp{one_by_one, MuonItems(1, 1, 0)},                     // no buffer
+      AdafactorOp{one_number, 1},                                 // items of another parameter
+      AdafactorOp{one_number, AdafactorItems(one_number.shape)},  // no state
   };
   for (size_t i = 0; i < malformed.size(); ++i) {
     EXPECT_EQ(RunOp(malformed[i]).code(), absl::StatusCode::kInternal) << "operation " << i;

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "common/plan/matrices.h"
+#include "common/plan/whole_params.h"
 #include "common/tensor/muon.h"
 #include "common/tensor/update_log.h"
 #include "server/device/cpu/cpu_ops.h"

@@ -27,14 +27,18 @@ py::dict StepDict(Engine& engine, const py::list& groups, double max_grad_norm, 
     const auto number = [&group](const char* key) { return group.contains(key) ? group[key].cast<double>() : 0.0; };
     values.lr = number("lr");
     values.weight_decay = number("weight_decay");
-    values.beta1 = number(group.contains("lr_decay") ? "lr_decay" : group.contains("ns_a") ? "ns_a" : "beta1");
+    values.beta1 = number(group.contains("lr_decay")      ? "lr_decay"
+                          : group.contains("ns_a")        ? "ns_a"
+                          : group.contains("beta2_decay") ? "beta2_decay"
+                                                          : "beta1");
     values.beta2 = number(group.contains("alpha")                       ? "alpha"  // what shares a field
                           : group.contains("initial_accumulator_value") ? "initial_accumulator_value"
                           : group.contains("ns_b")                      ? "ns_b"
+                          : group.contains("eps2")                      ? "eps2"
                                                                         : "beta2");
     values.eps = number("eps");
     values.momentum = number("momentum");
-    values.dampening = number(group.contains("ns_c") ? "ns_c" : "dampening");
+    values.dampening = number(group.contains("ns_c") ? "ns_c" : group.contains("d") ? "d" : "dampening");
     values.nesterov = number("nesterov") != 0 ? 1 : 0;
     values.ns_steps = static_cast<int16_t>(number("ns_steps"));
     values.adjust_lr = static_cast<int16_t>(number("adjust_lr"));
@@ -131,7 +135,8 @@ void BindEngine(py::module_& m) {
              Check(engine.job().HandInEdits());
            }))
       .def("commit_writing", Keeping(&Engine::CommitWriting))
-      .def("adopt_state", Keeping(&AdoptState))
+      .def("adopt_state", Keeping(&AdoptState), py::arg("param"), py::arg("state"), py::arg("local"),
+           py::arg("copy_in"), py::arg("whole") = false)
       .def("set_update_counts", &Engine::SetUpdateCounts)
       .def("write_optimizer_state", Keeping(&WriteOptimizerState))
       .def("write_update_count", Keeping(&WriteUpdateCount))

@@ -93,7 +93,7 @@ py::object StoredState(Engine& engine, int param, int state) {
       TensorAt(data, {engine.job().parameter_info(param).numel}, at::kFloat, engine.attached().state_device()));
 }
 
-void AdoptState(Engine& engine, int param, int state, const at::Tensor& local, bool copy_in) {
+void AdoptState(Engine& engine, int param, int state, const at::Tensor& local, bool copy_in, bool whole) {
   for (Unit* unit : engine.units()) {
     if (HeldShard* shard = unit->gradients().FindShard(param); shard != nullptr) {
       float* data = nullptr;
@@ -105,7 +105,7 @@ void AdoptState(Engine& engine, int param, int state, const at::Tensor& local, b
         Check(Status(Code::kResourceExhausted, "keep optimizer state " + std::to_string(state) + " of \"" + shard->fqn +
                                                    "\": the job was opened without memory for it"));
       }
-      shard->AdoptState(static_cast<size_t>(state), local, data + shard->first_element, copy_in);
+      shard->AdoptState(static_cast<size_t>(state), local, data, whole, copy_in);
       return;
     }
   }

@@ -37,7 +37,7 @@ bool CopyStored(Engine& engine, int param, int64_t first, at::Tensor out);
 pybind11::object StoredState(Engine& engine, int param, int state);
 // `local` (this rank's rows of the parameter, alone in its storage) lies in the job's memory for state `state` from now
 // on; `copy_in`: with the values it has. RESOURCE_EXHAUSTED: the job has no such state.
-void AdoptState(Engine& engine, int param, int state, const at::Tensor& local, bool copy_in);
+void AdoptState(Engine& engine, int param, int state, const at::Tensor& local, bool copy_in, bool whole);
 // The daemon's optimizer has these parameters and no others.
 void SetUpdated(Engine& engine, const std::vector<int>& params);
 

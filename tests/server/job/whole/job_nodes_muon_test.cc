@@ -3,8 +3,8 @@
 #include <cmath>
 #include <tuple>
 
-#include "common/plan/matrices.h"
 #include "common/plan/node_part.h"
+#include "common/plan/whole_params.h"
 #include "common/tensor/muon.h"
 #include "server/optimizer/optimizer.h"
 #include "tests/server/job/job_nodes_fixture.h"
@@ -103,7 +103,7 @@ class MuonOverNodes : public JobNodesTest {
         g[static_cast<size_t>(i)] = (GradientAt(0, step, param, i) + GradientAt(1, step, param, i)) / 2;
       }
       const double factor = factors_[static_cast<size_t>(step - 1)];
-      if (!IsMatrix(plan(0), param)) {
+      if (!IsUpdatedWhole(plan(0), param)) {
         for (size_t i = 0; i < g.size(); ++i) whole.p[i] -= 0.5F * (g[i] * static_cast<float>(factor));
         continue;
       }
@@ -134,7 +134,7 @@ class MuonOverNodes : public JobNodesTest {
             SlabAt<float>(job(node).memory().optimizer(), flat.optimizer_offset_bytes) + of.offset;
         for (int64_t i = own.first; i < own.first + own.numel; ++i) {
           ASSERT_EQ(values[i], want.p[static_cast<size_t>(i)]) << of.fqn << " " << i << " on node " << node;
-          if (IsMatrix(plan(node), param)) {
+          if (IsUpdatedWhole(plan(node), param)) {
             ASSERT_EQ(state[i], want.buf[static_cast<size_t>(i)]) << of.fqn << " " << i << " on node " << node;
           }
         }

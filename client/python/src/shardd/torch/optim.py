@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from shardd.torch._daemon_optimizers.daemon_optimizer import DaemonOptimizer
-from shardd.torch._daemon_optimizers.kinds import ADAGRAD, CENTERED_RMSPROP, LION, MUON, RMSPROP, adam_kind
+from shardd.torch._daemon_optimizers.kinds import ADAFACTOR, ADAGRAD, CENTERED_RMSPROP, LION, MUON, RMSPROP, adam_kind
 from shardd.torch._daemon_optimizers.kinds import SGD as SGD_KIND
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "DaemonOptimizer", "Lion", "Muon", "RMSprop"]
+__all__ = ["SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "DaemonOptimizer", "Lion", "Muon", "RMSprop"]
 
 
 class Adam(DaemonOptimizer):
@@ -188,3 +188,28 @@ class Muon(DaemonOptimizer):
                     "ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps,
                     "adjust_lr_fn": adjust_lr_fn}  # fmt: skip
         super().__init__(params, defaults, MUON, in_place_edits)
+
+
+class Adafactor(DaemonOptimizer):
+    """``torch.optim.Adafactor`` in the daemon. See DaemonOptimizer for ``in_place_edits``.
+
+    Each parameter is whole for whoever updates it, however its rows are sharded on a node; on CPUs. State is that of its rows
+    and columns, in torch's shapes, as plain tensors that every rank has whole.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | torch.Tensor = 1e-2,
+        beta2_decay: float = -0.8,
+        eps: tuple[float | None, float] = (None, 1e-3),
+        d: float = 1.0,
+        weight_decay: float = 0.0,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        in_place_edits: bool | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "beta2_decay": beta2_decay, "eps": eps, "d": d, "weight_decay": weight_decay,
+                    "foreach": foreach, "maximize": maximize}  # fmt: skip
+        super().__init__(params, defaults, ADAFACTOR, in_place_edits)

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from shardd.torch._daemon_optimizers.daemon_state import Plain
 from shardd.torch._daemon_optimizers.daemon_steps import DaemonSteps, say_stays
 from shardd.torch._daemon_optimizers.kinds import kind_of, refusal
-from shardd.torch._daemon_optimizers.matrices import why_no_matrices
 from shardd.torch._daemon_optimizers.sharded_params import name_of, sharded_ids
+from shardd.torch._daemon_optimizers.whole_params import why_not_whole
 from shardd.torch._job.job import TorchJob, job_of
 from shardd.torch._job.job_optimizer import JobOptimizer, built_with, choose_with, steps_in_daemon
 from shardd.torch._job.write_mode import why_not_several
@@ -72,7 +72,7 @@ def why_not(optimizer: Optimizer) -> str:
             return f"its state has three tensors for each parameter, which the daemon does not serve on GPUs ({name_of(param)})"
         if param.dtype != torch.float32:
             return f"parameter {name_of(param)} is {param.dtype}, and the daemon keeps state in fp32"
-    return why_no_matrices(_params_of(optimizer)) if kind.of_matrices else ""
+    return why_not_whole(kind, _params_of(optimizer))
 
 
 def _any(_: Optimizer) -> bool:
@@ -104,9 +104,10 @@ def _choose(params: set[int], anew: bool) -> None:
     if any(not job.optimizers and not (anew and _is_unused(job)) for job in jobs):
         return  # the trainers update it already
     why = next((why for optimizer in swapped if (why := why_not(optimizer))), "")
-    if len(everyone) == 1 and kind_of(type(swapped[0]), swapped[0].param_groups).of_matrices:
+    if len(everyone) == 1:
         # The job has one kind of optimizer then, also for what nobody updates.
-        why = why or why_no_matrices(p for root in roots for p in _sharded_params(root) if p.requires_grad)
+        kind = kind_of(type(swapped[0]), swapped[0].param_groups)
+        why = why or why_not_whole(kind, (p for root in roots for p in _sharded_params(root) if p.requires_grad))
     if len(everyone) > 1:
         why = why or _why_not_together(everyone, len(swapped) < len(everyone), roots)
     for optimizer in swapped:

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from shardd.torch._daemon_optimizers.daemon_state import Plain
 from shardd.torch._daemon_optimizers.daemon_steps import DaemonSteps
 from shardd.torch._daemon_optimizers.kinds import Kind, refusal
-from shardd.torch._daemon_optimizers.matrices import why_no_matrices
 from shardd.torch._daemon_optimizers.sharded_params import name_of, roots_with, sharded_ids
+from shardd.torch._daemon_optimizers.whole_params import why_not_whole
 from shardd.torch._job.job import job_of
 
 _PLAIN = Plain(Optimizer.step, Optimizer.state_dict, Optimizer.load_state_dict, Optimizer.__setstate__)
@@ -45,7 +45,7 @@ class _State(defaultdict[Any, dict[str, Any]]):
 
 
 class DaemonOptimizer(Optimizer):
-    """The base class of Adagrad, Adam, AdamW, Lion, Muon, RMSprop and SGD.
+    """The base class of Adafactor, Adagrad, Adam, AdamW, Lion, Muon, RMSprop and SGD.
 
     ``in_place_edits`` (default True; the environment variable ``SHARDD_IN_PLACE_EDITS=0`` makes it False): parameters may
     be written between passes, by anything, as with torch's fully_shard (clamping, averages around an evaluation,
@@ -161,9 +161,9 @@ def _check_params(optimizer: Optimizer, steps: DaemonSteps) -> None:
                 f"{name}: parameter {name_of(param)} is float64, which the daemon's optimizers do not update (they compute in "
                 "fp32); give it to an optimizer of torch.optim"
             )
-    if steps.updates_matrices and (why := why_no_matrices(params)):
+    if why := why_not_whole(steps.of_kind, params):
         raise NotImplementedError(
-            f"{name}: {why}; give it to another optimizer (shardd.torch.optim has AdamW, which steps beside Muon)"
+            f"{name}: {why}; give it to another optimizer (shardd.torch.optim has AdamW, which steps beside {steps.of_kind.title})"
         )
     for root in roots:
         job = job_of(root)

@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from shardd.torch._daemon_optimizers.kinds import Kind, refusal
+from shardd.torch._daemon_optimizers.kinds import Kind, refusal, whole_states
 from shardd.torch._daemon_optimizers.loaded_state import Incoming, ParamState, param_state
 from shardd.torch._daemon_optimizers.sharded_params import roots_with
 from shardd.torch._job.job import TorchJob, jobs
@@ -73,8 +73,8 @@ class DaemonState(JobOptimizer):
             raise NotImplementedError(f"{self.name}: {why}; use torch.optim's")
 
     @property
-    def updates_matrices(self) -> bool:
-        return self._kind.of_matrices
+    def of_kind(self) -> Kind:
+        return self._kind
 
     def needs_momentum(self) -> bool:
         return bool(self._kind.momentum_state) and any(group.get("momentum", 0) > 0 for group in self.param_groups)
@@ -86,6 +86,10 @@ class DaemonState(JobOptimizer):
         """Returns the state that each parameter has in the job."""
         momentum = self._kind.momentum_state
         return self._kind.state_names + ((momentum,) if momentum and self.needs_momentum() else ())
+
+    def _whole_states(self, place: Place) -> dict[str, tuple[int, ...]]:
+        """Returns what each rank has whole, in memory that all of them read, with its shape."""
+        return whole_states(self._kind, place.fsdp_param()._orig_size) if self._kind.updates_whole else {}
 
     def _has_state_of(self, param: Any) -> bool:
         """Where a rank has no element of a plain tensor, torch's optimizers have no state of it: there is no gradient."""
@@ -147,7 +151,11 @@ class DaemonState(JobOptimizer):
                 replaced = replaced or (bool(state.get(param)) and not self._is_initial(state[param]))
                 self._update_counts[param] = [counts[index] for index in place.indices()]
                 entry: dict[str, Any] = {"step": counts[place.index]} if self._kind.counts_updates else {}
-                for number, name in enumerate(self._state_names(group)):
+                wholes = self._whole_states(place)
+                for number, (name, shape) in enumerate(wholes.items()):
+                    entry[name] = torch.empty(shape, dtype=torch.float32)
+                    engine.adopt_state(place.index, number, entry[name], False, True)
+                for number, name in enumerate(() if wholes else self._state_names(group)):
                     rows = torch.empty(local_of(param).shape, dtype=torch.float32, device=local_of(param).device)
                     engine.adopt_state(place.index, number, rows, False)
                     entry[name] = in_form_of(place.fsdp_param(), rows)
@@ -300,7 +308,8 @@ class DaemonState(JobOptimizer):
         return incoming
 
     def _param_state(self, param: Any, place: Place, entry: Any) -> ParamState:
-        return param_state(param, place, entry, self._names(), self._kind.counts_updates)
+        wholes = self._whole_states(place)
+        return param_state(param, place, entry, wholes or self._names(), self._kind.counts_updates)
 
     def write_loaded(self, job: TorchJob, anew: bool = False) -> None:
         state = self.optimizer.state
@@ -319,7 +328,10 @@ class DaemonState(JobOptimizer):
         assert engine is not None
         for state in states:
             for number, rows in enumerate(state.rows):
-                for index, first, part in state.place.parts(rows):
+                parts = state.place.parts(rows)
+                if state.whole:  # which all ranks have alike
+                    parts = [(state.place.index, 0, rows)] if state.place.first == 0 else []
+                for index, first, part in parts:
                     if part.numel():
                         engine.write_optimizer_state(index, number, part, first)
             for index, count in zip(state.place.indices(), state.counts):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 __all__ = [
+    "ADAFACTOR",
     "ADAGRAD",
     "ADAM",
     "ADAMW",
@@ -24,6 +25,7 @@ __all__ = [
     "adam_kind",
     "kind_of",
     "refusal",
+    "whole_states",
 ]
 
 
@@ -92,6 +94,18 @@ def _muon(group: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def _adafactor(group: Mapping[str, Any]) -> dict[str, float]:
+    eps1, eps2 = group["eps"]
+    return {
+        "lr": float(group["lr"]),
+        "weight_decay": float(group["weight_decay"]),
+        "beta2_decay": float(group["beta2_decay"]),
+        "eps": -1.0 if eps1 is None else float(eps1),  # below 0: the machine epsilon of a parameter's dtype
+        "eps2": float(eps2),
+        "d": float(group["d"]),
+    }
+
+
 @dataclass(frozen=True)
 class Kind:
     """One optimizer of the daemon: a row of common/plan/optimizer_kinds.cc, with what a param group of torch's is to it."""
@@ -103,7 +117,16 @@ class Kind:
     hyperparameters: Callable[[Mapping[str, Any]], dict[str, float]]  # of a param group, for a step
     shown_order: tuple[str, ...] = ()  # of torch's state, where it is not the job's
     starts_with_state: bool = False  # torch's has state as soon as it is built, and does not step without
-    of_matrices: bool = False  # updates whole matrices, on CPUs (matrices.py)
+    whole: str = ""  # what it updates whole, on CPUs: matrices, or any parameters (whole_params.py); empty: elements
+
+    @property
+    def updates_whole(self) -> bool:
+        return bool(self.whole)
+
+    @property
+    def title(self) -> str:
+        """The name of torch's class; of the kinds that update whole parameters."""
+        return self.name.removeprefix("OPTIMIZER_KIND_").capitalize()
 
 
 ADAM = Kind("OPTIMIZER_KIND_ADAM", ("exp_avg", "exp_avg_sq"), "", True, _adam)
@@ -122,7 +145,22 @@ CENTERED_RMSPROP = Kind(
 ADAM_AMSGRAD = Kind("OPTIMIZER_KIND_ADAM_AMSGRAD", ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), "", True, _adam)
 ADAMW_AMSGRAD = Kind("OPTIMIZER_KIND_ADAMW_AMSGRAD", ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), "", True, _adam)
 LION = Kind("OPTIMIZER_KIND_LION", ("exp_avg",), "", False, _lion)
-MUON = Kind("OPTIMIZER_KIND_MUON", ("momentum_buffer",), "", False, _muon, of_matrices=True)
+MUON = Kind("OPTIMIZER_KIND_MUON", ("momentum_buffer",), "", False, _muon, whole="matrix")
+# Of a parameter's rows and columns: ``whole_states`` has what torch's state is.
+ADAFACTOR = Kind("OPTIMIZER_KIND_ADAFACTOR", ("row_var", "col_var"), "", True, _adafactor, whole="parameter")
+
+
+def whole_states(kind: Kind, size: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Returns the state that a parameter of ``size`` has whole for every rank, with its shape, in the job's order.
+
+    It is empty of kinds whose state has the parameter's shape, of which each rank has what it has of the parameter.
+    """
+    if kind is not ADAFACTOR:
+        return {}
+    size = tuple(size)
+    if len(size) < 2:
+        return {"variance": size}
+    return {"row_var": (*size[:-1], 1), "col_var": (*size[:-2], 1, size[-1])}
 
 
 def kind_of(optimizer_class: type, groups: Sequence[Mapping[str, Any]]) -> Kind:
@@ -133,6 +171,8 @@ def kind_of(optimizer_class: type, groups: Sequence[Mapping[str, Any]]) -> Kind:
         return ADAGRAD
     if issubclass(optimizer_class, torch.optim.Muon):
         return MUON
+    if issubclass(optimizer_class, torch.optim.Adafactor):
+        return ADAFACTOR
     if issubclass(optimizer_class, torch.optim.RMSprop):
         return CENTERED_RMSPROP if groups[0].get("centered") else RMSPROP
     return adam_kind(bool(groups[0].get("decoupled_weight_decay")), bool(groups[0].get("amsgrad")))
@@ -151,6 +191,8 @@ def refusal(kind: Kind, group: Mapping[str, Any]) -> str:
         return "differentiable=True is not served by the daemon's optimizer"
     if kind is MUON:
         return _refusal_of_muon(group)
+    if kind is ADAFACTOR:
+        return _refusal_of_adafactor(group)
     if kind in (RMSPROP, CENTERED_RMSPROP):
         return _refusal_of_rmsprop(kind is CENTERED_RMSPROP, group)
     if kind not in (ADAM, ADAMW, ADAM_AMSGRAD, ADAMW_AMSGRAD):
@@ -193,4 +235,18 @@ def _refusal_of_muon(group: Mapping[str, Any]) -> str:
         return f"ns_coefficients={coefficients} are not three finite numbers"
     if steps != int(steps) or not 0 <= steps < 100:
         return f"ns_steps={steps} is not a number from 0 to 99"
+    return ""
+
+
+def _refusal_of_adafactor(group: Mapping[str, Any]) -> str:
+    eps1, eps2 = group.get("eps", (None, 0.0))
+    finite = {
+        "lr": group.get("lr", 0.0),
+        "beta2_decay": group.get("beta2_decay", 0.0),
+        "eps": (0.0 if eps1 is None else eps1) + eps2,
+        "d": group.get("d", 1.0),
+    }
+    for name, value in finite.items():
+        if not math.isfinite(float(value)):
+            return f"{name} is not finite (got {group[name]})"
     return ""

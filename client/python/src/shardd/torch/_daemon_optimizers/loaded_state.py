@@ -20,6 +20,7 @@ class ParamState:
     place: Place
     rows: list[torch.Tensor]  # this rank's, fp32, by the number of the job's state
     counts: list[int]  # updates that it has had; of the parameters in a FlatParameter, each its own
+    whole: bool = False  # ``rows`` are the whole states instead, the same on all ranks
 
 
 @dataclass
@@ -41,15 +42,29 @@ class Incoming:
                 )
 
 
-def param_state(param: Any, place: Place, entry: Any, names: tuple[str, ...], counts_updates: bool) -> ParamState:
-    """Checks and cuts the ``entry`` of one parameter in a state dict, empty for zeros.
+def param_state(
+    param: Any,
+    place: Place,
+    entry: Any,
+    names: tuple[str, ...] | dict[str, tuple[int, ...]],
+    counts_updates: bool,
+) -> ParamState:
+    """Checks and cuts the ``entry`` of one parameter in a state dict, empty for zeros. ``names`` with shapes: state that each
+    rank has whole, of that shape.
 
     It is collective where a value is placed in another way.
     """
     if not isinstance(entry, dict):
         raise ValueError(f'load optimizer state of "{place.fqn}": not a dictionary (got {type(entry).__name__})')
     rows_of = _rows_of if isinstance(param, DTensor) else partial(_piece_of, place)
-    rows = [rows_of(param, entry.get(name), f'load optimizer state "{name}" of "{place.fqn}"') for name in names]
+    shapes = names if isinstance(names, dict) else {}
+
+    def rows_of_state(name: str) -> torch.Tensor:
+        what = f'load optimizer state "{name}" of "{place.fqn}"'
+        value = entry.get(name)
+        return _whole_of(shapes[name], value, what) if shapes else rows_of(param, value, what)
+
+    rows = [rows_of_state(name) for name in names]
     held = len(place.indices())
     if not counts_updates:
         return ParamState(place, rows, [int(any(entry.get(name) is not None for name in names))] * held)
@@ -60,7 +75,20 @@ def param_state(param: Any, place: Place, entry: Any, names: tuple[str, ...], co
         raise ValueError(
             f'load optimizer state "step" of "{place.fqn}": not a count (got {step}, want one number >= 0)'
         )
-    return ParamState(place, rows, [int(count) for count in counts])
+    return ParamState(place, rows, [int(count) for count in counts], bool(shapes))
+
+
+def _whole_of(shape: tuple[int, ...], value: Any, what: str) -> torch.Tensor:
+    """Returns a loaded value of a state that is whole on each rank, or zeros for None."""
+    if value is None:
+        return torch.zeros(shape)
+    if not torch.is_tensor(value) or value.is_complex():
+        got = value.dtype if torch.is_tensor(value) else type(value).__name__
+        raise ValueError(f"{what}: wrong type (got {got}, want a tensor of real numbers)")
+    if value.shape != shape:
+        raise ValueError(f"{what}: wrong shape (got {tuple(value.shape)}, want {shape})")
+    value = value.full_tensor() if isinstance(value, DTensor) else value
+    return value.detach().to(torch.float32)
 
 
 def _piece_of(place: Place, param: Any, value: Any, what: str) -> torch.Tensor:

@@ -98,7 +98,7 @@ def install(*, optimizers: bool = True) -> list[str]:
 
     Best called before models are made; modules that are sharded already stay what they are. Processes that this one starts
     by ``multiprocessing`` install as well. ``optimizers``: the daemon makes the steps of ``torch.optim.Adam``, ``AdamW``,
-    ``SGD``, ``Adagrad``, ``RMSprop`` and ``Muon``, whose classes stay PyTorch's; it is settled with a model's first use, and where the daemon cannot (a warning says
+    ``SGD``, ``Adagrad``, ``RMSprop``, ``Muon`` and ``Adafactor``, whose classes stay PyTorch's; it is settled with a model's first use, and where the daemon cannot (a warning says
     why), or with False, they step in the trainers. Returns what ``swapped`` does. Calling it again changes nothing, or adds
     the optimizers. A reference to what shards that was taken before and is kept elsewhere than in a module (a default
     argument, a container) is not found.

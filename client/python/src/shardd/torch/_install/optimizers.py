@@ -1,4 +1,4 @@
-"""``torch.optim.Adam``, ``AdamW``, ``SGD``, ``Adagrad``, ``RMSprop`` and ``Muon`` whose steps the daemon makes where it can.
+"""``torch.optim.Adafactor``, ``Adam``, ``AdamW``, ``SGD``, ``Adagrad``, ``RMSprop`` and ``Muon`` whose steps the daemon makes where it can.
 
 The classes stay PyTorch's own, and so do their instances, subclasses, pickles and whatever refers to them: their methods
 here ask for the daemon's part of an optimizer (_daemon_optimizers/choice.py decides who has one), and go on as PyTorch's without.
@@ -28,6 +28,7 @@ CLASSES: tuple[type[Optimizer], ...] = (
     torch.optim.Adagrad,
     torch.optim.RMSprop,
     torch.optim.Muon,
+    torch.optim.Adafactor,
 )
 
 _before: list[tuple[type, str, Any]] = []  # (class, name, what it had of its own; None: nothing)

@@ -12,7 +12,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from shardd.torch._job.description import Description, ParamPlace
 from shardd.torch._job.job_optimizer import JobOptimizer, stock_optimizers_of
-from shardd.torch._job.whole_matrices import check_matrices
+from shardd.torch._job.whole_params import check_whole
 from shardd.torch._job.write_mode import config_of_writes, evaluates_alone, why_no_edits_on_nodes, why_not_several
 from shardd.torch._process import environment
 from shardd.torch._process.memory import gives_back
@@ -207,7 +207,7 @@ def describe(
         _check_on_nodes(optimizers, stock, on_gpu, rows)
         spans = world_size < shard_size < ranks
         if cuts_over_nodes(mesh_info) or spans:
-            check_matrices(params, optimizers, in_rows=spans)
+            check_whole(params, optimizers, in_rows=spans)
         if stock and rows > 1:
             raise NotImplementedError(
                 f"register model: torch.optim.{type(stock[0]).__name__} steps in the trainers, and each of {len(nodes)} nodes has "

@@ -17,7 +17,7 @@ from torch.distributed.algorithms._comm_hooks import default_hooks as torchs
 from torch.distributed.fsdp import ShardingStrategy
 
 from shardd.torch._job.job import job_of
-from shardd.torch._job.whole_matrices import refuse_hook
+from shardd.torch._job.whole_params import refuse_hook
 from shardd.torch._units.flat_shard_param import Cut, FlatShardParam, cut_flat
 from shardd.torch._units.shard_group import calls_weakly
 

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import StateDictType
 from torch.distributed.tensor import DTensor
 
 from shardd.torch._job.job import job_of
-from shardd.torch._job.whole_matrices import register_matrices
+from shardd.torch._job.whole_params import register_whole
 from shardd.torch._ranks.gather import piece_of_rows, whole_value
 from shardd.torch._state_dicts.flat_places import FlatPlace, group_of, places_of, uses_of
 from shardd.torch._state_dicts.flat_units import (
@@ -58,7 +58,7 @@ def load(
     mark([state])
     kind = settings_of(state).state_dict_type
     if kind == StateDictType.LOCAL_STATE_DICT and not shows_full_params(root):
-        register_matrices(root)  # each rank has saved the piece that the job gives it
+        register_whole(root)  # each rank has saved the piece that the job gives it
     wraps = WRAPPED if WRAPPED[:-1] in module._modules else ""
     shows_full = shows_full_params(root)
     if not shows_full:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardd.torch._job.job_optimizer import steps_in_daemon
-from shardd.torch._job.whole_matrices import register_matrices
+from shardd.torch._job.whole_params import register_whole
 from shardd.torch._ranks.gather import carrier, piece_of_rows, whole_value
 from shardd.torch._state_dicts.flat_places import group_of
 from shardd.torch._state_dicts.optim_state_dict_pieces import FlatState, Named, current_names, named_params
@@ -45,7 +45,7 @@ def optim_state_dict_to_load(
         full = settings.state_dict_type == StateDictType.FULL_STATE_DICT
         rank0_only = full and getattr(settings.optim_state_dict_config, "rank0_only", False)
     for root in dict.fromkeys(state._find_root() for state in flat_states(model)):
-        register_matrices(root)
+        register_whole(root)
     named = named_params(model)
     source = None
     if rank0_only and dist.get_world_size(group) > 1:

@@ -27,6 +27,7 @@ _STATES: dict[str, Any] = {
     "SGD": lambda g: 1 if g.get("momentum", 0) else 0,
     "ASGD": lambda g: 1,
     "Muon": lambda g: 1,
+    "Adafactor": lambda g: 1,  # of a vector; rows and columns of others have other shapes
 }
 
 

@@ -89,30 +89,31 @@ def shard_dim(fsdp_param: Any) -> int:
     return 0 if placement is None else int(placement.dim)
 
 
-def why_not_on_one_rank(fsdp_param: Any, in_rows: bool) -> str:
-    """Says why no rank can hold all of a parameter that is cut over nodes, which the daemon's Muon asks for; empty where one can.
+def why_not_on_one_rank(fsdp_param: Any, in_rows: bool, optimizer: str) -> str:
+    """Says why no rank can hold all of a parameter that is cut over nodes, which the daemon's Muon and Adafactor ask for; empty
+    where one can.
 
-    ``in_rows``: the mesh has several rows of nodes, each with a copy.
+    ``in_rows``: the mesh has several rows of nodes, each with a copy. ``optimizer`` is which of them.
     """
     if in_rows:
         return (
-            "is cut over the nodes of a row of its mesh, other rows have copies, and the daemon's Muon is not served there; give "
+            f"is cut over the nodes of a row of its mesh, other rows have copies, and the daemon's {optimizer} is not served there; give "
             'the mesh a row for each node (replicas), or one over the ranks of all nodes with layout="flat"'
         )
     if getattr(fsdp_param, "fsdp_placement", None) is not None:
         return (
-            "is a DTensor of which ranks of all nodes have rows, and the daemon's Muon updates what is whole on one of them; give "
-            'the mesh a row for each node (replicas), or shard with layout="flat"'
+            f"is a DTensor of which ranks of all nodes have rows, and the daemon's {optimizer} updates what is whole on one of them; give "
+            "the mesh a row for each node (replicas)" + (', or shard with layout="flat"' if optimizer == "Muon" else "")
         )
     if getattr(fsdp_param, "holder", None) is not None:
         return (
-            "is in a FlatParameter of which ranks of all nodes have equal pieces, and the daemon's Muon updates what is whole on "
+            f"is in a FlatParameter of which ranks of all nodes have equal pieces, and the daemon's {optimizer} updates what is whole on "
             "one of them; pass use_orig_params=True, or use HYBRID_SHARD"
         )
     uses = getattr(fsdp_param, "uses", [])
     if any(getattr(getattr(use.unit(), "comm_hook", None), "replaces", False) for use in uses):
         return (
-            "is in a module with a communication hook, and a hook leaves each rank an equal piece where the daemon's Muon over "
+            f"is in a module with a communication hook, and a hook leaves each rank an equal piece where the daemon's {optimizer} over "
             "several nodes updates what is whole on one rank; leave the hook out"
         )
     return ""

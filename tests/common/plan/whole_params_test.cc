@@ -1,4 +1,4 @@
-#include "common/plan/matrices.h"
+#include "common/plan/whole_params.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,11 +35,11 @@ SpecBuilder Model(int world_size) {
 
 TEST(Matrices, OfMuonAreSharedByWhatTheyCost) {
   std::vector<bool> present(6, true);
-  EXPECT_THAT(RanksOfMatrices(Model(3).Plan(), present), ElementsAre(2, -1, 0, 1, 2, -1));
-  EXPECT_THAT(RanksOfMatrices(Model(2).Plan(), present), ElementsAre(1, -1, 0, 1, 1, -1));
-  EXPECT_THAT(RanksOfMatrices(Model(1).Plan(), present), ElementsAre(0, -1, 0, 0, 0, -1));
+  EXPECT_THAT(RanksOfWholeParams(Model(3).Plan(), present), ElementsAre(2, -1, 0, 1, 2, -1));
+  EXPECT_THAT(RanksOfWholeParams(Model(2).Plan(), present), ElementsAre(1, -1, 0, 1, 1, -1));
+  EXPECT_THAT(RanksOfWholeParams(Model(1).Plan(), present), ElementsAre(0, -1, 0, 0, 0, -1));
   present[2] = false;  // without a gradient
-  EXPECT_THAT(RanksOfMatrices(Model(3).Plan(), present), ElementsAre(1, -1, -1, 0, 2, -1));
+  EXPECT_THAT(RanksOfWholeParams(Model(3).Plan(), present), ElementsAre(1, -1, -1, 0, 2, -1));
 }
 
 TEST(Matrices, HaveTheirWorkspaceInTheMemoryPlan) {
@@ -77,11 +77,11 @@ TEST(Matrices, WhatMuonDoesNotUpdateMayHaveAnyShape) {
   b.Param(0, "p", {2, 2});
   b.Param(0, "frozen", {5}, {.requires_grad = false});
   b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_MUON);
-  EXPECT_TRUE(IsMatrix(b.Plan(), 0));
-  EXPECT_FALSE(IsMatrix(b.Plan(), 1));
+  EXPECT_TRUE(IsUpdatedWhole(b.Plan(), 0));
+  EXPECT_FALSE(IsUpdatedWhole(b.Plan(), 1));
   SpecBuilder several = Model(2);
   several.config().mutable_optimizer()->mutable_groups(1)->clear_fqns();
-  EXPECT_FALSE(IsMatrix(several.Plan(), 1));
+  EXPECT_FALSE(IsUpdatedWhole(several.Plan(), 1));
 }
 
 SpecBuilder OnNodes(int nodes, int world_size, v1::Strategy strategy, v1::Layout layout = v1::LAYOUT_FLAT) {
@@ -101,7 +101,7 @@ ShardPlan PlanOn(SpecBuilder b, int node) {
 // Of the parameters of Model, by place: where all of it is.
 std::vector<int> PlacesOf(const ShardPlan& plan) {
   std::vector<int> places;
-  for (size_t p = 0; p < plan.params.size(); ++p) places.push_back(PlaceOfMatrix(plan, static_cast<int>(p)));
+  for (size_t p = 0; p < plan.params.size(); ++p) places.push_back(PlaceOfWhole(plan, static_cast<int>(p)));
   return places;
 }
 
@@ -113,7 +113,7 @@ TEST(MatricesOverNodes, AreSharedByEachReplicasRanksAlone) {
     for (int node = 0; node < 2; ++node) {
       const ShardPlan plan = PlanOn(OnNodes(2, 3, strategy), node);
       EXPECT_THAT(PlacesOf(plan), ::testing::Each(-1));
-      EXPECT_EQ(RanksOfMatrices(plan, present), RanksOfMatrices(Model(3).Plan(), present));
+      EXPECT_EQ(RanksOfWholeParams(plan, present), RanksOfWholeParams(Model(3).Plan(), present));
       EXPECT_EQ(plan.memory.workspace_bytes, Model(3).Plan().memory.workspace_bytes);
     }
   }
@@ -145,7 +145,7 @@ TEST(MatricesOverNodes, EachElementHasOneRankAndEachMatrixOneAlone) {
       worked = held;
       for (int node = 0; node < nodes; ++node) {
         const ShardPlan plan = PlanOn(b, node);
-        const std::vector<int> ranks_of = RanksOfMatrices(plan, std::vector<bool>(plan.params.size(), true));
+        const std::vector<int> ranks_of = RanksOfWholeParams(plan, std::vector<bool>(plan.params.size(), true));
         for (int rank = 0; rank < ranks; ++rank) {
           for (size_t p = 0; p < plan.params.size(); ++p) {
             const ParamRange own = OwnedRange(plan, Purpose::kParameters, static_cast<int>(p), rank);
@@ -173,8 +173,8 @@ TEST(MatricesOverNodes, EachElementHasOneRankAndEachMatrixOneAlone) {
       for (size_t p = 0; p < first.params.size(); ++p) {
         EXPECT_THAT(held[p], ::testing::Each(1)) << first.params[p].fqn;
         EXPECT_THAT(worked[p], ::testing::Each(1)) << first.params[p].fqn;
-        EXPECT_EQ(updating[p], IsMatrix(first, static_cast<int>(p)) ? 1 : 0) << first.params[p].fqn;
-        if (IsMatrix(first, static_cast<int>(p))) {
+        EXPECT_EQ(updating[p], IsUpdatedWhole(first, static_cast<int>(p)) ? 1 : 0) << first.params[p].fqn;
+        if (IsUpdatedWhole(first, static_cast<int>(p))) {
           EXPECT_EQ(holders[p], 1) << first.params[p].fqn;
         }
       }
@@ -206,13 +206,97 @@ TEST(MatricesOverNodes, RanksThatUpdateHaveAWorkspace) {
       const SpecBuilder b = OnNodes(nodes, ranks, v1::STRATEGY_FULL_SHARD);
       for (int node = 0; node < nodes; ++node) {
         const ShardPlan plan = PlanOn(b, node);
-        for (const int rank : RanksOfMatrices(plan, std::vector<bool>(plan.params.size(), true))) {
+        for (const int rank : RanksOfWholeParams(plan, std::vector<bool>(plan.params.size(), true))) {
           EXPECT_LE((rank + 1) * plan.workspace_stride_bytes, plan.memory.workspace_bytes);
         }
         EXPECT_LE(plan.memory.workspace_bytes, plan.workspace_stride_bytes * ranks);
       }
     }
   }
+}
+
+// Adafactor for "kernel", "tall" and "bias", AdamW for the rest.
+SpecBuilder AdafactorModel(int world_size) {
+  SpecBuilder b(world_size);
+  b.Param(0, "kernel", {6, 5, 30, 40});
+  b.Param(0, "tall", {6000, 30});
+  b.Param(0, "bias", {7});
+  b.Param(0, "table", {50, 50});
+  auto& optimizer = *b.config().mutable_optimizer();
+  optimizer.set_kind(v1::OPTIMIZER_KIND_ADAMW);
+  b.config().set_trainers_never_write(true);
+  auto& adamw = *optimizer.add_groups();
+  adamw.set_kind(v1::OPTIMIZER_KIND_ADAMW);
+  adamw.add_fqns("table");
+  auto& adafactor = *optimizer.add_groups();
+  adafactor.set_kind(v1::OPTIMIZER_KIND_ADAFACTOR);
+  for (const char* fqn : {"kernel", "tall", "bias"}) adafactor.add_fqns(fqn);
+  return b;
+}
+
+TEST(Adafactor, ParametersOfAnyShapeAreUpdatedWhole) {
+  const ShardPlan plan = AdafactorModel(2).Plan();
+  EXPECT_THAT(RanksOfWholeParams(plan, std::vector<bool>(4, true)), ElementsAre(1, 0, 1, -1));
+  EXPECT_EQ(WholeWorkspaceBytes(plan, 3), 0);
+  EXPECT_GE(plan.workspace_stride_bytes, WholeWorkspaceBytes(plan, 1));
+}
+
+TEST(Adafactor, StateIsThatOfRowsAndColumns) {
+  const ShardPlan plan = AdafactorModel(1).Plan();
+  const int64_t want[][2] = {{900, 1200}, {6000, 30}, {7, 0}, {2500, 2500}};
+  for (int param = 0; param < 4; ++param) {
+    for (int state = 0; state < 2; ++state) EXPECT_EQ(StateNumel(plan, param, state), want[param][state]) << param;
+  }
+}
+
+// Whole pages: some hundred for one of the two states of "tall" alone, if each element had one.
+TEST(Adafactor, MemoryIsPlannedForRowsAndColumns) {
+  for (const int world : {1, 3}) {
+    const ShardPlan plan = AdafactorModel(world).Plan();
+    ASSERT_TRUE(HasHoles(plan, HeldSlab::kOptimizer));
+    EXPECT_FALSE(HasHoles(plan, HeldSlab::kShards));
+    EXPECT_EQ(plan.memory.held_shards_bytes, plan.memory.shards_bytes);
+    EXPECT_GE(plan.memory.optimizer_bytes, 8 * (36000 + 180000));
+    // Two states of four parameters, each with a page that it begins and one that it ends in.
+    const int64_t states = 4 * (900 + 1200 + 6000 + 30 + 7 + 2 * 2500);
+    EXPECT_GE(plan.memory.held_optimizer_bytes, states);
+    EXPECT_LE(plan.memory.held_optimizer_bytes, states + 7 * 2 * kHeldPageBytes);
+    int64_t end = 0;
+    for (const ByteRange& range : HeldRanges(plan, HeldSlab::kOptimizer)) {
+      EXPECT_GT(range.first, end - 1);
+      end = range.end;
+    }
+    EXPECT_LE(end, plan.memory.optimizer_bytes + kHeldPageBytes);
+  }
+  SpecBuilder other(2);
+  other.Param(0, "p", {40, 50});
+  EXPECT_FALSE(HasHoles(other.Plan(), HeldSlab::kOptimizer));
+}
+
+TEST(Adafactor, CutOverNodesEachIsWholeOnOneRank) {
+  for (const v1::Layout layout : kLayouts) {
+    SpecBuilder b = AdafactorModel(2);
+    b.config().set_strategy(v1::STRATEGY_FULL_SHARD);
+    b.config().set_layout(layout);
+    for (const char* address : {"a:1", "b:1"}) b.config().mutable_nodes()->add_addresses(address);
+    int64_t held = 0;
+    for (int node = 0; node < 2; ++node) {
+      const ShardPlan plan = PlanOn(b, node);
+      EXPECT_THAT(PlacesOf(plan), ElementsAre(2, 0, 1, -1));
+      held += plan.memory.held_optimizer_bytes;
+    }
+    EXPECT_LE(held, 4 * (900 + 1200 + 6000 + 30 + 7 + 2 * 2500) + 9 * 2 * kHeldPageBytes);
+  }
+}
+
+TEST(Adafactor, RowsOfNodesWithReplicasAreRefusedByName) {
+  SpecBuilder b = AdafactorModel(1);
+  b.config().set_strategy(v1::STRATEGY_HYBRID_SHARD);
+  b.config().set_shard_group_size(2);
+  for (const char* address : {"a:1", "b:1", "c:1", "d:1"}) b.config().mutable_nodes()->add_addresses(address);
+  const absl::Status refused = PlanShards(b.spec(), 0).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("OPTIMIZER_KIND_ADAFACTOR is not served where"));
 }
 
 }  // namespace

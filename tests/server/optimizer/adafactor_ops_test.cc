@@ -1,0 +1,272 @@
+// Adafactor's operations: over all ranks they are the update of whole parameters, however these are cut.
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/plan/whole_params.h"
+#include "common/tensor/adafactor.h"
+#include "common/tensor/update_log.h"
+#include "server/device/cpu/cpu_ops.h"
+#include "server/device/ops/check.h"
+#include "server/device/ops/rest_of_update.h"
+#include "tests/server/optimizer/optimizer_fixture.h"
+
+namespace shardd {
+namespace {
+
+class AdafactorOpsTest : public OptimizerTest {
+ protected:
+  // Adafactor for all but "scale", which is AdamW's; some have fewer rows than there are ranks, and one no dimension.
+  void StartWith(int world_size, v1::Layout layout, DType param_dtype,
+                 v1::Strategy strategy = v1::STRATEGY_FULL_SHARD) {
+    SpecBuilder builder = OptimizerModel(world_size, layout, strategy, param_dtype, v1::OPTIMIZER_KIND_ADAMW);
+    builder.Param(1, "wide", {2, 300});
+    builder.Param(1, "one", {1, 5});
+    builder.Param(1, "kernel", {3, 2, 2, 4});
+    builder.Param(1, "bias", {9});
+    builder.Param(1, "number", {1});
+    v1::OptimizerConfig& optimizer = *builder.config().mutable_optimizer();
+    optimizer.mutable_groups(0)->set_kind(v1::OPTIMIZER_KIND_ADAMW);
+    optimizer.mutable_groups(0)->add_fqns("scale");
+    v1::OptimizerConfig::Group& adafactor = *optimizer.add_groups();
+    adafactor.set_kind(v1::OPTIMIZER_KIND_ADAFACTOR);
+    for (const char* fqn : kWhole) adafactor.add_fqns(fqn);
+    if (strategy == v1::STRATEGY_HYBRID_SHARD) {
+      builder.config().set_shard_group_size(2);
+      builder.config().set_replica_copies(true);
+      builder.config().set_trainers_never_write(false);
+    }
+    Start(builder);
+    workspace_ = std::make_unique<Bytes>(plan_.memory.workspace_bytes, 0xff);
+    slabs_.workspace = workspace_->data();
+  }
+  DecidedStep Decided(int step) const {
+    v1::HyperParameters h;
+    h.set_lr(0.05), h.set_weight_decay(0.1), h.set_beta2_decay(-0.8), h.set_eps(-1), h.set_eps2(1e-3), h.set_d(1);
+    DecidedStep decided;
+    decided.groups = {{}, AdamWHyper(0.01, 0.1), h};
+    decided.clip_factor = 0.5;
+    decided.present = AllPresent();
+    decided.step_counts.assign(plan_.params.size(), step - 1);
+    return decided;
+  }
+  struct Whole {
+    std::vector<float> p, row, col;
+  };
+  Whole WholeOf(int param, int steps) const {
+    const ParamPlan& of = plan_.params[static_cast<size_t>(param)];
+    AdafactorTensor tensor;
+    tensor.shape = AdafactorShapeOf(of);
+    Whole whole = {ParamValues(plan_, param, 1), std::vector<float>(static_cast<size_t>(tensor.shape.row_numel())),
+                   std::vector<float>(static_cast<size_t>(tensor.shape.col_numel()))};
+    Bytes workspace(AdafactorWorkspaceBytes(tensor.shape));
+    for (int step = 1; step <= steps; ++step) {
+      const std::vector<float> g = ParamValues(plan_, param, step);
+      tensor.params = {0.05, -0.8, 1e-3, 1, 0.1, -1, step, 0.5};
+      tensor.p = whole.p.data(), tensor.param_dtype = of.dtype, tensor.g = g.data();
+      tensor.row = whole.row.data(), tensor.col = tensor.shape.is_factored ? whole.col.data() : nullptr;
+      tensor.workspace = reinterpret_cast<float*>(workspace.data());
+      RunAdafactorFrom(tensor, 0, nullptr, 0);
+    }
+    return whole;
+  }
+  std::vector<float> State(int param, int state) const {
+    const Place at(plan_, param);
+    return ReadAs(optimizer_->data() + at.flat.optimizer_offset_bytes + state * at.flat.StateStrideBytes(),
+                  v1::DTYPE_FLOAT32, at.offset, StateNumel(plan_, param, state));
+  }
+  void ExpectWhole(int steps) const {
+    for (const char* fqn : kWhole) {
+      const Whole want = WholeOf(Param(fqn), steps);
+      EXPECT_EQ(Shard(Param(fqn)), want.p) << fqn;
+      EXPECT_EQ(State(Param(fqn), 0), want.row) << fqn;
+      EXPECT_EQ(State(Param(fqn), 1), want.col) << fqn;
+    }
+  }
+  static constexpr const char* kWhole[] = {"a.weight", "a.gain", "a.wide", "a.one", "a.kernel", "a.bias", "a.number"};
+  std::unique_ptr<Bytes> workspace_;
+};
+
+TEST_F(AdafactorOpsTest, AnyCutGivesTheBitsOfWholeParameters) {
+  for (const int world_size : {1, 2, 3, 8}) {
+    for (const v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
+      SCOPED_TRACE(absl::StrCat(world_size, " ", v1::Layout_Name(layout)));
+      StartWith(world_size, layout, v1::DTYPE_BFLOAT16);
+      for (int step = 1; step <= 3; ++step) {
+        WriteGradients(step, AllPresent());
+        RunUpdate(Decided(step));
+      }
+      ExpectWhole(3);
+    }
+  }
+}
+
+// What lies behind a state in the parameter's place for it is a hole (HeldRanges).
+TEST_F(AdafactorOpsTest, NothingIsWrittenBehindAState) {
+  StartWith(2, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED);
+  WriteGradients(1, AllPresent());
+  RunUpdate(Decided(1));
+  for (const char* fqn : kWhole) {
+    for (int state = 0; state < 2; ++state) {
+      const Place at(plan_, Param(fqn));
+      const int64_t numel = StateNumel(plan_, Param(fqn), state);
+      const std::vector<float> behind =
+          ReadAs(optimizer_->data() + at.flat.optimizer_offset_bytes + state * at.flat.StateStrideBytes(),
+                 v1::DTYPE_FLOAT32, at.offset + numel, at.numel - numel);
+      EXPECT_EQ(behind, std::vector<float>(behind.size())) << fqn << " " << state;
+    }
+  }
+}
+
+TEST_F(AdafactorOpsTest, AParameterWithoutAGradientStays) {
+  StartWith(2, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED);
+  std::vector<bool> present = AllPresent();
+  present[static_cast<size_t>(Param("a.weight"))] = false;
+  WriteGradients(1, present);
+  DecidedStep decided = Decided(1);
+  decided.present = present;
+  RunUpdate(decided);
+  EXPECT_EQ(Shard(Param("a.weight")), WholeOf(Param("a.weight"), 0).p);
+  EXPECT_EQ(Shard(Param("a.wide")), WholeOf(Param("a.wide"), 1).p);
+}
+
+TEST_F(AdafactorOpsTest, EachReplicaHasTheParameters) {
+  StartWith(4, v1::LAYOUT_DIM0, v1::DTYPE_UNSPECIFIED, v1::STRATEGY_HYBRID_SHARD);
+  ASSERT_EQ(plan_.shard_copies, 2);
+  WriteGradients(1, AllPresent());
+  RunUpdate(Decided(1));
+  ExpectWhole(1);
+  for (const char* fqn : kWhole) {
+    const Place at(plan_, Param(fqn));
+    EXPECT_EQ(ReadAs(shards_->data() + plan_.shards_stride_bytes + at.flat.shards_offset_bytes, at.flat.dtype,
+                     at.offset, at.numel),
+              Shard(Param(fqn)))
+        << fqn;
+  }
+}
+
+class KilledAdafactor : public AdafactorOpsTest {
+ protected:
+  static constexpr int64_t kStep = 9;
+  // Runs `items` slices of a rank's operations; `tears`: then the next block of a parameter, of which nothing is right.
+  // Returns whether there was more.
+  static bool RunSome(const std::vector<DeviceOp>& ops, int64_t items, bool tears, UpdateLog* log) {
+    for (const DeviceOp& op : ops) {
+      const int64_t slice = CpuOpSlice(op), extent = OpExtent(op);
+      for (int64_t first = 0; first < extent; first += slice, --items) {
+        if (items == 0) {
+          if (const auto* const of = std::get_if<AdafactorOp>(&op); tears && of != nullptr) Tear(*of, log);
+          return true;
+        }
+        RunCpuOp(op, first, std::min(slice, extent - first));
+      }
+    }
+    return false;
+  }
+  static void Tear(const AdafactorOp& op, UpdateLog* log) {
+    const AdafactorShape& shape = op.tensor.shape;
+    const int64_t rows = shape.row_numel(), states = rows + shape.col_numel(), all = states + shape.numel();
+    const int64_t done = log->done(kStep) - op.logged.first;
+    if (done == all) return;
+    const int64_t count = std::min<int64_t>(3, (done < rows ? rows : done < states ? states : all) - done);
+    const UpdatedArrays updated = UpdatedArraysOf(op, done, count);
+    for (int i = 0; i < UpdateLog::kArrays; ++i) {
+      const UpdateLog::Array& array = updated.arrays[i];
+      if (array.data == nullptr) continue;
+      log->Save(i, array.data, array.size_bytes);
+      log->Begun(log->done(kStep), count);
+      std::memset(array.data, 0x7f, static_cast<size_t>(array.size_bytes));
+    }
+  }
+  // Makes half of a parameter's own blocks, as a daemon does that dies in the midst of an item.
+  static void RunHalfOfParam(const AdafactorOp& op, UpdateLog* log) {
+    const AdafactorShape& shape = op.tensor.shape;
+    AdafactorTensor half = op.tensor;
+    std::vector<char> kept(static_cast<size_t>(shape.numel() * DTypeSizeBytes(half.param_dtype)));
+    std::memcpy(kept.data(), half.p, kept.size());
+    RunAdafactorFrom(half, 0, log, op.logged.first);
+    const int64_t numel = shape.numel() / 2, bytes = DTypeSizeBytes(half.param_dtype);
+    std::memcpy(static_cast<char*>(half.p) + numel * bytes, kept.data() + numel * bytes,
+                static_cast<size_t>((shape.numel() - numel) * bytes));
+    log->Done(op.logged.first + shape.row_numel() + shape.col_numel() + numel);
+  }
+  static void CopyTo(const Bytes& from, Bytes* to) {
+    std::memcpy(to->data(), from.data(), static_cast<size_t>(from.size_bytes()));
+  }
+};
+
+// As a daemon leaves it that dies behind any item, or in the midst of a block.
+TEST_F(KilledAdafactor, AtAnyItemIsCompletedWithTheSameBits) {
+  StartWith(2, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16);
+  WriteGradients(1, AllPresent());
+  const Bytes shards = shards_->Copy(), optimizer = optimizer_->Copy(), parameters = parameters_->Copy();
+  RunUpdate(Decided(1));
+  const Bytes want = shards_->Copy(), want_optimizer = optimizer_->Copy(), want_cast = parameters_->Copy();
+  SlabPointers successor = slabs_;
+  successor.workspace = nullptr;  // it has none of the job's yet
+  bool more = true;
+  for (int64_t items = 0; more; ++items) {
+    for (const bool tears : {false, true}) {
+      CopyTo(shards, shards_.get());
+      CopyTo(optimizer, optimizer_.get());
+      CopyTo(parameters, parameters_.get());
+      UpdateLog logs[2] = {};
+      more = false;
+      for (int rank = 0; rank < 2; ++rank) {
+        logs[rank].Begin(kStep);
+        more |= RunSome(UpdateOps(plan_, slabs_, Decided(1), rank, {&logs[rank]}), items, tears, &logs[rank]);
+      }
+      for (int rank = 0; rank < 2; ++rank) {
+        for (const DeviceOp& op : UpdateOps(plan_, successor, Decided(1), rank, {&logs[rank]}))
+          EXPECT_TRUE(CompleteCpuOp(op, kStep).ok());
+      }
+      ASSERT_TRUE(*shards_ == want && *optimizer_ == want_optimizer && *parameters_ == want_cast)
+          << "stopped behind item " << items << (tears ? ", torn" : "");
+    }
+  }
+}
+
+// The parameter's RMS of before is gone from it, and the log has it.
+TEST_F(KilledAdafactor, HalfOfAParameterIsCompletedWithTheSameBits) {
+  StartWith(1, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED);
+  WriteGradients(1, AllPresent());
+  const Bytes shards = shards_->Copy(), optimizer = optimizer_->Copy();
+  RunUpdate(Decided(1));
+  const Bytes want = shards_->Copy(), want_optimizer = optimizer_->Copy();
+  for (size_t stop = 0; stop < std::size(kWhole); ++stop) {
+    CopyTo(shards, shards_.get());
+    CopyTo(optimizer, optimizer_.get());
+    UpdateLog log = {};
+    log.Begin(kStep);
+    size_t seen = 0;
+    for (const DeviceOp& op : UpdateOps(plan_, slabs_, Decided(1), 0, {&log})) {
+      const auto* const of = std::get_if<AdafactorOp>(&op);
+      if (of != nullptr && seen++ == stop) {
+        RunHalfOfParam(*of, &log);
+        break;
+      }
+      RunCpuOp(op, 0, OpExtent(op));
+    }
+    for (const DeviceOp& op : UpdateOps(plan_, slabs_, Decided(1), 0, {&log})) {
+      EXPECT_TRUE(CompleteCpuOp(op, kStep).ok());
+    }
+    EXPECT_TRUE(*shards_ == want && *optimizer_ == want_optimizer) << kWhole[stop];
+  }
+}
+
+// What a part of a step keeps before it changes anything.
+TEST_F(AdafactorOpsTest, WritesTheWholeParameterAndItsStates) {
+  StartWith(1, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED);
+  for (const DeviceOp& op : UpdateOps(plan_, slabs_, Decided(1), 0)) {
+    const auto* const of = std::get_if<AdafactorOp>(&op);
+    if (of == nullptr) continue;
+    int64_t bytes = 0;
+    for (const UpdateLog::Array& array : WrittenBy(op)) bytes += array.size_bytes;
+    const AdafactorShape& shape = of->tensor.shape;
+    EXPECT_EQ(bytes, 4 * (shape.numel() + shape.row_numel() + shape.col_numel()));
+  }
+}
+
+}  // namespace
+}  // namespace shardd
