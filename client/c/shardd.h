@@ -342,8 +342,7 @@ SHARDD_API shardd_status* shardd_write_parameter(shardd_job* job, int32_t param,
 /* The same for fp32 state `state` (0 ..) of a trainable parameter, in a job whose optimizer the daemon runs: AdamW has
  * exp_avg and exp_avg_sq, SGD with momentum has momentum_buffer. Adafactor has row_var and col_var, with a number for
  * each row and each column of a parameter's last two dimensions; of one with fewer dimensions, variance and nothing.
- * Elements that nobody writes keep what they have; 0 at
- * first. [waits: for staging space] */
+ * Elements that nobody writes keep what they have; 0 at first. [waits: for staging space] */
 SHARDD_API shardd_status* shardd_write_optimizer_state(shardd_job* job, int32_t param, int32_t state, const float* data,
                                                        int64_t first, int64_t numel);
 /* How many updates the parameter has had: what bias correction counts from, and what makes SGD's first update the one

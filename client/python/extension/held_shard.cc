@@ -138,14 +138,14 @@ void HeldShard::ForgetShard() {
 void HeldShard::AdoptState(size_t index, const at::Tensor& local, float* of_param, bool whole, bool copy_in) {
   if (index >= states_.size()) {
     states_.resize(index + 1);
-    whole_.resize(index + 1);
+    state_is_whole_.resize(index + 1);
   }
   at::Tensor& state = states_[index];
   if (state.defined() && !state.is_same(local) && state.numel() > 0) {
     CopyOut(StorageOf(state), fqn);
   }
   state = local;
-  whole_[index] = whole;
+  state_is_whole_[index] = whole;
   if (copy_in) {
     CopyBytes(of_param + (whole ? 0 : first_element), local.const_data_ptr(), local.nbytes(), local.device());
   }
@@ -154,7 +154,7 @@ void HeldShard::AdoptState(size_t index, const at::Tensor& local, float* of_para
 
 void HeldShard::PointState(size_t index, float* of_param) {
   const at::Tensor& state = states_[index];
-  float* const rows = of_param + (whole_[index] ? 0 : first_element);
+  float* const rows = of_param + (state_is_whole_[index] ? 0 : first_element);
   if (state.defined() && state.numel() > 0) {
     StorageOf(state)->set_data_ptr_noswap(at::DataPtr(rows, state.device()));
     StorageOf(state)->set_resizable(false);

@@ -188,7 +188,7 @@ class HeldShard {
   size_t storage_references_ = 0;
   int64_t gradient_step_ = -1;  // steps made when it was shown last
   std::vector<at::Tensor> states_;
-  std::vector<bool> whole_;  // by state
+  std::vector<bool> state_is_whole_;  // by state
   // What is to be added to the job's gradient, where `.grad` shows that while the job's is written: what it showed
   // before a step and was not set to None since, or what it showed in this step. The latter less what of it the job has
   // already.

@@ -16,7 +16,7 @@ LOSSES = STATE = 1e-5
 
 
 def _close(got: Any, want: Any, tolerance: float, what: str) -> None:
-    got, want = torch.as_tensor(got), torch.as_tensor(want)
+    got, want = torch.as_tensor(got).detach(), torch.as_tensor(want).detach()
     assert got.shape == want.shape, what
     scale = max(1.0, float(want.abs().max()))
     assert float((got - want).abs().max()) <= tolerance * scale, f"{what}: {float((got - want).abs().max())} of {scale}"
@@ -65,11 +65,9 @@ def test_any_number_of_ranks_gives_the_same_bits() -> None:
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "sharded"])
 def test_it_goes_on_from_a_state_dict(full: bool) -> None:
-    for rank, outcome in enumerate(run_ranks(adafactor_scenarios.loaded, 2, full)):
+    for outcome in run_ranks(adafactor_scenarios.loaded, 2, full):
         for name, value in outcome["went on"].items():
             assert torch.equal(outcome["loaded"][name], value), name
-        if full and rank > 0:
-            continue
         shapes = outcome["shapes"]
         assert shapes["body.layers.0.up.weight"] == {"step": (), "row_var": (21, 1), "col_var": (1, 10)}
         assert shapes["body.layers.0.up.bias"] == {"step": (), "variance": (21,)}
@@ -98,7 +96,7 @@ def test_what_adafactor_does_not_do_is_refused_by_name() -> None:
             assert "NotImplementedError: Adafactor: parameter" in outcome[how], outcome
             assert "is a plain tensor of layout flat" in outcome[how] and 'its layout "dim0"' in outcome[how], outcome
         assert 'load optimizer state "row_var" of' in outcome["shape"], outcome
-        assert "wrong shape (got (2, 2), want (13, 1))" in outcome["shape"], outcome
+        assert "wrong shape (got (2, 2), want (3, 2, 2, 1))" in outcome["shape"], outcome
         assert "d is not finite (got inf)" in outcome["d"], outcome
     for said in run_ranks(adafactor_scenarios.placed, 2, environment=PLACED):
         assert "is cut along dimension 1" in said, said

@@ -21,7 +21,8 @@ def plan_then_train(case: Case, optimizer: str) -> dict[str, Any]:
 
     model = build(case)
     shard(model, case, fully_shard)
-    kinds = {"none": None, "daemon": optim.AdamW, "sgd": optim.SGD, "stock": torch.optim.AdamW}
+    kinds = {"none": None, "daemon": optim.AdamW, "sgd": optim.SGD, "stock": torch.optim.AdamW,
+             "adafactor": optim.Adafactor}  # fmt: skip
     kind = kinds[optimizer]
     built = None if kind is None else kind(model.parameters(), lr=1e-3)
     plan = memory_plan(model)
@@ -59,6 +60,14 @@ def test_the_daemon_reports_what_was_planned(case: Case, optimizer: str) -> None
             if purpose["purpose"] == "snapshot" and optimizer != "stock":
                 pages = 0  # it is made before the first hand-in
             assert pages * 4096 == int(purpose.get("allocated_bytes", 0)), purpose
+
+
+def test_adafactors_state_takes_memory_for_rows_and_columns() -> None:
+    for result in run_ranks(plan_then_train, 2, Case(), "adafactor", environment={"SHARDD_TEST_WIDTH": "256"}):
+        reported = {p["purpose"]: p for p in result["daemon"]["purposes"]}
+        state, shards = reported["optimizer"], int(reported["shards"]["allocated_bytes"])
+        assert int(state["planned_bytes"]) == result["purposes"]["optimizer"]
+        assert 0 < int(state["allocated_bytes"]) <= int(state["planned_bytes"]) < shards / 8, state
 
 
 def test_the_table_names_purposes_and_adds_up() -> None:

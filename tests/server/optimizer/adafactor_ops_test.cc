@@ -24,7 +24,7 @@ class AdafactorOpsTest : public OptimizerTest {
     builder.Param(1, "wide", {2, 300});
     builder.Param(1, "one", {1, 5});
     builder.Param(1, "kernel", {3, 2, 2, 4});
-    builder.Param(1, "bias", {9});
+    builder.Param(1, "shift", {9});
     builder.Param(1, "number", {1});
     v1::OptimizerConfig& optimizer = *builder.config().mutable_optimizer();
     optimizer.mutable_groups(0)->set_kind(v1::OPTIMIZER_KIND_ADAMW);
@@ -84,7 +84,7 @@ class AdafactorOpsTest : public OptimizerTest {
       EXPECT_EQ(State(Param(fqn), 1), want.col) << fqn;
     }
   }
-  static constexpr const char* kWhole[] = {"a.weight", "a.gain", "a.wide", "a.one", "a.kernel", "a.bias", "a.number"};
+  static constexpr const char* kWhole[] = {"a.weight", "a.gain", "a.wide", "a.one", "a.kernel", "a.shift", "a.number"};
   std::unique_ptr<Bytes> workspace_;
 };
 
