@@ -479,7 +479,7 @@ class JobNodesTest : public ::testing::Test {
   const bool several_;
   const int row_;
   std::function<void(JobCore::Init*)> before_open_;          // what a daemon finds of its job's; null: nothing
-  std::array<std::atomic<int64_t>, 4> promised_bytes_ = {};  // by node: memory of the host, to jobs
+  std::array<std::atomic<int64_t>, 6> promised_bytes_ = {};  // by node: memory of the host, to jobs
   uint64_t sessions_made_ = 0;
   Wire wire_;
   TurnQueue copier_{"copier"};
