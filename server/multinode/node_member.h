@@ -181,7 +181,7 @@ class NodeMember final : public NodeEvents::Listener {
     int64_t step = 0;             // that node 0 has said, and version; what comes is not behind
     uint64_t version = 0;         // 0: not known
     bool all_here = false;        // who has sent it may go
-    std::map<int, int> had_none;  // how often nodes have said over their links that they have lost theirs, too
+    std::map<int, int> had_none;  // how often nodes have said, over the links that all have, that they lost theirs, too
     absl::Time unanswered_since = absl::InfiniteFuture();
   } fetch_;
   std::vector<v1::PeerMessage> kept_;  // for the next generation

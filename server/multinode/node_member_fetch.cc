@@ -71,7 +71,8 @@ bool NodeMember::HasPlaceHere(int node) const {
 }
 
 // The first node that has said least often that it has nothing. A node that has lost its state may be sent it by a
-// third one behind its answer: so where there are several, all are asked twice before nobody has it.
+// third one behind its answer, which is then lost: so where there are several, all are asked twice, while no link of
+// theirs is lost, before nobody has it.
 void NodeMember::AskOtherRows() {
   fetch_.from = -1;
   fetch_.all_here = false;

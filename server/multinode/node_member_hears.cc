@@ -41,7 +41,7 @@ void NodeMember::OnDown(int node, const absl::Status& why) {
 void NodeMember::HearUp(int node) {
   links_state_[static_cast<size_t>(node)] = {true, ""};
   finished_.erase(node);
-  fetch_.had_none.erase(node);  // it may be another daemon
+  if (HasPlaceHere(node)) fetch_.had_none.clear();
   for (v1::PeerMessage& message : std::exchange(kept_, {})) {
     Say(std::move(message));
   }
@@ -65,6 +65,7 @@ void NodeMember::HearDown(int node, const absl::Status& why) {
     return;
   }
   hear_.state->NodeStopSending(node);
+  if (HasPlaceHere(node)) fetch_.had_none.clear();  // it may have sent one that said so what it had
   const bool sent_state = fetch_.under_way && node == fetch_.from && !fetch_.all_here && HasRows(*plan_);
   if (coordinator_ != nullptr) {
     coordinator_->OnDown(node, why);

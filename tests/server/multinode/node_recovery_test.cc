@@ -319,13 +319,18 @@ TEST_F(NodeRecoveryOfRows, OthersWaitForAsLongAsALostNodeIsSentItsPart) {
   Up(2, Holds(5));
   Up(3, Nothing());
   coordinator_->HasState(0, 5);
+  v1::PeerMessage closed;
+  closed.set_generation(coordinator_->generation());
+  closed.mutable_closed()->set_step(6);
+  closed.mutable_closed()->set_backwards(1);
+  for (const int node : {0, 1, 2}) coordinator_->OnMessage(node, closed);
   sent_.clear();
   const absl::Time now = MonotonicNow();
   coordinator_->CheckSilence(now + absl::Minutes(9), absl::Minutes(2));
   EXPECT_EQ(Sent(1), "") << "node 3 is sent its part";
   coordinator_->HasState(3);
   coordinator_->CheckSilence(now + absl::Minutes(20), absl::Minutes(2));
-  EXPECT_THAT(BeginOf(1).message(), HasSubstr("node 3 (host3:7000) has not said that it holds step 5"));
+  EXPECT_THAT(BeginOf(1).message(), HasSubstr("node 3 (host3:7000) has not closed backward 0"));
 }
 
 TEST_F(NodeRecoveryTest, NodesThatHaveFinishedAreNotWaitedFor) {
