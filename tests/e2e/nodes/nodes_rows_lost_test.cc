@@ -39,21 +39,23 @@ Args Training(int steps, const Args& more = {}) {
 class NodesRowsLost : public Nodes {
  protected:
   void StartRanks(const Args& args) {
-    for (int k = 0; k < count(); ++k) ranks_.push_back(StartRank(k, 0, args));
+    ranks_.resize(static_cast<size_t>(count()));
+    for (int k = 0; k < count(); ++k) ranks_[static_cast<size_t>(k)].push_back(StartRank(k, 0, args));
   }
+  Child& RankOf(int node) { return ranks_[static_cast<size_t>(node)].back(); }
   // With their ranks, all at once.
   void Lose(const std::vector<int>& nodes) {
     for (const int k : nodes) ASSERT_EQ(kill(node(k).daemon_pid(), SIGKILL), 0);
     for (const int k : nodes) {
-      ranks_[static_cast<size_t>(k)].Kill(SIGKILL);
-      ranks_[static_cast<size_t>(k)].Wait();
+      RankOf(k).Kill(SIGKILL);
+      RankOf(k).Wait();
       node(k).WaitForDaemon();
     }
   }
   // On machines that know nothing of the job.
   void Replace(const std::vector<int>& nodes, const Args& args) {
     for (const int k : nodes) StartAgain(k);
-    for (const int k : nodes) ranks_[static_cast<size_t>(k)] = StartRank(k, 0, args);
+    for (const int k : nodes) ranks_[static_cast<size_t>(k)].push_back(StartRank(k, 0, args));
   }
   int64_t Seen() {
     int64_t most = 0;
@@ -77,7 +79,7 @@ class NodesRowsLost : public Nodes {
   }
   void ExpectAsUndisturbed(const Args& args) {
     for (int k = 0; k < count(); ++k) {
-      EXPECT_EQ(ranks_[static_cast<size_t>(k)].Wait(10 * testing::kLimit), 0) << k;
+      EXPECT_EQ(RankOf(k).Wait(10 * testing::kLimit), 0) << k;
     }
     std::vector<TrainerReport> reports;
     for (int k = 0; k < count(); ++k) reports.push_back(Report(k, 0, args));
@@ -87,7 +89,7 @@ class NodesRowsLost : public Nodes {
     ExpectSame(reports, want);
   }
 
-  std::vector<Child> ranks_;
+  std::vector<std::vector<Child>> ranks_;  // of each node, one after the other
 };
 
 TEST_F(NodesRowsLost, EachNodeInItsTurnIsSentWhatItHeld) {
@@ -99,7 +101,7 @@ TEST_F(NodesRowsLost, EachNodeInItsTurnIsSentWhatItHeld) {
     ASSERT_NO_FATAL_FAILURE(LoseAndGoOn({k}, args));
     EXPECT_TRUE(node(k).HasEvent("job", "state", absl::StrCat("came from node ", (k + 2) % 4)));
   }
-  EXPECT_FALSE(ranks_[0].Ended()) << "the ranks were too fast";
+  EXPECT_FALSE(RankOf(0).Ended()) << "the ranks were too fast";
   ExpectAsUndisturbed(args);
 }
 
@@ -110,7 +112,7 @@ TEST_F(NodesRowsLost, EachRowInItsTurnIsSentWhatItHeld) {
   ASSERT_TRUE(AllTrained(2));
   ASSERT_NO_FATAL_FAILURE(LoseAndGoOn({0, 1}, args));
   ASSERT_NO_FATAL_FAILURE(LoseAndGoOn({2, 3}, args));
-  EXPECT_FALSE(ranks_[0].Ended()) << "the ranks were too fast";
+  EXPECT_FALSE(RankOf(0).Ended()) << "the ranks were too fast";
   ExpectAsUndisturbed(args);
 }
 
@@ -121,7 +123,7 @@ TEST_F(NodesRowsLost, TwoOfThreeNodesWithAPlaceAreSentTheThirds) {
   ASSERT_TRUE(AllTrained(2));
   ASSERT_NO_FATAL_FAILURE(LoseAndGoOn({1, 5}, args));
   ASSERT_NO_FATAL_FAILURE(LoseAndGoOn({0, 3, 4}, args));
-  EXPECT_FALSE(ranks_[0].Ended()) << "the ranks were too fast";
+  EXPECT_FALSE(RankOf(0).Ended()) << "the ranks were too fast";
   ExpectAsUndisturbed(args);
 }
 
@@ -134,7 +136,7 @@ TEST_F(NodesRowsLost, APlaceThatIsLostInAllRowsEndsTheJobByName) {
   ASSERT_NO_FATAL_FAILURE(Replace({1, 3}, args.With({{"recover", "0"}})));
   std::string all;
   for (int k = 0; k < 4; ++k) {
-    EXPECT_EQ(ranks_[static_cast<size_t>(k)].Wait(), 0);
+    EXPECT_EQ(RankOf(k).Wait(), 0);
     absl::StrAppend(&all, Report(k, 0, args).message, "\n");
   }
   EXPECT_TRUE(absl::StrContains(all, "What its ranks held has been in other rows on node ")) << all;
@@ -156,7 +158,7 @@ TEST_P(NodesRowsLostKinds, AtAnyMomentNothingIsLost) {
   ASSERT_TRUE(AllTrained(2));
   std::mt19937 random(static_cast<unsigned>(testing::LongRun("SHARDD_DEATH_SEED", 11)));
   int lost = 0;
-  for (; lost < losses && !ranks_[0].Ended(); ++lost) {
+  for (; lost < losses && !RankOf(0).Ended(); ++lost) {
     absl::SleepFor(absl::Microseconds(1000 + random() % 60000));
     const int k = static_cast<int>(random() % 4);
     ASSERT_NO_FATAL_FAILURE(LoseAndGoOn(random() % 4 == 0 ? std::vector<int>{k, k ^ 1} : std::vector<int>{k}, args));
