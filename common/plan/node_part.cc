@@ -10,8 +10,8 @@ namespace {
 
 using plan_internal::RoundUp;
 
-void AddPages(int64_t first, int64_t end, std::vector<ByteRange>& ranges) {
-  if (first < end) ranges.push_back({first / kHeldPageBytes * kHeldPageBytes, RoundUp(end, kHeldPageBytes)});
+void AddUnits(int64_t first, int64_t end, int64_t unit_bytes, std::vector<ByteRange>& ranges) {
+  if (first < end) ranges.push_back({first / unit_bytes * unit_bytes, RoundUp(end, unit_bytes)});
 }
 
 // Merges each range that `touches` the one before it into that one. REQUIRES: ascending.
@@ -131,7 +131,7 @@ bool HasHoles(const ShardPlan& plan, HeldSlab which) {
   return plan.cut_over_nodes || (which == HeldSlab::kOptimizer && HasShortStates(plan));
 }
 
-std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which) {
+std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which, int64_t unit_bytes) {
   const MemoryPlan& memory = plan.memory;
   const int64_t size = which == HeldSlab::kShards       ? memory.shards_bytes
                        : which == HeldSlab::kGradients  ? memory.gradients_bytes
@@ -140,7 +140,7 @@ std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which) {
                                                         : memory.kept_bytes;
   std::vector<ByteRange> ranges;
   if (!HasHoles(plan, which)) {
-    AddPages(0, size, ranges);
+    AddUnits(0, size, unit_bytes, ranges);
     return ranges;
   }
   const bool short_states = HasShortStates(plan);
@@ -153,7 +153,7 @@ std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which) {
       for (int64_t copy = 0; copy < copies; ++copy) {
         for (const FlatRange& range : own) {
           const int64_t first = copy * stride + base_bytes + range.offset * element_bytes;
-          AddPages(first, first + range.numel * element_bytes, ranges);
+          AddUnits(first, first + range.numel * element_bytes, unit_bytes, ranges);
         }
       }
     };

@@ -55,17 +55,17 @@ int64_t RailBytes(const ShardPlan& plan, int group, int node, int rank);
 // are placed.
 GatherStaging SizeGatherStaging(const ShardPlan& plan);
 
-// Bytes [first, end) of a slab, in whole pages.
+// Bytes [first, end) of a slab.
 struct ByteRange {
   int64_t first = 0;
   int64_t end = 0;
 };
 inline constexpr int64_t kHeldPageBytes = 4096;
 
-// The pages of a slab of which this node holds something: ascending, no two ranges adjacent. All pages where
-// HasHoles is false; none if the plan has no such slab.
+// The pages of a slab, or other units, of which this node holds something: ascending, no two ranges adjacent. All where
+// HasHoles is false; none if the plan has no such slab. Nodes with one place have the same.
 enum class HeldSlab { kShards, kGradients, kOptimizer, kParameters, kKept };
-std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which);
+std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which, int64_t unit_bytes = kHeldPageBytes);
 // Whether a slab has memory for some of its pages alone: parameters are cut over nodes, or parameters have less
 // optimizer state than elements (StateNumel).
 bool HasHoles(const ShardPlan& plan, HeldSlab which);

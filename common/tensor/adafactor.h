@@ -22,7 +22,9 @@
 // States are done before anything reads them, and p is changed when nothing but u and rms(p) is needed. u is made again
 // from g and the states, and the log remembers rms(p), so another process can complete an update whose process was
 // killed. Of the log, elements [0, AdafactorStateNumel) are the states', first row's and then col's, and p's follow.
-// Items depend on the parameter alone, never on who works on what.
+// Items depend on the parameter alone, never on who works on what. What completes an update makes its sums again and
+// goes on with what another process has written: whoever changes the items, the order of sums or that of the log raises
+// kTakeUpFormats.
 
 #include <cstdint>
 

@@ -77,8 +77,18 @@ void NodeCoordinator::SendBegin(int node, const absl::Status& cause) {
   send_(node, std::move(message));
 }
 
+// Of rows nodes ask each other, and node 0 knows of it because it has told them what was decided.
 bool NodeCoordinator::SomeFetch() const {
-  return std::any_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.up && node.fetching; });
+  const bool of_rows = HasRows(*plan_) && initialized_;
+  return std::any_of(nodes_.begin(), nodes_.end(), [of_rows](const Node& node) {
+    return node.up && (node.fetching || (of_rows && node.takes_part && !node.has_state));
+  });
+}
+
+void NodeCoordinator::HasState(int node, int64_t step) {
+  nodes_[static_cast<size_t>(node)].fetching = false;
+  nodes_[static_cast<size_t>(node)].has_state = true;
+  OnHeld(node, step);
 }
 
 uint64_t NodeCoordinator::Version() const {

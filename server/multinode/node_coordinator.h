@@ -15,7 +15,8 @@
 // - nodes that have parameters wait, and so nothing can be agreed on;
 // - when every other node has been heard, node 0 goes on with the latest step: with its own, where it has outlived its
 //   daemon, or else it is sent the state of the node that has it. The next generation begins with that: Begin tells
-//   those a step behind what was decided, and the others what they lack.
+//   those a step behind what was decided, and the others what they lack. Of rows of nodes node 0 goes on as soon as it
+//   knows what was decided: it is sent its own part as every other node that lacks one.
 // No node is ever more than a step behind another, and a single one that comes early rolls nobody back. The state's
 // sender is lost: another takes its place, or all begin anew where nobody has anything.
 
@@ -64,6 +65,8 @@ class NodeCoordinator {
   // It is sent what it has lost: others wait for as long as that takes.
   void SetFetching(int node, bool fetching) { nodes_[static_cast<size_t>(node)].fetching = fetching; }
   bool SomeFetch() const;
+  // It has been sent what it had lost. Of node 0, of rows: of this step, which it holds.
+  void HasState(int node, int64_t step = 0);
   // Of the kinds that go to node 0; anything else, and what does not fit the plan or the node's place in the step, ends
   // the generation.
   void OnMessage(int node, const v1::PeerMessage& message);
@@ -97,8 +100,9 @@ class NodeCoordinator {
     std::optional<v1::PeerMessage::Holds> holds;  // over this link; of node 0: of the daemon before
     bool finished = false;
     bool fetching = false;
-    int64_t held_step = 0;  // the last whose decision it holds, as it has said over this link
-    std::string refused;    // why
+    bool has_state = false;  // parameters; of rows, those of its place
+    int64_t held_step = 0;   // the last whose decision it holds, as it has said over this link
+    std::string refused;     // why
     // Of the step:
     int closed = 0;  // backwards
     std::optional<v1::Step> step;

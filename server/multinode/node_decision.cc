@@ -228,6 +228,7 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
   for (Node& each : nodes_) {
     each.values.reset();
     each.asks_to_write.Clear();
+    each.has_state = true;
   }
   may_write_times_ = 0;
   v1::PeerMessage message;

@@ -14,6 +14,7 @@ NodeFetch::NodeFetch(int from, uint64_t transfer, int ranks)
     : from_(from), began_(MonotonicNow()), transfer_(transfer), trainer_states_(ranks) {}
 
 std::shared_ptr<NodeRestore> NodeFetch::Begin(const StateSlabs& slabs, std::function<void(absl::Status)> ended) {
+  all_slabs_ = slabs[0].bytes + slabs[1].bytes == 0;  // this node holds nothing
   return std::make_shared<NodeRestore>(transfer_, slabs, std::move(ended));
 }
 

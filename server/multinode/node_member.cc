@@ -241,6 +241,7 @@ void NodeMember::Describe(v1::Job* out) const {
 }
 
 void NodeMember::CheckSilence(absl::Time now, absl::Duration limit) {
+  CheckAnswer(now);
   if (coordinator_ != nullptr) {
     coordinator_->CheckSilence(now, limit);
     return;

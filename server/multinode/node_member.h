@@ -18,17 +18,21 @@
 // - it was not, or by nobody who is left: it is given up, and done anew by all;
 // - the job is ahead of this node, which has lost its state, or its promise (where nodes are replicas, a node 0 that is
 //   silent for too long ends it): the state is fetched, and ranks attach again behind that (node_member_fetch.cc).
-//   Where parameters are cut over nodes nobody could send it: a promise lasts as long as the job does.
+//   Where parameters are cut over nodes a promise lasts as long as the job does, because nobody, or one other node of
+//   each other row alone, could send what it is of. A node of several rows asks the nodes with its place one after the
+//   other; where all of them have lost theirs, too, the job ends by name.
 // Until Begin comes ranks wait, with what node 0 says of that (Recovering).
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/plan/plan.h"
 #include "server/multinode/node_coordinator.h"
@@ -70,6 +74,8 @@ class NodeMember final : public NodeEvents::Listener {
   void AttemptEnded(const absl::Status& cause);
   // `finished`: all its ranks have; else it is to be closed on all nodes.
   void Closing(const std::string& why, bool finished);
+  // All of its state has come, and needs nobody any more; then it is restored.
+  void StateCame() { fetch_.all_here = true; }
   void Restored();
   bool fetching() const { return fetch_.under_way; }
   // The decided step is journaled here.
@@ -130,7 +136,12 @@ class NodeMember final : public NodeEvents::Listener {
   // (node_member_fetch.cc)
   v1::PeerMessage::Holds OwnHolds() const;
   void SayHolds();
-  void Fetch(int from, uint64_t generation);
+  void Fetch(int from, const v1::PeerMessage::Begin& begin);
+  void EndForWantOfState(absl::string_view where);
+  void AskOtherRows();
+  bool HasPlaceHere(int node) const;  // another node that holds the same, of several rows
+  void HearState(int node, const v1::PeerMessage& message);
+  void CheckAnswer(absl::Time now);
   void Recover(int from);  // of the coordinator
   void Adopt(uint64_t generation);
 
@@ -163,8 +174,15 @@ class NodeMember final : public NodeEvents::Listener {
   bool node0_fetches_ = false;        // before it begins
   struct {
     bool under_way = false;   // the state comes from another node
-    int from = 0;             // which
+    int from = 0;             // which; -1: of several rows, none of those that may have it has a link
     uint64_t generation = 0;  // what counts when it is there; of node 0: the next one does
+    // Of several rows:
+    uint64_t transfer = 0;
+    int64_t step = 0;             // that node 0 has said, and version; what comes is not behind
+    uint64_t version = 0;         // 0: not known
+    bool all_here = false;        // who has sent it may go
+    std::map<int, int> had_none;  // how often nodes have said, over the links that all have, that they lost theirs, too
+    absl::Time unanswered_since = absl::InfiniteFuture();
   } fetch_;
   std::vector<v1::PeerMessage> kept_;  // for the next generation
   absl::Time unheard_since_ = absl::InfiniteFuture();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/node_member.h"
 
@@ -40,6 +41,7 @@ void NodeMember::OnDown(int node, const absl::Status& why) {
 void NodeMember::HearUp(int node) {
   links_state_[static_cast<size_t>(node)] = {true, ""};
   finished_.erase(node);
+  if (HasPlaceHere(node)) fetch_.had_none.clear();
   for (v1::PeerMessage& message : std::exchange(kept_, {})) {
     Say(std::move(message));
   }
@@ -48,6 +50,7 @@ void NodeMember::HearUp(int node) {
   } else if (node == 0) {
     SayHolds();
   }
+  if (fetch_.under_way && fetch_.from < 0) AskOtherRows();
   hear_.attempts->NodeIsUp();
 }
 
@@ -61,15 +64,18 @@ void NodeMember::HearDown(int node, const absl::Status& why) {
         absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), "): ", why.message()));
     return;
   }
+  hear_.state->NodeStopSending(node);
+  if (HasPlaceHere(node)) fetch_.had_none.clear();  // it may have sent one that said so what it had
+  const bool sent_state = fetch_.under_way && node == fetch_.from && !fetch_.all_here && HasRows(*plan_);
   if (coordinator_ != nullptr) {
-    hear_.state->NodeStopSending(node);
     coordinator_->OnDown(node, why);
+    if (sent_state) AskOtherRows();
     return;
   }
   if (node != 0 || !was_up) {
+    if (sent_state && node != 0) AskOtherRows();
     return;  // sums that it was needed for fail, and node 0 hears of it
   }
-  hear_.state->NodeStopSending(0);
   heard_ = false;
   fetch_.under_way = node0_fetches_ = false;  // the next link begins it anew
   node0_waits_.clear();
@@ -111,19 +117,14 @@ void NodeMember::Hear(int node, const v1::PeerMessage& message) {
     return;
   }
   if (message.has_state() || message.has_rank_state()) {
-    if (!fetch_.under_way || node != fetch_.from) {
-      return;
-    }
-    if (message.has_state()) {
-      hear_.state->NodeTakeState(message.state());
-    } else {
-      hear_.state->NodeTakeRankState(message.rank_state());
-    }
+    HearState(node, message);
+  } else if (message.has_fetch() && HasRows(*plan_)) {
+    if (HasPlaceHere(node)) hear_.state->NodeSendState(node, message.fetch().transfer());
   } else if (message.has_fetch() && (coordinator_ != nullptr || node == 0)) {
     if (coordinator_ != nullptr) coordinator_->SetFetching(node, true);
     if (facts_->NodeInitialized()) hear_.state->NodeSendState(node, message.fetch().transfer());
   } else if (coordinator_ != nullptr && message.has_fetched()) {
-    coordinator_->SetFetching(node, false);
+    coordinator_->HasState(node);
   } else if (coordinator_ != nullptr) {
     coordinator_->OnMessage(node, message);
   } else if (node == 0) {
@@ -219,7 +220,7 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
       HearAgreed();
     } else if (begin.initialized() && (!facts_->NodeInitialized() || facts_->NodeStep() < begin.decided_step() ||
                                        facts_->NodeVersion() < begin.version())) {
-      Fetch(0, begin.generation());
+      Fetch(0, begin);
       return;
     } else if (begin.decided_step() != facts_->NodeStep() || begin.initialized() != facts_->NodeInitialized() ||
                (begin.version() != 0 && begin.version() != facts_->NodeVersion())) {
@@ -230,8 +231,9 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
                        "; open the job anew on all nodes, from a checkpoint"));
       return;
     }
-  } else if (coordinator_ == nullptr && begin.initialized() && !facts_->NodeInitialized() && !fetch_.under_way) {
-    Fetch(0, begin.generation());  // node 0 has been sent the state that this node lacks, too
+  } else if ((coordinator_ == nullptr || HasRows(*plan_)) && begin.initialized() && !facts_->NodeInitialized() &&
+             !fetch_.under_way) {
+    Fetch(0, begin);  // node 0 has been sent the state that this node lacks, too; or, of rows, knows of it
     return;
   }
   if (fetch_.under_way) {

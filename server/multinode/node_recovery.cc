@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
 #include "common/shm/ring.h"
 #include "server/multinode/node_coordinator.h"
 
@@ -22,6 +23,7 @@ bool IsBehind(const v1::PeerMessage::Holds& one, const v1::PeerMessage::Holds& o
 
 void NodeCoordinator::TakeUp(v1::PeerMessage::Holds own) {
   generation_ = std::max(generation_, own.generation());
+  nodes_[0].has_state = own.initialized();
   nodes_[0].holds = std::move(own);
 }
 
@@ -33,6 +35,7 @@ void NodeCoordinator::OnUp(int node) {
   come.held_step = 0;
   if (node != 0) {
     come.holds.reset();
+    come.has_state = false;
   } else if (!come.holds.has_value()) {
     Admit(0);
   }
@@ -85,6 +88,7 @@ void NodeCoordinator::OnHolds(int node, const v1::PeerMessage::Holds& holds) {
   }
   Node& from = nodes_[static_cast<size_t>(node)];
   from.holds = holds;
+  from.has_state = holds.initialized();
   for (const int other : holds.finished()) {
     if (!initialized_ && !nodes_[static_cast<size_t>(other)].up) {  // else it has come again
       nodes_[static_cast<size_t>(other)].finished = true;
@@ -169,7 +173,12 @@ void NodeCoordinator::MaybeRecover() {
   }
   if (begins && nodes_[0].holds.has_value()) {  // which another node is ahead of
     nodes_[0].holds.reset();
+    nodes_[0].has_state = false;
     Admit(0);
+  }
+  if (begins && HasRows(*plan_)) {
+    Recovered(nodes_[static_cast<size_t>(source_)].holds->step());
+    return;
   }
   v1::PeerMessage message;
   message.set_generation(generation_);
@@ -195,7 +204,10 @@ void NodeCoordinator::Recovered(int64_t step) {
   decided_ = holds.decided();
   decided_known_ = holds.has_decided() && decided_.step() == step;
   decided_.set_step(step);
-  nodes_[0].held_step = step;
+  if (source == 0 || !HasRows(*plan_)) {  // else it is about to be sent its part
+    nodes_[0].held_step = step;
+    nodes_[0].has_state = true;
+  }
   for (Node& node : nodes_) {
     node.takes_part = node.takes_part || node.holds.has_value();
     if (node.holds.has_value()) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
 #include "server/loop/core_loop.h"
 #include "server/peer/peer_links.h"
 #include "server/storage/job_slab.h"
@@ -17,6 +18,20 @@ constexpr int64_t kPieceBytes = PeerLinks::kMaxDataBytes;
 constexpr int kPiecesUnderWay = 8;
 
 }  // namespace
+
+absl::Status StateSlab::ForEach(int64_t sent_offset, int64_t size_bytes, Part part) const {
+  if (held.empty()) return part(first_bytes + sent_offset, sent_offset, size_bytes);
+  int64_t before = 0;  // bytes of the ranges so far
+  for (const ByteRange& range : held) {
+    const int64_t first = std::max(sent_offset, before);
+    const int64_t end = std::min(sent_offset + size_bytes, before + range.end - range.first);
+    if (first < end) {
+      SHARDD_RETURN_IF_ERROR(part(first_bytes + range.first + first - before, first, end - first));
+    }
+    before += range.end - range.first;
+  }
+  return absl::OkStatus();
+}
 
 NodeRestore::NodeRestore(uint64_t transfer, const StateSlabs& slabs, std::function<void(absl::Status)> done)
     : transfer_(transfer), slabs_(slabs), done_(std::move(done)) {}
@@ -37,7 +52,9 @@ void NodeRestore::Take(const v1::PeerData& header, absl::string_view elements) {
         " at ", header.offset() * kElementBytes, " of ", header.numel() * kElementBytes, ", want ",
         v1::Slab_Name(slab.name), " at ", received_[index], " of ", slab.bytes, ")"));
   } else {
-    status = slab.slab->Write(slab.first_bytes + received_[index], elements.data(), size);
+    status = slab.ForEach(received_[index], size, [&](int64_t offset, int64_t sent_offset, int64_t part_bytes) {
+      return slab.slab->Write(offset, elements.data() + sent_offset - received_[index], part_bytes);
+    });
     received_[index] += size;
   }
   if (!status.ok() || (received_[0] == slabs_[0].bytes && received_[1] == slabs_[1].bytes)) {
@@ -63,9 +80,11 @@ void StateSender::Run() {
     }
     const auto piece = std::make_shared<std::string>();
     piece->resize(static_cast<size_t>(std::min(kPieceBytes, slab.bytes - sent_bytes_)));
-    if (const absl::Status read =
-            slab.slab->Read(slab.first_bytes + sent_bytes_, piece->data(), static_cast<int64_t>(piece->size()));
-        !read.ok()) {
+    const absl::Status read = slab.ForEach(
+        sent_bytes_, static_cast<int64_t>(piece->size()), [&](int64_t offset, int64_t sent_offset, int64_t part_bytes) {
+          return slab.slab->Read(offset, piece->data() + sent_offset - sent_bytes_, part_bytes);
+        });
+    if (!read.ok()) {
       cancelled_ = true;
       failed_(read);
       return;

@@ -10,11 +10,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "common/plan/node_part.h"
 #include "shardd/v1/peer.pb.h"
 
 namespace shardd {
@@ -27,8 +30,16 @@ class PeerLinks;
 struct StateSlab {
   v1::Slab name = v1::SLAB_UNSPECIFIED;
   const JobSlab* slab = nullptr;  // outlives the transfer
-  int64_t bytes = 0;              // of the plan: a multiple of 4
-  int64_t first_bytes = 0;        // where these begin in it
+  int64_t bytes = 0;              // that are sent, of the plan: a multiple of 4
+  int64_t first_bytes = 0;        // where the slab's own offset 0 lies in it
+  // Where the slab has holes (HasHoles), which would get memory when they are read: what is sent, one range after the
+  // other, which has `bytes` in all. Nodes that hold the same have the same ranges. Empty: one range from offset 0.
+  std::vector<ByteRange> held = {};
+
+  // Calls `part` for each piece of the `size_bytes` at `sent_offset` of what is sent that is one range of the slab.
+  // Stops at the first error, and returns it. REQUIRES: that is within `bytes`.
+  using Part = absl::FunctionRef<absl::Status(int64_t offset, int64_t sent_offset, int64_t size_bytes)>;
+  absl::Status ForEach(int64_t sent_offset, int64_t size_bytes, Part part) const;
 };
 using StateSlabs = std::array<StateSlab, 2>;
 

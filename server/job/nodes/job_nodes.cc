@@ -70,8 +70,13 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
       StateTransfers::Services{member, links_.get(), events_.get(), parts->worker, use_.committed, use_.work,
                                see_.devices, use_.events, use_.job},
       StateTransfers::Results{
-          [values = use_.values] { values->BeginRestore(); },
+          [this, values = use_.values] {
+            SetReadable(0);
+            values->BeginRestore();
+          },
           [this, values = use_.values, snapshots = use_.snapshots] {
+            if (std::exchange(writing_, false)) use_.committed->SetWriting(false);
+            SetReadable(use_.committed->version());
             events_->SetHasParameters();
             values->Restored();
             if (snapshots->snapshot().two()) snapshots->Restored();

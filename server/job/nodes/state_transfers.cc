@@ -31,6 +31,18 @@ StateSlabs StateTransfers::Slabs(bool next) const {
            {v1::SLAB_OPTIMIZER, see_.memory->optimizer(), see_.plan->memory.optimizer_bytes}}};
 }
 
+StateSlabs StateTransfers::HeldSlabs(bool next) const {
+  StateSlabs slabs = Slabs(next);
+  const HeldSlab held[] = {HeldSlab::kShards, HeldSlab::kOptimizer};
+  for (size_t i = 0; i < slabs.size(); ++i) {
+    if (!HasHoles(*see_.plan, held[i])) continue;
+    slabs[i].held = HeldRanges(*see_.plan, held[i], kSlabAlignmentBytes);
+    slabs[i].bytes = 0;
+    for (const ByteRange& range : slabs[i].held) slabs[i].bytes += range.end - range.first;
+  }
+  return slabs;
+}
+
 void StateTransfers::SendWaited() {
   for (const auto& [node, transfer] : senders_.TakeWaiting()) {
     NodeSendState(node, transfer);
@@ -38,23 +50,33 @@ void StateTransfers::SendWaited() {
 }
 
 bool StateTransfers::HasUncommitted() const {
-  return see_.undo->undoing() || see_.decision->has_uncommitted() ||
+  return see_.undo->undoing() || see_.undo->any() || see_.decision->has_uncommitted() ||
          (see_.full_params->granted() && see_.full_params->AnyWrites());
 }
 
 // Also a step that is not shown yet: the node that asks may be the one that is to hold it.
 void StateTransfers::NodeSendState(int node, uint64_t transfer) {
   senders_.Stop(node);
-  if (AwaitsUpdate() || HasUncommitted()) {
+  const Committed& committed = *use_.committed;
+  if (AwaitsUpdate() || AwaitsWord()) {
     senders_.Await(node, transfer);
-    if (!AwaitsUpdate() && !see_.undo->undoing()) {  // they cannot be a version without that node
+    return;
+  }
+  if (committed.version() == 0) {  // of rows: this node has lost its own, too
+    v1::PeerMessage nothing;
+    nothing.mutable_state()->set_transfer(transfer);
+    use_.links->Send(node, std::move(nothing));
+    return;
+  }
+  if (HasUncommitted()) {
+    senders_.Await(node, transfer);
+    if (!see_.undo->undoing()) {  // they cannot be a version without that node
       if (node == 0) use_.member->Node0AsksForState();
       use_.job->Fail(absl::AbortedError(absl::StrCat(
           "node ", node, " has lost its state and is sent this node's, without what ranks are writing; attach again")));
     }
     return;
   }
-  const Committed& committed = *use_.committed;
   const bool ahead = see_.decision->applied();
   v1::PeerMessage::State state;
   state.set_transfer(transfer);
@@ -63,7 +85,7 @@ void StateTransfers::NodeSendState(int node, uint64_t transfer) {
   for (size_t param = 0; param < committed.step_counts().size(); ++param) {
     state.add_step_counts(committed.step_counts()[param] + (see_.decision->Applies(param) ? 1 : 0));
   }
-  const StateSlabs slabs = Slabs(/*next=*/ahead);
+  const StateSlabs slabs = HeldSlabs(/*next=*/ahead);
   use_.events->Add(
       -1, "state",
       absl::StrCat("step ", state.step(), " is sent to node ", node, ", ", slabs[0].bytes + slabs[1].bytes, " bytes"));
@@ -102,7 +124,7 @@ void StateTransfers::NodeBeginFetch(int from, uint64_t transfer) {
       if (job != nullptr && fetch_ != nullptr && fetch_ == of.lock()) came(status);
     });
   };
-  auto take = [slabs = fetch_->Begin(Slabs(/*next=*/true), std::move(ended)), from](
+  auto take = [slabs = fetch_->Begin(HeldSlabs(/*next=*/true), std::move(ended)), from](
                   int node, const v1::PeerData& header, absl::string_view elements) {
     if (node == from) slabs->Take(header, elements);
   };
@@ -139,6 +161,7 @@ void StateTransfers::NodeTakeState(const v1::PeerMessage::State& state) {
 
 void StateTransfers::Restore() {
   const v1::PeerMessage::State& state = fetch_->Take();
+  use_.member->StateCame();
   auto cast = use_.work->Join(use_.devices->count(), [this, fetch = fetch_, &state](const absl::Status& status) {
     if (fetch_ == fetch && use_.member->fetching()) Restored(status, state);
   });

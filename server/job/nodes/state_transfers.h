@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "absl/functional/any_invocable.h"
+#include "common/plan/node_part.h"
 #include "common/plan/plan.h"
 #include "server/job/step/step_decision.h"
 #include "server/job/writes/snapshot.h"
@@ -28,8 +29,9 @@ class OptimizerDevices;
 class WriteUndo;
 
 // A node whose daemon was lost with its slabs gets what is committed from another, a replica: shards, the optimizer's
-// state, counts. Node 0 gives it to the others, and gets it from one of them where it has lost its own. What is sent
-// cannot change meanwhile, because no step is decided without the node.
+// state, counts. Node 0 gives it to the others, and gets it from one of them where it has lost its own; of rows of
+// nodes one with the same place does, which holds the same. What is sent cannot change meanwhile, because no step is
+// decided without the node.
 //
 // Owns states on their way to other nodes, and the one that comes to this node. Loop-confined; bytes go over the
 // network's threads and the worker, and keep the job alive while they are read.
@@ -67,7 +69,7 @@ class StateTransfers final : public NodeStateListener {
   StateTransfers(Facts facts, Services services, Results results);
 
   // A node waits for a state, and it can be sent: behind a commit under way, and a step that is not shown yet with it.
-  bool MaySend() const { return senders_.waiting() && !AwaitsUpdate() && !HasUncommitted(); }
+  bool MaySend() const { return senders_.waiting() && !AwaitsUpdate() && !AwaitsWord() && !HasUncommitted(); }
   void SendWaited();
   // All of the other node's state has come.
   bool MayRestore() const { return fetch_ != nullptr && fetch_->complete() && use_.member->fetching(); }
@@ -84,11 +86,16 @@ class StateTransfers final : public NodeStateListener {
  private:
   bool two() const { return see_.snapshot != nullptr && see_.snapshot->two(); }
   bool AwaitsUpdate() const { return see_.decision->committing() && !see_.decision->applied(); }
+  // Where rows of nodes are replicas: whether there is one more version than this node's is not known here. A promise
+  // lasts as long as the job does, so that is what the node that asks is about to hear, or has heard.
+  bool AwaitsWord() const { return HasRows(*see_.plan) && use_.member->promised(); }
   // Ranks write full parameters, in place, or parts of a step have changed them, or what was written is being taken
   // back.
   bool HasUncommitted() const;
   // `next`: of the two snapshots, the next one.
   StateSlabs Slabs(bool next) const;
+  // ... and of them what this node holds.
+  StateSlabs HeldSlabs(bool next) const;
   void Restored(const absl::Status& status, const v1::PeerMessage::State& state);
 
   const Facts see_;

@@ -28,6 +28,8 @@ class WriteUndo {
   // until EndUndo.
   std::optional<uint64_t> BeginUndo(std::vector<int64_t>* update_counts);
   void EndUndo() { undoing_ = false; }
+  // Something is written that no version has, and is not being undone.
+  bool any() const { return saves_.has_value() || !counts_.empty(); }
   // Nobody may read or write slabs meanwhile.
   bool undoing() const { return undoing_; }
 

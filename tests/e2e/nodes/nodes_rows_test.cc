@@ -1,8 +1,6 @@
 // Jobs whose shard groups span nodes: the nodes of a row have one copy between them, and rows are replicas of each
 // other. Training is that of one process over all ranks' batches, bit by bit that of a copy that is cut over all nodes.
 
-#include <signal.h>
-
 #include <algorithm>
 #include <vector>
 
@@ -128,33 +126,6 @@ TEST_F(NodesRowsTest, DaemonsWhoseCustodiansKeptTheirStateGoOn) {
   ExpectAllOk(reports);
   ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
   ExpectNothingLeft();
-}
-
-// Node 1 of row 0 has what node 3's ranks held, and rows do not send each other state.
-TEST_F(NodesRowsTest, ADaemonThatKeptNothingEndsTheJobByName) {
-  Start(4, 1);
-  const Args args = Rows(1, {{"steps", "400"}, {"recover", "1"}, {"timeout_ms", "20000"}});
-  std::vector<Child> survivors;
-  for (int k = 0; k < 3; ++k) {
-    survivors.push_back(StartRank(k, 0, k == 0 ? args.With({{"pause", "before_step@5"}}) : args));
-  }
-  Child victim = StartRank(3, 0, args.With({{"recover", "0"}}));
-  node(0).AwaitPause(Of(0, args), "before_step", 0);
-  ASSERT_EQ(kill(node(3).daemon_pid(), SIGKILL), 0);
-  EXPECT_TRUE(PollUntil([&] { return HasLostLink(0, 3); }));
-  victim.Kill(SIGKILL);
-  victim.Wait();
-  StartAgain(3);
-  Child again = StartRank(3, 0, args.With({{"recover", "0"}}));
-  node(0).LetGo(Of(0, args), "before_step", 0);
-  for (Child& survivor : survivors) EXPECT_EQ(survivor.Wait(), 0);
-  EXPECT_EQ(again.Wait(), 0);
-  for (int k = 0; k < 3; ++k) {
-    const std::string message = Report(k, 0, args).message;
-    EXPECT_TRUE(absl::StrContains(message, "is in another row of nodes, which does not send it") ||
-                absl::StrContains(message, "has closed it"))
-        << message;
-  }
 }
 
 TEST_F(NodesRowsTest, OnGpusTheyAreRefusedByName) {

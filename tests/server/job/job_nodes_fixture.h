@@ -168,10 +168,14 @@ class JobNodesTest : public ::testing::Test {
         if (node.job != nullptr) node.job->Close("the test has ended");
       });
     }
+    std::vector<std::weak_ptr<JobCore>> gone;
     for (Node& node : nodes_) {
+      gone.push_back(node.job);
       OnLoop([&] { node.job.reset(); });
       node.device->Shutdown();
     }
+    for (const auto& job : gone) EXPECT_TRUE(testing::PollUntil([&] { return job.expired(); }, kPatience));
+    reaper_.Stop();
     copier_.Stop();
     worker_.Stop();
     loop_.Stop();
@@ -252,7 +256,9 @@ class JobNodesTest : public ::testing::Test {
     init.nodes = std::move(nodes);
     if (before_open_ != nullptr) before_open_(&init);
     OnLoop([&] {
-      node.job = std::make_shared<JobCore>(std::move(init));
+      // As the daemon does: whoever lets go last may be a thread that the job joins.
+      node.job = std::shared_ptr<JobCore>(new JobCore(std::move(init)),
+                                          [this](JobCore* job) { reaper_.Post([job] { delete job; }); });
       node.job->StartNodes();
     });
   }
@@ -479,11 +485,12 @@ class JobNodesTest : public ::testing::Test {
   const bool several_;
   const int row_;
   std::function<void(JobCore::Init*)> before_open_;          // what a daemon finds of its job's; null: nothing
-  std::array<std::atomic<int64_t>, 4> promised_bytes_ = {};  // by node: memory of the host, to jobs
+  std::array<std::atomic<int64_t>, 6> promised_bytes_ = {};  // by node: memory of the host, to jobs
   uint64_t sessions_made_ = 0;
   Wire wire_;
   TurnQueue copier_{"copier"};
   CoreLoop worker_;
+  CoreLoop reaper_;
   CoreLoop loop_;
   std::vector<Node> nodes_;
 };

@@ -26,7 +26,8 @@ constexpr uint64_t kFirst = 100;  // generation of the new daemon
 
 class NodeRecoveryTest : public ::testing::Test {
  protected:
-  explicit NodeRecoveryTest(bool cut = false) : plan_(testing::NodesPlan(3, false, cut)) {
+  explicit NodeRecoveryTest(bool cut = false, int nodes = 3, int row = 0)
+      : plan_(testing::NodesPlan(nodes, false, cut, row)) {
     coordinator_ = std::make_unique<NodeCoordinator>(
         plan_, kFirst, [this](int node, v1::PeerMessage message) { sent_.emplace_back(node, std::move(message)); },
         [] { ADD_FAILURE() << "no step is trained here"; }, [this](int from) { asked_.push_back(from); });
@@ -276,6 +277,60 @@ TEST_F(NodeRecoveryOfCut, NodesThatHaveFinishedAreHeard) {
   holds.mutable_holds()->set_version(11);
   coordinator_->OnMessage(2, holds);
   EXPECT_EQ(BeginOf(1).version(), 11u) << "what node 0 has promised is a version";
+}
+
+// Two rows of two.
+class NodeRecoveryOfRows : public NodeRecoveryTest {
+ protected:
+  NodeRecoveryOfRows() : NodeRecoveryTest(/*cut=*/true, 4, 2) {}
+};
+
+// Only node 2 has what node 0 held, and hears here that the step is decided.
+TEST_F(NodeRecoveryOfRows, Node0GoesOnWithWhatAnyNodeKnows) {
+  Up(1, Nothing());
+  Up(2, Holds(4));
+  EXPECT_EQ(Sent(2), "waits ");
+  sent_.clear();
+  Up(3, Holds(5));
+  EXPECT_THAT(asked_, IsEmpty()) << "node 3 has another place";
+  for (int node = 0; node < 4; ++node) {
+    EXPECT_EQ(BeginOf(node).decided_step(), 5);
+    EXPECT_EQ(BeginOf(node).decided().grad_norm(), 5);
+    EXPECT_TRUE(BeginOf(node).initialized());
+  }
+  EXPECT_THAT(coordinator_->Unheld(), HasSubstr("node 0 (host0:7000)"));
+}
+
+TEST_F(NodeRecoveryOfRows, AStepIsShownWhenTheLostHoldItAgain) {
+  Up(1, Nothing());
+  Up(2, Holds(5));
+  Up(3, Holds(5));
+  v1::PeerMessage held;
+  held.mutable_held()->set_step(5);
+  coordinator_->HasState(1);
+  coordinator_->OnMessage(1, held);
+  EXPECT_EQ(Sent(2).find("held"), std::string::npos) << Sent(2);
+  coordinator_->HasState(0, 5);
+  EXPECT_NE(Sent(2).find("held"), std::string::npos) << Sent(2);
+}
+
+TEST_F(NodeRecoveryOfRows, OthersWaitForAsLongAsALostNodeIsSentItsPart) {
+  Up(1, Holds(5));
+  Up(2, Holds(5));
+  Up(3, Nothing());
+  coordinator_->HasState(0, 5);
+  v1::PeerMessage closed;
+  closed.set_generation(coordinator_->generation());
+  closed.mutable_closed()->set_step(6);
+  closed.mutable_closed()->set_backwards(1);
+  for (const int node : {0, 1, 2}) coordinator_->OnMessage(node, closed);
+  sent_.clear();
+  const absl::Time now = MonotonicNow();
+  coordinator_->CheckSilence(now + absl::Minutes(9), absl::Minutes(2));
+  EXPECT_EQ(Sent(1), "") << "node 3 is sent its part";
+  coordinator_->HasState(3);
+  coordinator_->CheckSilence(now + absl::Minutes(20), absl::Minutes(2));
+  EXPECT_THAT(BeginOf(1).message(), HasSubstr("node 3 (host3:7000) has not closed backward 0"));
 }
 
 TEST_F(NodeRecoveryTest, NodesThatHaveFinishedAreNotWaitedFor) {

@@ -84,6 +84,25 @@ TEST_F(NodeRestoreTest, AHoleIsAnError) {
   EXPECT_NE(status_.message().find("at 2048 of 4096, want SLAB_SHARDS at 1024"), std::string::npos) << status_;
 }
 
+// Of what is cut over nodes: the rest is no memory of this node's.
+TEST_F(NodeRestoreTest, OnlyWhatTheNodeHoldsIsWritten) {
+  StateSlab shards{v1::SLAB_SHARDS, slabs_[0], 64 + 512};
+  shards.first_bytes = 1024;
+  shards.held = {{128, 192}, {512, 1024}};
+  restore_ = std::make_unique<NodeRestore>(7, StateSlabs{shards, {v1::SLAB_OPTIMIZER, slabs_[1], 0}},
+                                           [this](absl::Status status) {
+                                             ++done_;
+                                             status_ = std::move(status);
+                                           });
+  Take(v1::SLAB_SHARDS, 0, 32, 7, 576);
+  Take(v1::SLAB_SHARDS, 32, 48, 7, 576);
+  Take(v1::SLAB_SHARDS, 80, 496, 7, 576);
+  EXPECT_EQ(done_, 1);
+  EXPECT_TRUE(status_.ok()) << status_;
+  for (const int64_t byte : {1152, 1152 + 63, 1536, 1536 + 16, 2047}) EXPECT_EQ(At(0, byte), 'a' + v1::SLAB_SHARDS);
+  for (const int64_t byte : {0, 1151, 1216, 1535, 2048}) EXPECT_EQ(At(0, byte), 0) << byte;
+}
+
 TEST_F(NodeRestoreTest, MoreThanTheSlabHoldsIsRefusedUnwritten) {
   Take(v1::SLAB_SHARDS, 0, 2 * kBytes);
   EXPECT_EQ(done_, 1);

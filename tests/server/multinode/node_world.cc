@@ -135,9 +135,7 @@ void RandomJob::Act() {
     if (applied_) return;                                            // until all hold it
     if (world_->seed() % 3 == 0 && world_->Random(16) != 0) return;  // so that links come and go meanwhile
     applied_ = true;
-    if (initialized && !loads_) {
-      for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) NodeSendState(node, transfer);
-    }
+    if (initialized && !loads_) SendWaited();
     if (pending_abort_.has_value() && !MayShow()) {
       Abort(*std::exchange(pending_abort_, std::nullopt));
       return;
@@ -260,6 +258,7 @@ void RandomJob::Abort(const absl::Status& cause) {
   member->AttemptEnded(cause);
   if (applied_) EndCommit();
   loaded_ = false;
+  SendWaited();
   if (std::exchange(leaves_, false)) world_->Leave(node_);
 }
 
@@ -286,7 +285,7 @@ void RandomJob::MaybeShow() {
   const bool made_step = initialized && !loads_;
   EndCommit();
   if (made_step) world_->Shown(node_, step, StepShown());
-  for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) NodeSendState(node, transfer);
+  SendWaited();
   if (pending_abort_.has_value()) {
     Abort(*std::exchange(pending_abort_, std::nullopt));
   } else if (made_step && !decided_.ends_attempt().empty()) {
@@ -440,10 +439,26 @@ void RandomJob::NodeDecided(const v1::PeerMessage::Decided& decided) {
   member->Holding(decided.step());
 }
 
+bool RandomJob::AwaitsWord() const {
+  return (committing_ && (!applied_ || loads_)) || (world_->of_rows() && member->promised());
+}
+
+void RandomJob::SendWaited() {
+  if (AwaitsWord()) return;
+  for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) NodeSendState(node, transfer);
+}
+
 void RandomJob::NodeSendState(int node, uint64_t transfer) {
   NodeStopSending(node);
-  if (committing_ && (!applied_ || loads_)) {
+  if (AwaitsWord()) {
     wait_for_state_[node] = transfer;
+    return;
+  }
+  if (!initialized && world_->of_rows()) {
+    v1::PeerMessage nothing;
+    nothing.mutable_state()->set_transfer(transfer);
+    world_->Send(node_, node, std::move(nothing));
+    world_->HadNone();
     return;
   }
   if (!initialized) {
@@ -453,11 +468,13 @@ void RandomJob::NodeSendState(int node, uint64_t transfer) {
   if (applied_) sent.push_back(CommitText());
   v1::PeerMessage own;
   own.mutable_rank_state()->set_transfer(transfer);
+  own.mutable_rank_state()->set_rank(world_->PlaceOf(node_));
   own.mutable_rank_state()->set_trainer_state(absl::StrJoin(sent, "\n"));
   world_->Send(node_, node, std::move(own));
   v1::PeerMessage message;
   message.mutable_state()->set_transfer(transfer);
   message.mutable_state()->set_step(step + (applied_ ? 1 : 0));
+  message.mutable_state()->set_version(sent.size());
   world_->Send(node_, node, std::move(message));
 }
 
@@ -466,6 +483,8 @@ void RandomJob::NodeBeginFetch(int from, uint64_t transfer) {
     world_->Fail(absl::StrCat("node ", node_, " fetches in the middle of something"));
   }
   if (initialized) commits_before_ = commits;
+  if (world_->of_rows() && transfer_ > 0 && fetches_from_ != from) world_->AskedAgain();
+  fetches_from_ = from;
   world_->Lose(node_);
   commits.clear();
   initialized = false;
@@ -478,11 +497,17 @@ void RandomJob::NodeBeginFetch(int from, uint64_t transfer) {
 }
 
 void RandomJob::NodeTakeRankState(const v1::PeerMessage::RankState& state) {
-  if (state.transfer() == transfer_) commits_sent_ = absl::StrSplit(state.trainer_state(), '\n');
+  if (state.transfer() != transfer_) return;
+  commits_sent_ = absl::StrSplit(state.trainer_state(), '\n');
+  if (state.rank() != world_->PlaceOf(node_)) {
+    world_->Fail(absl::StrCat("node ", node_, " is sent the part of place ", state.rank()));
+  }
 }
 
 void RandomJob::NodeTakeState(const v1::PeerMessage::State& state) {
-  if (state.transfer() == transfer_) state_sent_ = state;
+  if (state.transfer() != transfer_) return;
+  state_sent_ = state;
+  member->StateCame();
 }
 
 // Some time behind it, as bytes of slabs come.
@@ -501,7 +526,7 @@ void RandomJob::FinishRestore() {
   commits_before_.clear();
   step = state.step();
   initialized = true;
-  world_->Restored(node_, step);
+  world_->Restored(node_, fetches_from_, step);
   member->Restored();
 }
 
@@ -558,10 +583,20 @@ void NodeWorld::Start(int node) {
 }
 
 // Where parameters are cut over nodes, nothing is anywhere else before all nodes have committed the initial ones.
-bool NodeWorld::MayKill(int node) const {
+bool NodeWorld::MayKill(int node) {
+  const bool all_have =
+      std::all_of(nodes_.begin(), nodes_.end(), [](const Node& each) { return each.job->initialized; });
+  all_had_values_ = all_had_values_ || all_have;
   return !plan_->cut_over_nodes ||
-         (!nodes_[static_cast<size_t>(node)].job->stopped &&
-          std::all_of(nodes_.begin(), nodes_.end(), [](const Node& each) { return each.job->initialized; }));
+         (!nodes_[static_cast<size_t>(node)].job->stopped && (options_.rows_lose ? all_had_values_ : all_have));
+}
+
+bool NodeWorld::OthersHave(int node) const {
+  for (int other = 0; other < static_cast<int>(nodes_.size()); ++other) {
+    const RandomJob& job = *nodes_[static_cast<size_t>(other)].job;
+    if (other != node && PlaceOf(other) == PlaceOf(node) && job.initialized && !job.stopped) return true;
+  }
+  return false;
 }
 
 // What it had not read goes with it, and what it had where nobody keeps that; of what it has sent the last may not
@@ -569,7 +604,8 @@ bool NodeWorld::MayKill(int node) const {
 void NodeWorld::Kill(int node) {
   if (!MayKill(node)) return;
   Node& killed = nodes_[static_cast<size_t>(node)];
-  const bool leaves = options_.custodians && (options_.cut || Random(2) == 0);
+  const bool may_lose = options_.rows_lose ? OthersHave(node) : !options_.cut;
+  const bool leaves = options_.custodians && (!may_lose || Random(2) == 0);
   if (node == 0) ++life_;
   for (int other = 0; other < static_cast<int>(nodes_.size()); ++other) {
     if (other != node) Break(node, other, /*loses=*/true);
@@ -653,11 +689,14 @@ void NodeWorld::Shown(int node, int64_t step, const std::string& commit) {
 }
 
 void NodeWorld::Lose(int node) {
+  if (options_.rows_lose) return;  // another node has what it had
   for (auto& [step, commit] : shown_) commit.daemons.erase(nodes_[static_cast<size_t>(node)].daemon);
   std::erase_if(shown_, [](const auto& step) { return step.second.daemons.empty(); });
 }
 
-void NodeWorld::Restored(int node, int64_t step) {
+void NodeWorld::Restored(int node, int from, int64_t step) {
+  ++restored_;
+  restored_by_others_ += from != 0 ? 1 : 0;
   for (auto& [shown, commit] : shown_) {
     if (shown <= step) commit.daemons.insert(nodes_[static_cast<size_t>(node)].daemon);
   }
@@ -762,6 +801,12 @@ int NodeWorld::Promised(int otherwise) const {
   return found == nodes_.rend() ? otherwise : static_cast<int>(nodes_.rend() - found) - 1;
 }
 
+int NodeWorld::Sender(int otherwise) const {
+  const auto asks = [](const Node& node) { return node.job->fetches_from() >= 0; };
+  const auto found = std::find_if(nodes_.begin(), nodes_.end(), asks);
+  return found == nodes_.end() ? otherwise : found->job->fetches_from();
+}
+
 void NodeWorld::Trouble() {
   const int nodes = static_cast<int>(nodes_.size());
   const int a = Random(nodes);
@@ -770,7 +815,8 @@ void NodeWorld::Trouble() {
   switch (Random(options_.daemons_die ? 9 : 8)) {
     case 8:
       if (options_.custodians) {  // sooner where a promise is open
-        Kill(Random(2) == 0 ? a : Promised(a));
+        const int chosen = Random(2) == 0 ? a : Promised(a);
+        Kill(options_.rows_lose && Random(3) == 0 ? Sender(chosen) : chosen);
       } else if (Random(2) == 0) {
         Kill(Random(3) == 0 ? a : 0);
       }

@@ -34,6 +34,7 @@ inline std::shared_ptr<const ShardPlan> NodesPlan(int nodes, bool allow_missing,
   b.config().set_shard_group_size(row);
   b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
   b.config().set_allow_missing_contribution(allow_missing);
+  if (row > 0) b.config().set_grace_ms(absl::ToInt64Milliseconds(absl::Hours(48)));  // longer than any silence here
   for (int node = 0; node < nodes; ++node) {
     b.config().mutable_nodes()->add_addresses(absl::StrCat("host", node, ":7000"));
   }
@@ -65,6 +66,7 @@ class RandomJob final : public NodeFacts,
   void TakePlaceOf(const RandomJob& before, int trains);
   bool InTheMiddle() const { return committing_ || said_reduced_ || member->promised() || member->fetching(); }
   std::string Text() const;
+  int fetches_from() const { return member->fetching() ? fetches_from_ : -1; }
 
   NodeMember* member = nullptr;
   int64_t step = 0;
@@ -114,6 +116,8 @@ class RandomJob final : public NodeFacts,
   std::string StepShown() const;  // the commit of `step`
   void GiveNext();
   void FinishRestore();
+  bool AwaitsWord() const;  // it may not say yet what is committed
+  void SendWaited();
   void MakePart();
   bool MayShow() const { return !initialized || loads_ || member->held_step() > step; }
   void MaybeShow();
@@ -129,6 +133,7 @@ class RandomJob final : public NodeFacts,
   uint64_t last_generation_ = 0;
   std::map<int, uint64_t> wait_for_state_;  // behind a commit
   uint64_t transfer_ = 0;
+  int fetches_from_ = -1;
   std::vector<std::string> commits_before_;  // it was sent the state
   std::vector<std::string> commits_sent_;
   std::optional<v1::PeerMessage::State> state_sent_;
@@ -167,6 +172,7 @@ class NodeWorld {
     bool cut = false;          // parameters are cut over the nodes, so that nobody is sent any
     int row = 0;               // over so many, and the rows are replicas of each other; 0: over all
     bool extends = false;      // more is trained behind some steps
+    bool rows_lose = false;    // of rows, every second daemon that dies leaves nothing, if another node has the same
   };
   NodeWorld(int nodes, uint64_t seed, bool allow_missing, Options options);
   ~NodeWorld();
@@ -181,14 +187,24 @@ class NodeWorld {
   void Added(int node, uint64_t generation, const v1::PeerMessage::Go& go);
   // It has nothing any more of what is committed, until it is sent it.
   void Lose(int node);
-  void Restored(int node, int64_t step);
+  void Restored(int node, int from, int64_t step);
+  int PlaceOf(int node) const { return options_.row > 0 ? node % options_.row : 0; }
+  bool of_rows() const { return options_.row > 0; }
   const ShardPlan& plan() const { return *plan_; }
   int64_t target() const { return target_; }
   uint64_t seed() const { return seed_; }
   // What jobs must train more at a step, which is the same on all nodes.
   int TrainsAt(int64_t step) const;
   bool calm() const { return target_ > 0; }
-  // Behind Run: how often node 0 was sent a state with a step, and a decided step was taken from it that its earlier
+  // Behind Run: how often a node was sent a state, and by a node other than 0.
+  int restored() const { return restored_; }
+  int restored_by_others() const { return restored_by_others_; }
+  // ... how often one was told that the node asked has lost its own, and asked another instead of one that was lost.
+  int had_none() const { return had_none_; }
+  int asked_again() const { return asked_again_; }
+  void HadNone() { ++had_none_; }
+  void AskedAgain() { ++asked_again_; }
+  // How often node 0 was sent a state with a step, and a decided step was taken from it that its earlier
   // daemon had decided.
   int recoveries() const { return recoveries_; }
   int carried_over() const { return carried_over_; }
@@ -245,8 +261,10 @@ class NodeWorld {
   void MakeNode(int node);
   void Start(int node);
   void Kill(int node);
-  bool MayKill(int node) const;
+  bool MayKill(int node);
+  bool OthersHave(int node) const;    // another node has what it holds
   int Promised(int otherwise) const;  // a node that has promised a step
+  int Sender(int otherwise) const;    // a node that another has asked for its state
   void Turn();
   bool Deliver(int node);
   void Break(int a, int b, bool loses);
@@ -276,6 +294,11 @@ class NodeWorld {
   std::map<int64_t, std::set<int>> decided_by_;  // daemons that were there
   int daemons_made_ = 0;
   std::string failure_;
+  bool all_had_values_ = false;  // at one time
+  int restored_ = 0;
+  int restored_by_others_ = 0;
+  int had_none_ = 0;
+  int asked_again_ = 0;
   int recoveries_ = 0;
   int ended_behind_step_ = 0;
   int extended_ = 0;

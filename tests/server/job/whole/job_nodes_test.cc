@@ -13,6 +13,23 @@ TEST_F(JobNodesTest, StepsAreTheMeanOfBothNodes) {
   for (int64_t step = 1; step <= 3; ++step) TrainsTo(step);
 }
 
+// They would be of bytes that may be taken back, and then the node would be no replica with the next step.
+TEST_F(JobNodesTest, NobodyWritesWhileDigestsAreTaken) {
+  Begin();
+  TrainsTo(1);
+  absl::Notification go;
+  worker_.Post([&] { go.WaitForNotification(); });
+  TrainsTo(2);  // behind which nodes compare
+  v1::Command command;
+  command.mutable_enter_full_params()->set_writeback(true);
+  for (int node = 0; node < 2; ++node) Send(node, command);
+  for (int node = 0; node < 2; ++node) EXPECT_EQ(StreamOf(node).FullParams().number(), 0u) << node;
+  go.Notify();
+  for (int node = 0; node < 2; ++node) {
+    EXPECT_TRUE(testing::PollUntil([&] { return StreamOf(node).FullParams().number() == 1; }, kPatience)) << node;
+  }
+}
+
 TEST_F(JobNodesTest, AParameterThatDiffersIsNamedWithTheNextStep) {
   Begin();
   TrainsTo(1);

@@ -1,7 +1,13 @@
 // Jobs over four nodes in two rows: each row has one copy, of which each of its nodes has half.
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <random>
+#include <string>
+#include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "tests/server/job/job_nodes_fixture.h"
 
 namespace shardd {
@@ -12,8 +18,8 @@ using ::testing::HasSubstr;
 
 class JobRowsTest : public JobNodesTest {
  protected:
-  explicit JobRowsTest(v1::Strategy strategy = v1::STRATEGY_HYBRID_SHARD, bool outlives = false)
-      : JobNodesTest(4, strategy, outlives, /*in_trainers=*/false, /*edits=*/false, /*frozen=*/false,
+  explicit JobRowsTest(v1::Strategy strategy = v1::STRATEGY_HYBRID_SHARD, bool outlives = false, int nodes = 4)
+      : JobNodesTest(nodes, strategy, outlives, /*in_trainers=*/false, /*edits=*/false, /*frozen=*/false,
                      /*several=*/false, /*describe=*/nullptr, /*row=*/2) {}
 
   // Whole, as every node's ranks may; a node keeps its half.
@@ -116,26 +122,134 @@ TEST_F(JobRowsTest, ALostLinkBetweenRowsEndsTheAttemptOnAll) {
   GoesOnTo(4);
 }
 
-// A node of the other row has what its ranks held, and does not send it yet.
-TEST_F(JobRowsTest, ADaemonThatKeptNothingClosesTheJobByName) {
+// They would be of bytes that may be taken back, and then the node would be no replica with the next step.
+TEST_F(JobRowsTest, NobodyAsksToWriteWhileDigestsAreTaken) {
   Begin();
   TrainsTo(1);
-  Kill(3);
-  for (int node = 0; node < 3; ++node) {
+  absl::Notification go;
+  worker_.Post([&] { go.WaitForNotification(); });
+  TrainsTo(2);  // behind which nodes compare
+  std::atomic<int> asked = 0;
+  wire_.Drop([&](int, const v1::PeerMessage& message) {
+    asked += message.has_asks_to_write() ? 1 : 0;
+    return false;
+  });
+  v1::Command command;
+  command.mutable_enter_full_params()->set_writeback(true);
+  for (int node = 0; node < 4; ++node) Send(node, command);
+  wire_.SetUp(true);  // behind all that was sent
+  EXPECT_EQ(asked, 0);
+  go.Notify();
+  for (int node = 0; node < 4; ++node) {
+    EXPECT_TRUE(testing::PollUntil([&] { return StreamOf(node).FullParams().number() == 1; }, kPatience)) << node;
+  }
+  EXPECT_EQ(asked, 3) << "node 0 needs no link";
+}
+
+class JobRowsLost : public JobRowsTest {
+ protected:
+  explicit JobRowsLost(int nodes = 4) : JobRowsTest(v1::STRATEGY_HYBRID_SHARD, /*outlives=*/false, nodes) {}
+  // The daemons of `lost` are, with all that they had, and others come in their places.
+  void Replace(const std::vector<int>& lost) {
+    for (const int node : lost) Kill(node);
+    for (int node = 0; node < count(); ++node) {
+      if (std::find(lost.begin(), lost.end(), node) == lost.end()) {
+        ASSERT_TRUE(Gone(node));
+      }
+    }
+    for (const int node : lost) OpenAgain(node);
+  }
+  bool IsRestored(int node, uint64_t version) {
+    return Until([&] { return job(node).committed().version() == version && !job(node).nodes().fetching(); });
+  }
+  // What was there before, of all; nothing that another place holds.
+  void ExpectRestored(const std::vector<int>& lost) {
+    ASSERT_NO_FATAL_FAILURE(BeginWith(0.3f));
+    for (int step = 1; step <= 3; ++step) ASSERT_NO_FATAL_FAILURE(TrainOdd(step));
+    std::vector<std::string> held;
+    for (int node = 0; node < count(); ++node) held.push_back(Held(node));
+    ASSERT_NO_FATAL_FAILURE(Replace(lost));
+    for (const int node : lost) {
+      ASSERT_TRUE(IsRestored(node, 4)) << node;
+      EXPECT_EQ(job(node).view().committed_step(), 3);
+      EXPECT_EQ(Held(node), held[static_cast<size_t>(node)]) << node;
+      EXPECT_EQ(SlabAt<float>(job(node).memory().shards(), 0)[32 * (1 - node % 2)], 0) << "is another node's";
+    }
+    for (int node = 0; node < count(); ++node) Attach(node);
+    for (int step = 4; step <= 5; ++step) ASSERT_NO_FATAL_FAILURE(TrainOdd(step));
+    for (int node = 2; node < count(); ++node) EXPECT_EQ(Held(node), Held(node % 2)) << node;
+    const std::vector<float> model = Model(0);
+    for (int node = 1; node < count(); ++node) EXPECT_EQ(std::memcmp(Model(node).data(), model.data(), 256), 0) << node;
+  }
+};
+
+TEST_F(JobRowsLost, ADaemonThatKeptNothingIsSentItsPart) { ExpectRestored({3}); }
+TEST_F(JobRowsLost, Node0IsSentItsPartByItsPlacesNode) { ExpectRestored({0}); }
+TEST_F(JobRowsLost, ARowThatIsLostAsAWholeIsSentItsParts) { ExpectRestored({0, 1}); }
+TEST_F(JobRowsLost, NodesOfTwoRowsAreSentEachOthersParts) { ExpectRestored({0, 3}); }
+
+class JobThreeRowsLost : public JobRowsLost {
+ protected:
+  JobThreeRowsLost() : JobRowsLost(6) {}
+};
+
+TEST_F(JobThreeRowsLost, TwoNodesOfAPlaceAreSentTheThirdsPart) { ExpectRestored({1, 5}); }
+TEST_F(JobThreeRowsLost, TwoRowsThatAreLostAreSentTheThirds) { ExpectRestored({0, 1, 4, 5}); }
+
+TEST_F(JobThreeRowsLost, APlaceLostInAllRowsClosesTheJob) {
+  Begin();
+  TrainsTo(1);
+  ASSERT_NO_FATAL_FAILURE(Replace({1, 3, 5}));
+  for (int node = 0; node < 6; ++node) EXPECT_TRUE(Until([&] { return job(node).closed(); })) << node;
+}
+
+// With it goes what all have: the job ends, and says where it was.
+TEST_F(JobRowsLost, APlaceLostInAllRowsClosesTheJobByName) {
+  Begin();
+  TrainsTo(1);
+  for (const int node : {1, 3}) Kill(node);
+  for (const int node : {0, 2}) {
     ASSERT_TRUE(Gone(node));
     Attach(node);
   }
-  OpenAgain(3);
-  for (int node = 0; node < 3; ++node) {
+  for (const int node : {1, 3}) OpenAgain(node);
+  for (const int node : {0, 2}) {
     ASSERT_TRUE(Until([&] { return job(node).closed(); })) << node;
-    EXPECT_THAT(Why(node), AllOf(HasSubstr("the daemon of node 3 (host3:7000) has nothing of what other nodes have"),
-                                 HasSubstr("is in another row of nodes, which does not send it")));
+    EXPECT_THAT(Why(node), AllOf(HasSubstr("has nothing of what other nodes have committed"),
+                                 HasSubstr("What its ranks held has been in other rows on node"),
+                                 HasSubstr("whose daemon has lost it, too")));
   }
 }
 
 class JobRowsSchedules : public JobRowsTest, public ::testing::WithParamInterface<int> {};
 
 TEST_P(JobRowsSchedules, RanksAndLinksThatComeAndGoLoseNothing) { RunSchedule(GetParam(), 40); }
+
+// One at a time, at random moments, while its row's neighbour and the other row train.
+TEST_P(JobRowsSchedules, DaemonsThatKeepNothingLoseNothing) {
+  constexpr int64_t kSteps = 40;
+  std::mt19937_64 rng(static_cast<uint64_t>(GetParam()));
+  Given given;
+  int killed = 0;
+  const absl::Time until = MonotonicNow() + absl::Seconds(120);
+  std::vector<bool> behind(4, true);
+  while (std::find(behind.begin(), behind.end(), true) != behind.end() && MonotonicNow() < until) {
+    const int node = static_cast<int>(rng() % 4);
+    const int other = (node + 2) % 4;
+    bool has = false;
+    OnLoop([&] { has = job(other).committed().version() > 0 && !job(other).nodes().fetching(); });
+    if (rng() % 40 == 0 && has && job(node).committed().version() > 0) {
+      Kill(node);
+      OpenAgain(node);
+      given.erase(node);
+      ++killed;
+    }
+    behind[static_cast<size_t>(node)] = TrainsOn(node, kSteps, &given);
+  }
+  for (int node = 0; node < 4; ++node) IsAt(node, kSteps);
+  EXPECT_GT(killed, 3) << "nothing happened";
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, JobRowsSchedules, ::testing::Range(2, 7));
 
 }  // namespace

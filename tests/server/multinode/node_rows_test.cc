@@ -1,0 +1,65 @@
+// Nodes of several rows in random schedules in which daemons die and leave nothing: each is sent what it held by a node
+// with its place in another row, no step that ranks have seen is lost, and all train again when the trouble ends.
+
+#include <gtest/gtest.h>
+
+#include "server/multinode/node_member.h"
+#include "tests/server/multinode/node_world.h"
+#include "tests/testing/long_run.h"
+
+namespace shardd {
+namespace {
+
+using testing::NodeWorld;
+
+struct Counts {
+  int restored = 0;
+  int by_others = 0;
+  int had_none = 0;
+  int asked_again = 0;
+  int taken_up = 0;
+  int recoveries = 0;
+};
+
+Counts RunSchedules(int nodes, int row, bool extends, int seeds) {
+  Counts counts;
+  seeds = testing::LongRun("SHARDD_SCHEDULES", seeds);
+  for (uint64_t seed = 1; seed <= static_cast<uint64_t>(seeds); ++seed) {
+    NodeWorld world(nodes, seed, /*allow_missing=*/seed % 2 == 0,
+                    {.daemons_die = true,
+                     .custodians = true,
+                     .cut = true,
+                     .row = row,
+                     .extends = extends && seed % 4 == 0,
+                     .rows_lose = true});
+    const std::string failure = world.Run(/*events=*/static_cast<int>(1000 + 3 * (seed % 1700)));
+    EXPECT_EQ(failure, "") << "seed " << seed;
+    if (!failure.empty()) return counts;
+    counts.restored += world.restored();
+    counts.by_others += world.restored_by_others();
+    counts.had_none += world.had_none();
+    counts.asked_again += world.asked_again();
+    counts.taken_up += world.taken_up();
+    counts.recoveries += world.recoveries();
+  }
+  return counts;
+}
+
+TEST(NodeRows, LostStateComesFromTheOtherRow) {
+  const Counts counts = RunSchedules(4, 2, /*extends=*/true, 800);
+  EXPECT_GT(counts.restored, 400);
+  EXPECT_GT(counts.by_others, 200);
+  EXPECT_GT(counts.recoveries, 50) << "of node 0";
+  EXPECT_GT(counts.taken_up, 200);
+}
+
+TEST(NodeRows, LostStateComesFromTheThirdRowWhereTwoLoseIt) {
+  const Counts counts = RunSchedules(6, 2, /*extends=*/false, 600);
+  EXPECT_GT(counts.restored, 300);
+  EXPECT_GT(counts.by_others, 150);
+  EXPECT_GT(counts.had_none, 5);
+  EXPECT_GT(counts.asked_again, 5);
+}
+
+}  // namespace
+}  // namespace shardd
