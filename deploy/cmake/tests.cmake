@@ -137,11 +137,13 @@ function(shardd_benches)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/bench/*_bench.cc)
   file(GLOB helpers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/bench/*.cc)
   list(FILTER helpers EXCLUDE REGEX "_bench\\.cc$|hostile_neighbour\\.cc$")
+  add_library(shardd_bench STATIC ${helpers})
+  target_link_libraries(shardd_bench PUBLIC shardd_testing ${ARGN} benchmark::benchmark PRIVATE shardd_options)
   foreach(source IN LISTS sources)
     get_filename_component(name ${source} NAME_WE)
     string(REGEX REPLACE "_bench$" "" name ${name})
-    add_executable(bench_${name} ${source} ${helpers})
-    target_link_libraries(bench_${name} PRIVATE shardd_testing ${ARGN} shardd_options shardd_programs benchmark::benchmark)
+    add_executable(bench_${name} ${source})
+    target_link_libraries(bench_${name} PRIVATE shardd_bench shardd_options shardd_programs)
     shardd_instrument(bench_${name})
     add_test(NAME bench/${name} COMMAND bench_${name} --benchmark_min_time=0.01)
     set_tests_properties(bench/${name} PROPERTIES LABELS bench_smoke TIMEOUT ${SHARDD_TEST_TIMEOUT_S} ${SHARDD_BESIDE_E2E})
@@ -149,6 +151,7 @@ function(shardd_benches)
   set_tests_properties(bench/isolation PROPERTIES RUN_SERIAL ON) # its neighbours are hostile to whatever runs
   # Its hostile clients are those of tests/faults.
   target_link_libraries(bench_isolation PRIVATE shardd_nvidia)
+  shardd_few_objects(bench_isolation)
   target_sources(bench_isolation PRIVATE tests/bench/hostile_neighbour.cc tests/faults/raw_client.cc
     tests/faults/commands.cc tests/faults/shared_with_e2e.cc tests/faults/hostile/http2_client.cc)
 endfunction()
@@ -314,6 +317,7 @@ if(TARGET shardd_client)
   # As an executable's objects, or the headers' would not fit.
   set_target_properties(shardd_faults PROPERTIES POSITION_INDEPENDENT_CODE OFF)
   target_compile_options(shardd_faults PRIVATE ${CMAKE_CXX_COMPILE_OPTIONS_PIE})
+  shardd_few_objects(shardd_faults)
   shardd_reads_test_headers(shardd_faults)
   foreach(folder faults faults/hostile)
     shardd_tests(${folder} multiproc shardd_faults)
@@ -369,11 +373,14 @@ endif()
 
 # What needs a GPU: one binary that can be carried to a machine with a driver and nothing else. Skipped, with the reason,
 # where there is none.
-file(GLOB gpu_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu/*.cc
+file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu/*.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/tests/server/device/kernel_*_test.cc)
-list(APPEND gpu_sources tests/server/device/device_conformance_test.cc tests/server/device/driver_conformance_test.cc
-  tests/server/collective/all_gather_test.cc tests/server/collective/local_collective_test.cc
-  tests/server/collective/nccl/nccl_node.cc tests/server/collective/reduce_scatter_test.cc tests/testing/process.cc)
+list(FILTER sources EXCLUDE REGEX "/gpu\\.cc$")
+foreach(source server/device/device_conformance_test.cc server/device/driver_conformance_test.cc
+    server/collective/all_gather_test.cc server/collective/local_collective_test.cc
+    server/collective/nccl/nccl_node.cc server/collective/reduce_scatter_test.cc testing/process.cc)
+  list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/tests/${source})
+endforeach()
 if(SHARDD_KERNEL_FATBIN)
   set(load_fatbin ${CMAKE_BINARY_DIR}/gen/shardd_test_load.fatbin) # what trainers compute, for tests alone
   add_custom_command(OUTPUT ${load_fatbin} DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu/load.cu
@@ -382,7 +389,8 @@ if(SHARDD_KERNEL_FATBIN)
     COMMAND_EXPAND_LISTS)
   set_source_files_properties(tests/gpu/gpu.cc PROPERTIES OBJECT_DEPENDS ${load_fatbin}
     COMPILE_DEFINITIONS SHARDD_TEST_LOAD_FATBIN="${load_fatbin}")
-  add_executable(gpu_test ${gpu_sources})
+  shardd_test_batches(gpu_test)
+  add_executable(gpu_test ${sources} tests/gpu/gpu.cc)
   target_link_libraries(gpu_test PRIVATE shardd_nvidia shardd_collective_nodes shardd_device shardd_custodian shardd_options GTest::gmock)
   set_target_properties(gpu_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
   shardd_portable(gpu_test)

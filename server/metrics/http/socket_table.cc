@@ -19,7 +19,7 @@
 namespace shardd {
 namespace {
 
-constexpr timeval kLimit = {1, 0};
+constexpr timeval kAnswerLimit = {1, 0};
 constexpr uint32_t kAllStates = ~0u;
 
 std::string ReadLines(const char* path, int client_port, int server_port) {
@@ -48,7 +48,7 @@ std::string LineOf(const inet_diag_msg& of) {
 std::optional<std::string> AskLines(int family, int client_port, int server_port) {
   const UniqueFd netlink(socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
   if (!netlink.valid()) return std::nullopt;
-  setsockopt(netlink.get(), SOL_SOCKET, SO_RCVTIMEO, &kLimit, sizeof(kLimit));
+  setsockopt(netlink.get(), SOL_SOCKET, SO_RCVTIMEO, &kAnswerLimit, sizeof(kAnswerLimit));
   struct {
     nlmsghdr header;
     inet_diag_req_v2 request;

@@ -96,19 +96,26 @@ class NodesTest : public Nodes {
   }
 
   // A daemon of one of two nodes is killed and another takes its place, while the ranks of both nodes live on.
-  void OutliveDaemon(int ended, const std::string& moment = "before_step", const Args& extra = {}) {
+  // `look`: called when its ranks train again.
+  void OutliveDaemon(int ended, const std::string& moment = "before_step", const Args& extra = {},
+                     const std::function<void()>& look = nullptr) {
     Start(2);
     const Args args =
         Args({{"steps", "12"}, {"recover", "1"}, {"outlive_daemon", "1"}, {"optimizer", "adamw"}}).With(extra);
+    const Args later = look == nullptr ? args : args.With({{"pause", "before_step@9"}});
     std::vector<Child> ranks;
     for (int k = 0; k < 2; ++k) {
       for (int rank = 0; rank < 2; ++rank) {
-        ranks.push_back(StartRank(k, rank, k == ended ? args : args.With({{"pause", absl::StrCat(moment, "@5")}})));
+        ranks.push_back(StartRank(k, rank, k == ended ? later : args.With({{"pause", absl::StrCat(moment, "@5")}})));
       }
     }
     for (int rank = 0; rank < 2; ++rank) node(1 - ended).AwaitPause(Of(1 - ended, args), moment, rank);
     ReplaceDaemon(ended);
     for (int rank = 0; rank < 2; ++rank) node(1 - ended).LetGo(Of(1 - ended, args), moment, rank);
+    for (int rank = 0; look != nullptr && rank < 2; ++rank)
+      node(ended).AwaitPause(Of(ended, args), "before_step", rank);
+    if (look != nullptr) look();
+    for (int rank = 0; look != nullptr && rank < 2; ++rank) node(ended).LetGo(Of(ended, args), "before_step", rank);
     for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
     std::vector<TrainerReport> reports;
     for (int k = 0; k < 2; ++k) {
@@ -258,7 +265,21 @@ TEST_F(NodesTest, ANewDaemonGetsMatricesOfMuonFromAReplica) {
   OutliveDaemon(1, "before_step", {{"muon", "1"}, {"momentum", "0"}, {"lr", "0.003"}});
 }
 TEST_F(NodesTest, ANewDaemonGetsStatesOfAdafactorFromAReplica) {
-  OutliveDaemon(1, "before_step", {{"adafactor", "1"}, {"momentum", "0"}, {"lr", "0.003"}});
+  OutliveDaemon(1, "before_step", {{"adafactor", "1"}, {"momentum", "0"}, {"lr", "0.003"}}, [this] {
+    // What lies between the states of rows and columns is neither read nor written.
+    for (int k = 0; k < 2; ++k) {
+      v1::JobRef ref;
+      ref.set_job("job");
+      grpc::ClientContext context;
+      v1::Memory memory;
+      ASSERT_TRUE(node(k).jobs().GetMemory(&context, ref, &memory).ok());
+      for (const v1::Purpose& purpose : memory.purposes()) {
+        if (purpose.purpose() != "optimizer") continue;
+        EXPECT_GT(purpose.allocated_bytes(), 0);
+        EXPECT_LE(purpose.allocated_bytes(), purpose.planned_bytes()) << "node " << k;
+      }
+    }
+  });
 }
 TEST_F(NodesTest, ADaemonsDeathTakesBackWhatIsWrittenOnOtherNodes) {
   OutliveDaemon(1, "writeback", {{"steps", "5"}, {"writeback_at_end", "1"}});
