@@ -127,15 +127,6 @@ void NodeMember::HearState(int node, const v1::PeerMessage& message) {
   hear_.state->NodeTakeState(state);
 }
 
-// A daemon of an earlier build does not answer; others do as soon as they know what is committed.
-void NodeMember::CheckAnswer(absl::Time now) {
-  const absl::Duration grace = absl::Milliseconds(plan_->config.grace_ms());
-  if (!fetch_.under_way || fetch_.from < 0 || now - fetch_.unanswered_since < grace) return;
-  EndForWantOfState(absl::StrCat(NodeText(*plan_, fetch_.from),
-                                 ", which holds the same in another row, has not sent it for ",
-                                 absl::FormatDuration(grace), "; its daemon may be of an earlier build"));
-}
-
 // Within a call of the coordinator.
 void NodeMember::Recover(int from) {
   fetch_.under_way = false;
@@ -151,7 +142,7 @@ void NodeMember::Restored() {
     return;
   }
   if (coordinator_ != nullptr) {
-    coordinator_->HasState(0, facts_->NodeStep());
+    coordinator_->SetFetching(0, false, facts_->NodeStep());
   } else {
     v1::PeerMessage message;
     message.mutable_fetched();
