@@ -35,8 +35,12 @@ void NodeMember::SayHolds() {
 
 // What ranks have begun here is another job's beginning, or a step that others have behind them.
 void NodeMember::Fetch(int from, const v1::PeerMessage::Begin& begin) {
-  if (plan_->cut_over_nodes && !HasRows(*plan_)) {
-    EndForWantOfState("What its ranks held is nowhere else");
+  // Who enters a pass promises what its trainers have stored, and would wait for the node that asks it for its state.
+  const bool in_trainers = plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  if (plan_->cut_over_nodes && (!HasRows(*plan_) || in_trainers)) {
+    EndForWantOfState(HasRows(*plan_) ? "What its ranks held is in another row of nodes, which does not send it where "
+                                        "optimizers step in the trainers"
+                                      : "What its ranks held is nowhere else");
     return;
   }
   promised_ = promised_values_ = false;
