@@ -144,8 +144,14 @@ TEST_F(NodesRowsLost, APlaceThatIsLostInAllRowsEndsTheJobByName) {
 
 TEST_F(NodesRowsLost, WhereTrainersStepThemselvesTheJobEndsByName) {
   Start(4, 1);
-  const Args args =
-      Training(400, {{"timeout_ms", "20000"}, {"model", "pass"}, {"trainers_write", "1"}, {"trained", "adam"}});
+  const Args args = Training(400, {{"timeout_ms", "20000"},
+                                   {"model", "pass"},
+                                   {"trainers_write", "1"},
+                                   {"trained", "adam"},
+                                   {"blocks", "3"},
+                                   {"numel", "20011"},
+                                   {"midway", "1"},
+                                   {"by_groups", "1"}});
   StartRanks(args);
   ASSERT_TRUE(AllTrained(2));
   ASSERT_NO_FATAL_FAILURE(Lose({3}));
