@@ -85,10 +85,10 @@ bool NodeCoordinator::SomeFetch() const {
   });
 }
 
-void NodeCoordinator::HasState(int node, int64_t step) {
-  nodes_[static_cast<size_t>(node)].fetching = false;
-  nodes_[static_cast<size_t>(node)].has_state = true;
-  OnHeld(node, step);
+void NodeCoordinator::SetFetching(int node, bool fetching, int64_t step) {
+  nodes_[static_cast<size_t>(node)].fetching = fetching;
+  nodes_[static_cast<size_t>(node)].has_state = !fetching;
+  if (!fetching) OnHeld(node, step);
 }
 
 uint64_t NodeCoordinator::Version() const {

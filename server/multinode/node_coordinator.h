@@ -62,11 +62,10 @@ class NodeCoordinator {
   void OnRefused(int node, const absl::Status& why);
   // All its ranks have finished: its link may go.
   void OnFinished(int node);
-  // It is sent what it has lost: others wait for as long as that takes.
-  void SetFetching(int node, bool fetching) { nodes_[static_cast<size_t>(node)].fetching = fetching; }
+  // It is sent what it has lost: others wait for as long as that takes. Then it has that; of node 0, of rows, `step`,
+  // which it holds.
+  void SetFetching(int node, bool fetching, int64_t step = 0);
   bool SomeFetch() const;
-  // It has been sent what it had lost. Of node 0, of rows: of this step, which it holds.
-  void HasState(int node, int64_t step = 0);
   // Of the kinds that go to node 0; anything else, and what does not fit the plan or the node's place in the step, ends
   // the generation.
   void OnMessage(int node, const v1::PeerMessage& message);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/loop/core_loop.h"
+#include "server/multinode/reduced_steps.h"
 #include "server/observe/duration_histogram.h"
 
 namespace shardd {
@@ -241,7 +242,14 @@ void NodeMember::Describe(v1::Job* out) const {
 }
 
 void NodeMember::CheckSilence(absl::Time now, absl::Duration limit) {
-  CheckAnswer(now);
+  // A daemon of an earlier build does not answer; others do as soon as they know what is committed.
+  const absl::Duration grace = absl::Milliseconds(plan_->config.grace_ms());
+  if (fetch_.under_way && fetch_.from >= 0 && now - fetch_.unanswered_since >= grace) {
+    EndForWantOfState(absl::StrCat(NodeText(*plan_, fetch_.from),
+                                   ", which holds the same in another row, has not sent it for ",
+                                   absl::FormatDuration(grace), "; its daemon may be of an earlier build"));
+    return;
+  }
   if (coordinator_ != nullptr) {
     coordinator_->CheckSilence(now, limit);
     return;

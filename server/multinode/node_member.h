@@ -141,7 +141,6 @@ class NodeMember final : public NodeEvents::Listener {
   void AskOtherRows();
   bool HasPlaceHere(int node) const;  // another node that holds the same, of several rows
   void HearState(int node, const v1::PeerMessage& message);
-  void CheckAnswer(absl::Time now);
   void Recover(int from);  // of the coordinator
   void Adopt(uint64_t generation);
 

@@ -35,8 +35,12 @@ void NodeMember::SayHolds() {
 
 // What ranks have begun here is another job's beginning, or a step that others have behind them.
 void NodeMember::Fetch(int from, const v1::PeerMessage::Begin& begin) {
-  if (plan_->cut_over_nodes && !HasRows(*plan_)) {
-    EndForWantOfState("What its ranks held is nowhere else");
+  // Who enters a pass promises what its trainers have stored, and would wait for the node that asks it for its state.
+  const bool in_trainers = plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  if (plan_->cut_over_nodes && (!HasRows(*plan_) || in_trainers)) {
+    EndForWantOfState(HasRows(*plan_) ? "What its ranks held is in another row of nodes, which does not send it where "
+                                        "optimizers step in the trainers"
+                                      : "What its ranks held is nowhere else");
     return;
   }
   promised_ = promised_values_ = false;
@@ -127,15 +131,6 @@ void NodeMember::HearState(int node, const v1::PeerMessage& message) {
   hear_.state->NodeTakeState(state);
 }
 
-// A daemon of an earlier build does not answer; others do as soon as they know what is committed.
-void NodeMember::CheckAnswer(absl::Time now) {
-  const absl::Duration grace = absl::Milliseconds(plan_->config.grace_ms());
-  if (!fetch_.under_way || fetch_.from < 0 || now - fetch_.unanswered_since < grace) return;
-  EndForWantOfState(absl::StrCat(NodeText(*plan_, fetch_.from),
-                                 ", which holds the same in another row, has not sent it for ",
-                                 absl::FormatDuration(grace), "; its daemon may be of an earlier build"));
-}
-
 // Within a call of the coordinator.
 void NodeMember::Recover(int from) {
   fetch_.under_way = false;
@@ -151,7 +146,7 @@ void NodeMember::Restored() {
     return;
   }
   if (coordinator_ != nullptr) {
-    coordinator_->HasState(0, facts_->NodeStep());
+    coordinator_->SetFetching(0, false, facts_->NodeStep());
   } else {
     v1::PeerMessage message;
     message.mutable_fetched();

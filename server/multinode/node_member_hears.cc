@@ -124,7 +124,7 @@ void NodeMember::Hear(int node, const v1::PeerMessage& message) {
     if (coordinator_ != nullptr) coordinator_->SetFetching(node, true);
     if (facts_->NodeInitialized()) hear_.state->NodeSendState(node, message.fetch().transfer());
   } else if (coordinator_ != nullptr && message.has_fetched()) {
-    coordinator_->HasState(node);
+    coordinator_->SetFetching(node, false);
   } else if (coordinator_ != nullptr) {
     coordinator_->OnMessage(node, message);
   } else if (node == 0) {

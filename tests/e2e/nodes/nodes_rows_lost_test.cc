@@ -142,6 +142,28 @@ TEST_F(NodesRowsLost, APlaceThatIsLostInAllRowsEndsTheJobByName) {
   EXPECT_TRUE(absl::StrContains(all, "What its ranks held has been in other rows on node ")) << all;
 }
 
+TEST_F(NodesRowsLost, WhereTrainersStepThemselvesTheJobEndsByName) {
+  Start(4, 1);
+  const Args args = Training(400, {{"timeout_ms", "20000"},
+                                   {"model", "pass"},
+                                   {"trainers_write", "1"},
+                                   {"trained", "adam"},
+                                   {"blocks", "3"},
+                                   {"numel", "20011"},
+                                   {"midway", "1"},
+                                   {"by_groups", "1"}});
+  StartRanks(args);
+  ASSERT_TRUE(AllTrained(2));
+  ASSERT_NO_FATAL_FAILURE(Lose({3}));
+  ASSERT_NO_FATAL_FAILURE(Replace({3}, args.With({{"recover", "0"}})));
+  std::string all;
+  for (int k = 0; k < 4; ++k) {
+    EXPECT_EQ(RankOf(k).Wait(), 0);
+    absl::StrAppend(&all, Report(k, 0, args).message, "\n");
+  }
+  EXPECT_TRUE(absl::StrContains(all, "does not send it where optimizers step in the trainers")) << all;
+}
+
 struct Kind {
   const char* name;
   Args more;
@@ -172,15 +194,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Kind{"Dim0Bf16", {{"layout", "DIM0"}, {"param_dtype", "bf16"}, {"max_norm", "0.1"}}},
                       Kind{"Loads", {{"load_every", "1"}}},
                       Kind{"Edits", {{"load_every", "1"}, {"edits", "1"}, {"trainers_write", "1"}, {"wait_step", "1"}}},
-                      Kind{"Parts", {{"parts", "1"}, {"momentum", "0"}, {"lr", "0.003"}}},
-                      Kind{"InTrainers",
-                           {{"model", "pass"},
-                            {"trainers_write", "1"},
-                            {"trained", "adam"},
-                            {"blocks", "3"},
-                            {"numel", "20011"},
-                            {"midway", "1"},
-                            {"by_groups", "1"}}}),
+                      Kind{"Parts", {{"parts", "1"}, {"momentum", "0"}, {"lr", "0.003"}}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -307,10 +307,10 @@ TEST_F(NodeRecoveryOfRows, AStepIsShownWhenTheLostHoldItAgain) {
   Up(3, Holds(5));
   v1::PeerMessage held;
   held.mutable_held()->set_step(5);
-  coordinator_->HasState(1);
+  coordinator_->SetFetching(1, false);
   coordinator_->OnMessage(1, held);
   EXPECT_EQ(Sent(2).find("held"), std::string::npos) << Sent(2);
-  coordinator_->HasState(0, 5);
+  coordinator_->SetFetching(0, false, 5);
   EXPECT_NE(Sent(2).find("held"), std::string::npos) << Sent(2);
 }
 
@@ -318,7 +318,7 @@ TEST_F(NodeRecoveryOfRows, OthersWaitForAsLongAsALostNodeIsSentItsPart) {
   Up(1, Holds(5));
   Up(2, Holds(5));
   Up(3, Nothing());
-  coordinator_->HasState(0, 5);
+  coordinator_->SetFetching(0, false, 5);
   v1::PeerMessage closed;
   closed.set_generation(coordinator_->generation());
   closed.mutable_closed()->set_step(6);
@@ -328,7 +328,7 @@ TEST_F(NodeRecoveryOfRows, OthersWaitForAsLongAsALostNodeIsSentItsPart) {
   const absl::Time now = MonotonicNow();
   coordinator_->CheckSilence(now + absl::Minutes(9), absl::Minutes(2));
   EXPECT_EQ(Sent(1), "") << "node 3 is sent its part";
-  coordinator_->HasState(3);
+  coordinator_->SetFetching(3, false);
   coordinator_->CheckSilence(now + absl::Minutes(20), absl::Minutes(2));
   EXPECT_THAT(BeginOf(1).message(), HasSubstr("node 3 (host3:7000) has not closed backward 0"));
 }
