@@ -60,7 +60,10 @@ class DaemonState(JobOptimizer):
         self._shown: dict[Any, list[tuple[str, Any]]] = {}  # what is in ``state``
 
     def fall_back_now(self, why: str) -> None:
-        """As ``fall_back``; the step or load that is being made is torch's already."""
+        """As ``fall_back``; the step or load that is being made is torch's already.
+
+        Raises, and nothing has changed, where torch's optimizer cannot go on, or another one of the model.
+        """
         raise NotImplementedError
 
     def params(self) -> list[Any]:
@@ -153,8 +156,9 @@ class DaemonState(JobOptimizer):
                 entry: dict[str, Any] = {"step": counts[place.index]} if self._kind.counts_updates else {}
                 wholes = self._whole_states(place)
                 for number, (name, shape) in enumerate(wholes.items()):
-                    entry[name] = torch.empty(shape, dtype=torch.float32)
-                    engine.adopt_state(place.index, number, entry[name], False, True)
+                    entry[name] = torch.zeros(shape, dtype=torch.float32)
+                    if place.fsdp_param()._orig_size.numel():  # else the job has no state of it, whatever torch's shape
+                        engine.adopt_state(place.index, number, entry[name], False, True)
                 for number, name in enumerate(() if wholes else self._state_names(group)):
                     rows = torch.empty(local_of(param).shape, dtype=torch.float32, device=local_of(param).device)
                     engine.adopt_state(place.index, number, rows, False)
@@ -273,6 +277,8 @@ class DaemonState(JobOptimizer):
             if param not in incoming.taken:
                 optimizer.state.pop(param, None)
                 self._update_counts.pop(param, None)
+        for param, items in self._shown.items():  # what the program has put in the job's place has been loaded
+            optimizer.state[param] = self._entries[param] = dict(items)
         optimizer.state.update(incoming.kept)
         for job, params in incoming.jobs:
             engine = job.engine
@@ -330,7 +336,8 @@ class DaemonState(JobOptimizer):
             for number, rows in enumerate(state.rows):
                 parts = state.place.parts(rows)
                 if state.whole:  # which all ranks have alike
-                    parts = [(state.place.index, 0, rows)] if state.place.first == 0 else []
+                    has_some = state.place.first == 0 and state.place.fsdp_param()._orig_size.numel() > 0
+                    parts = [(state.place.index, 0, rows)] if has_some else []
                 for index, first, part in parts:
                     if part.numel():
                         engine.write_optimizer_state(index, number, part, first)
