@@ -134,48 +134,6 @@ def not_settled() -> str:
     return said
 
 
-class _WithEmpty(nn.Module):
-    """A parameter without elements, of whose columns PyTorch's Adafactor has state; jobs have none of other such shapes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 3))
-        self.no_rows = nn.Parameter(torch.empty(0, 4096))
-
-    def forward(self, scale: float) -> torch.Tensor:
-        return (self.weight * scale).square().sum() + self.no_rows.sum()
-
-
-def without_elements(installed: bool) -> dict[str, Any]:
-    import shardd.torch
-    from shardd.torch import fully_shard, optim
-
-    if installed:
-        shardd.torch.install()
-    models = []
-    for _ in range(2):
-        model: Any = fully_shard(_WithEmpty())
-        models.append((model, (torch.optim if installed else optim).Adafactor(model.parameters(), **USUAL)))
-    (model, optimizer), (second, other) = models
-    for step in range(2):
-        model(1.0 + step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    saved = optimizer.state_dict()
-    second(1.0)
-    second.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
-    other.load_state_dict(saved)
-    for one, its in ((model, optimizer), (second, other)):
-        one(3.0).backward()
-        its.step()
-    if installed:
-        shardd.torch.uninstall()
-    shapes = {
-        n: {k: (tuple(v.shape), float(v.sum())) for k, v in e.items() if k != "step"} for n, e in saved["state"].items()
-    }
-    return {"shapes": shapes, "went on": parameters_of(model), "loaded": parameters_of(second)}
-
-
 RANGES: list[dict[str, Any]] = [
     {"lr": -1.0},
     {"lr": torch.ones(2)},

@@ -1,4 +1,4 @@
-"""The daemon's Adafactor in programs: what uses a model first, what is asked for that it does not do, an empty parameter."""
+"""The daemon's Adafactor in programs: what uses a model first, and what they ask for that it does not do."""
 
 from __future__ import annotations
 
@@ -56,15 +56,6 @@ def test_what_is_not_served_changes_nothing_until_taken_back() -> None:
 def test_a_first_step_that_nobody_can_make_is_refused() -> None:
     for said in run_ranks(adafactor_programs.not_settled, 2):
         assert said.startswith("NotImplementedError: step of Adafactor: its parameters are sharded"), said
-
-
-@pytest.mark.parametrize("installed", [False, True], ids=["chosen", "installed"])
-def test_a_parameter_without_elements_has_state_of_torchs_shapes(installed: bool) -> None:
-    for outcome in run_ranks(adafactor_programs.without_elements, 2, installed):
-        _are_equal(outcome["loaded"], outcome["went on"])
-        shown = {number: entry for number, entry in outcome["shapes"].items() if number > 0}
-        if not installed or shown:  # of an installed program what has been updated
-            assert shown == {1: {"row_var": ((0, 1), 0.0), "col_var": ((1, 4096), 0.0)}}
 
 
 def test_values_are_refused_with_torchs_words() -> None:

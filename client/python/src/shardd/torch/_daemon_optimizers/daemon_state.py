@@ -156,9 +156,8 @@ class DaemonState(JobOptimizer):
                 entry: dict[str, Any] = {"step": counts[place.index]} if self._kind.counts_updates else {}
                 wholes = self._whole_states(place)
                 for number, (name, shape) in enumerate(wholes.items()):
-                    entry[name] = torch.zeros(shape, dtype=torch.float32)
-                    if place.fsdp_param()._orig_size.numel():  # else the job has no state of it, whatever torch's shape
-                        engine.adopt_state(place.index, number, entry[name], False, True)
+                    entry[name] = torch.empty(shape, dtype=torch.float32)
+                    engine.adopt_state(place.index, number, entry[name], False, True)
                 for number, name in enumerate(() if wholes else self._state_names(group)):
                     rows = torch.empty(local_of(param).shape, dtype=torch.float32, device=local_of(param).device)
                     engine.adopt_state(place.index, number, rows, False)
@@ -336,8 +335,7 @@ class DaemonState(JobOptimizer):
             for number, rows in enumerate(state.rows):
                 parts = state.place.parts(rows)
                 if state.whole:  # which all ranks have alike
-                    has_some = state.place.first == 0 and state.place.fsdp_param()._orig_size.numel() > 0
-                    parts = [(state.place.index, 0, rows)] if has_some else []
+                    parts = [(state.place.index, 0, rows)] if state.place.first == 0 else []
                 for index, first, part in parts:
                     if part.numel():
                         engine.write_optimizer_state(index, number, part, first)
