@@ -14,7 +14,7 @@ from optimizers.optim_cases import counts, full_state, model_of, parameters_of
 
 USUAL: dict[str, Any] = {"lr": 0.02}
 OTHER: dict[str, Any] = {"lr": 0.05, "beta2_decay": -0.6, "eps": (1e-6, 1e-2), "d": 1.5, "weight_decay": 0.1, "maximize": True}  # fmt: skip
-ARGUMENTS = {"usual": USUAL, "other": OTHER}
+ARGUMENTS = {"usual": USUAL, "other": OTHER, "unclipped": {"lr": 0.05, "d": float("inf")}}
 STEPS = 20
 
 
@@ -233,7 +233,7 @@ def refusals() -> dict[str, str]:
         "flat": _said(lambda: optim.Adafactor(flat.parameters())),
         "wrapped": _said(lambda: optim.Adafactor(wrapped.parameters())),
         "shape": _said(lambda: optimizer.load_state_dict(state)),
-        "d": _said(lambda: optim.Adafactor(model_of("shardd").parameters(), d=float("inf"))),
+        "lr": _said(lambda: optim.Adafactor(model_of("shardd").parameters(), lr=float("inf"))),
     }
 
 

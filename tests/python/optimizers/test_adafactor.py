@@ -39,8 +39,14 @@ def _is_torchs(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "world", "mesh", "beside"),
-    [("usual", 1, (), False), ("usual", 2, (), True), ("other", 3, (), False), ("usual", 4, (2, 2), False)],
-    ids=["one", "beside AdamW", "other arguments, uneven", "replicas"],
+    [
+        ("usual", 1, (), False),
+        ("usual", 2, (), True),
+        ("other", 3, (), False),
+        ("usual", 4, (2, 2), False),
+        ("unclipped", 1, (), False),
+    ],
+    ids=["one", "beside AdamW", "other arguments, uneven", "replicas", "unclipped"],
 )
 def test_adafactor_has_torchs_numbers(name: str, world: int, mesh: tuple[int, ...], beside: bool) -> None:
     for theirs, ours in run_ranks(adafactor_scenarios.both, world, name, mesh, beside):
@@ -97,6 +103,6 @@ def test_what_adafactor_does_not_do_is_refused_by_name() -> None:
             assert "is a plain tensor of layout flat" in outcome[how] and 'its layout "dim0"' in outcome[how], outcome
         assert 'load optimizer state "row_var" of' in outcome["shape"], outcome
         assert "wrong shape (got (2, 2), want (3, 2, 2, 1))" in outcome["shape"], outcome
-        assert "d is not finite (got inf)" in outcome["d"], outcome
+        assert "lr is not finite (got inf)" in outcome["lr"], outcome
     for said in run_ranks(adafactor_scenarios.placed, 2, environment=PLACED):
         assert "is cut along dimension 1" in said, said

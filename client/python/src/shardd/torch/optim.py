@@ -12,7 +12,16 @@ from typing import Any
 import torch
 
 from shardd.torch._daemon_optimizers.daemon_optimizer import DaemonOptimizer
-from shardd.torch._daemon_optimizers.kinds import ADAFACTOR, ADAGRAD, CENTERED_RMSPROP, LION, MUON, RMSPROP, adam_kind
+from shardd.torch._daemon_optimizers.kinds import (
+    ADAFACTOR,
+    ADAGRAD,
+    CENTERED_RMSPROP,
+    LION,
+    MUON,
+    RMSPROP,
+    adam_kind,
+    out_of_adafactors_range,
+)
 from shardd.torch._daemon_optimizers.kinds import SGD as SGD_KIND
 
 __all__ = ["SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "DaemonOptimizer", "Lion", "Muon", "RMSprop"]
@@ -212,4 +221,6 @@ class Adafactor(DaemonOptimizer):
     ) -> None:
         defaults = {"lr": lr, "beta2_decay": beta2_decay, "eps": eps, "d": d, "weight_decay": weight_decay,
                     "foreach": foreach, "maximize": maximize}  # fmt: skip
+        if why := out_of_adafactors_range(defaults):
+            raise ValueError(why)
         super().__init__(params, defaults, ADAFACTOR, in_place_edits)

@@ -22,9 +22,10 @@ from shardd.torch._job.job import TorchJob, job_of
 from shardd.torch._job.job_optimizer import JobOptimizer, built_with, choose_with, steps_in_daemon
 from shardd.torch._job.write_mode import why_not_several
 from shardd.torch._torch_optimizers.live_optimizers import optimizers_with
+from shardd.torch._torch_optimizers.unserved import refuse_step, settle_in_step, why_not_in_trainers
 from shardd.torch._units.state import ShardState, root_states, state_of
 
-__all__ = ["made", "start", "stop", "why_not"]
+__all__ = ["made", "settled", "start", "stop", "why_not"]
 
 _plain: dict[type, Plain] = {}  # by the classes whose optimizers may step in the daemon
 
@@ -32,12 +33,14 @@ _plain: dict[type, Plain] = {}  # by the classes whose optimizers may step in th
 def start(plain: Mapping[type, Plain]) -> None:
     """From now on optimizers of exactly these classes may step in the daemon. ``plain``: what the classes do themselves."""
     _plain.update(plain)
+    settle_in_step(_plain)
     choose_with(_choose)
 
 
 def stop() -> None:
     """From now on torch's optimizers step in the trainers; those that step in the daemon go on."""
     _plain.clear()
+    settle_in_step(())
     choose_with(None)
 
 
@@ -115,7 +118,7 @@ def _choose(params: set[int], anew: bool) -> None:
         if steps is not None and why:
             steps.fall_back(why)
         elif why:
-            say_stays(type(optimizer).__name__, why)
+            say_stays(optimizer, why)
         elif steps is None:
             kind = kind_of(type(optimizer), optimizer.param_groups)
             DaemonSteps(optimizer, kind, _plain[type(optimizer)], chosen=False).note_built()
@@ -136,6 +139,22 @@ def _why_not_together(optimizers: list[Optimizer], some_are_not_served: bool, ro
     on_gpu = any(root._unit is not None and root._unit.device.type != "cpu" for root in roots)
     why = why_not_several(on_gpu)
     return f"the parameters of one model are updated by {names}, {why}" if why else ""
+
+
+def settled(optimizer: Optimizer) -> Any:
+    """Returns the daemon's part of an optimizer that steps there or nowhere, and None of others.
+
+    A model that has not been used, as before torch loads an optimizer's state, is registered, which all ranks do together.
+    Raises where the daemon does not step its optimizer.
+    """
+    if type(optimizer) not in _plain or not why_not_in_trainers(type(optimizer)):
+        return None
+    for root in _roots_with({id(p) for p in _params_of(optimizer)}):
+        root._ensure_registered()
+    steps = steps_in_daemon(optimizer)
+    if steps is None:
+        refuse_step(optimizer)
+    return steps
 
 
 def made(optimizer: Optimizer) -> None:

@@ -60,7 +60,10 @@ class DaemonState(JobOptimizer):
         self._shown: dict[Any, list[tuple[str, Any]]] = {}  # what is in ``state``
 
     def fall_back_now(self, why: str) -> None:
-        """As ``fall_back``; the step or load that is being made is torch's already."""
+        """As ``fall_back``; the step or load that is being made is torch's already.
+
+        Raises, and nothing has changed, where torch's optimizer cannot go on, or another one of the model.
+        """
         raise NotImplementedError
 
     def params(self) -> list[Any]:
@@ -273,6 +276,8 @@ class DaemonState(JobOptimizer):
             if param not in incoming.taken:
                 optimizer.state.pop(param, None)
                 self._update_counts.pop(param, None)
+        for param, items in self._shown.items():  # what the program has put in the job's place has been loaded
+            optimizer.state[param] = self._entries[param] = dict(items)
         optimizer.state.update(incoming.kept)
         for job, params in incoming.jobs:
             engine = job.engine

@@ -13,6 +13,7 @@ from shardd.torch._daemon_optimizers.daemon_state import DaemonState, Plain, clo
 from shardd.torch._daemon_optimizers.kinds import Kind, refusal
 from shardd.torch._job.job import TorchJob, job_of
 from shardd.torch._job.write_mode import edits_of
+from shardd.torch._torch_optimizers.unserved import why_not_in_trainers
 from shardd.torch._units.place import local_of
 
 __all__ = ["DaemonSteps", "say_stays"]
@@ -22,11 +23,14 @@ logger = logging.getLogger("shardd.torch")
 _said: set[tuple[str, str]] = set()
 
 
-def say_stays(name: str, why: str) -> None:
-    """Warns, once for each reason, that an optimizer of torch's steps in the trainers."""
+def say_stays(optimizer: Optimizer, why: str) -> None:
+    """Warns, once for each reason, that the daemon does not step an optimizer of torch's: the trainers do, or nobody can."""
+    name = type(optimizer).__name__
     if (name, why) not in _said:
         _said.add((name, why))
-        logger.warning("%s: %s: it steps here, not in the daemon", name, why)
+        stuck = why_not_in_trainers(type(optimizer))
+        where = f"it cannot step here, either: {stuck}" if stuck else "it steps here, not in the daemon"
+        logger.warning("%s: %s: %s", name, why, where)
 
 
 class DaemonSteps(DaemonState):
@@ -187,7 +191,7 @@ class DaemonSteps(DaemonState):
 
     def fall_back(self, why: str) -> None:
         assert not self.chosen
-        say_stays(self.name, why)
+        say_stays(self.optimizer, why)
         state = self.optimizer.state
         for param in [p for p in self._entries if p in state]:
             entry = state[param]
@@ -213,8 +217,15 @@ class DaemonSteps(DaemonState):
     def fall_back_now(self, why: str) -> None:
         given_up = self.jobs()
         beside = [other for job in given_up for other in job.live_optimizers() if other is not self]
-        for optimizer in dict.fromkeys([self, *beside]):
-            optimizer.fall_back(why)
+        falling = list(dict.fromkeys([self, *beside]))
+        for its in falling:
+            if stuck := why_not_in_trainers(type(its.optimizer)):
+                raise NotImplementedError(
+                    f"{self.name}: {why}: the daemon does not go on with that, and {its.name} cannot step here: {stuck}; "
+                    "take it back, or use another optimizer"
+                )
+        for its in falling:
+            its.fall_back(why)
         for job in given_up:
             job.leave_to_trainers()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "Kind",
     "adam_kind",
     "kind_of",
+    "out_of_adafactors_range",
     "refusal",
     "whole_states",
 ]
@@ -102,7 +104,7 @@ def _adafactor(group: Mapping[str, Any]) -> dict[str, float]:
         "beta2_decay": float(group["beta2_decay"]),
         "eps": -1.0 if eps1 is None else float(eps1),  # below 0: the machine epsilon of a parameter's dtype
         "eps2": float(eps2),
-        "d": float(group["d"]),
+        "d": min(float(group["d"]), sys.float_info.max),  # infinite: nothing is scaled down, and not with this, either
     }
 
 
@@ -238,13 +240,35 @@ def _refusal_of_muon(group: Mapping[str, Any]) -> str:
     return ""
 
 
+def out_of_adafactors_range(group: Mapping[str, Any]) -> str:
+    """Says which value PyTorch's constructor does not take, as it does; empty where it takes all."""
+    (eps1, eps2), lr = group.get("eps", (None, 0.0)), group.get("lr", 0.0)
+    if isinstance(lr, torch.Tensor) and lr.numel() != 1:
+        return "Tensor lr must be 1-element"
+    if not lr >= 0:
+        return f"Learning rate should be >= 0 but is: {lr}"
+    if not (beta2_decay := group.get("beta2_decay", 0.0)) <= 0:
+        return f"beta2_decay should be <= 0 but is: {beta2_decay}"
+    if eps1 is not None and not eps1 >= 0:
+        return f"epsilon1 should be >= 0 but is: {eps1}"
+    if not eps2 >= 0:
+        return f"epsilon2 should be >= 0 but is: {eps2}"
+    if not (d := group.get("d", 1.0)) >= 1:
+        return f"Clipping threshold d should be >= 1 but is: {d}"
+    if not (weight_decay := group.get("weight_decay", 0.0)) >= 0:
+        return f"weight_decay should be >= 0 but is: {weight_decay}"
+    return ""
+
+
 def _refusal_of_adafactor(group: Mapping[str, Any]) -> str:
+    if why := out_of_adafactors_range(group):
+        return why
     eps1, eps2 = group.get("eps", (None, 0.0))
     finite = {
         "lr": group.get("lr", 0.0),
         "beta2_decay": group.get("beta2_decay", 0.0),
         "eps": (0.0 if eps1 is None else eps1) + eps2,
-        "d": group.get("d", 1.0),
+        "weight_decay": group.get("weight_decay", 0.0),
     }
     for name, value in finite.items():
         if not math.isfinite(float(value)):

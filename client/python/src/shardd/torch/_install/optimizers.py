@@ -61,7 +61,7 @@ def _methods(kind: type[Optimizer]) -> dict[str, Any]:
         if closure is not None:  # its forward may be the model's first, which decides
             with torch.enable_grad():
                 loss = closure()
-        steps = steps_in_daemon(self)
+        steps = steps_in_daemon(self) or choice.settled(self)
         if steps is None:
             step(self)
         else:

@@ -21,8 +21,9 @@ from shardd.errors import Error
 from shardd.torch._process.extension import _C
 from shardd.torch._ranks.nodes import JobRanks
 from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
+from shardd.torch._torch_optimizers.unserved import refuse_step, settles_in_step
 from shardd.torch._units.place import Place
-from shardd.torch._units.state import ShardState, units
+from shardd.torch._units.state import ShardState
 
 
 class OptimizedJob(Protocol):
@@ -44,12 +45,6 @@ class OptimizedJob(Protocol):
     def root(self) -> ShardState | None: ...
     def trainer_state(self, optimizers: list[Optimizer]) -> bytes: ...
 
-
-# Whose state is not tensors of the parameters' shape that stay the same from step to step.
-_REFUSED = {
-    "LBFGS": "its state is lists of tensors, made anew by each step",
-    "Adafactor": "its state has other shapes than its parameters, which torch cannot compute from shards",
-}
 
 _watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _jobs: Callable[[], Sequence[OptimizedJob]] = list
@@ -125,19 +120,6 @@ def _refuse_own_gradients(optimizer: Optimizer, job: OptimizedJob) -> None:
             )
 
 
-def _refuse_kind(optimizer: Optimizer) -> None:
-    """Also where the model is registered inside the step, by the forward of its closure."""
-    why = [_REFUSED[kind.__name__] for kind in type(optimizer).__mro__
-           if kind.__name__ in _REFUSED and kind.__module__.startswith("torch.optim")]  # fmt: skip
-    if not why:
-        return
-    sharded = {id(p.sharded_param) for unit in units() for p in unit.fsdp_params}
-    if any(id(p) in sharded for group in optimizer.param_groups for p in group["params"]):
-        raise NotImplementedError(
-            f"step of {type(optimizer).__name__}: its parameters are sharded, and {why[0]}; use another optimizer"
-        )
-
-
 def _makes_state_only(optimizer: Optimizer) -> bool:
     """Whether torch makes this step to have state that it can save or load into: with lr 0, it is none of the program's.
 
@@ -154,8 +136,11 @@ def _makes_state_only(optimizer: Optimizer) -> bool:
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _but_not(optimizer):
         return
-    _refuse_kind(optimizer)
     jobs = _jobs_of(optimizer)
+    if jobs or not settles_in_step(
+        optimizer
+    ):  # who steps a model is known when it is registered, which its step may do
+        refuse_step(optimizer)
     jobs = [job for job in jobs if not job.give_to_trainers(f"{type(optimizer).__name__} steps its parameters too")]
     for job in jobs:
         _refuse(optimizer, job)

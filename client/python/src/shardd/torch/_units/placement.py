@@ -98,7 +98,8 @@ def why_not_on_one_rank(fsdp_param: Any, in_rows: bool, optimizer: str) -> str:
     if in_rows:
         return (
             f"is cut over the nodes of a row of its mesh, other rows have copies, and the daemon's {optimizer} is not served there; give "
-            'the mesh a row for each node (replicas), or one over the ranks of all nodes with layout="flat"'
+            "the mesh a row for each node (replicas)"
+            + (', or one over the ranks of all nodes with layout="flat"' if optimizer == "Muon" else "")
         )
     if getattr(fsdp_param, "fsdp_placement", None) is not None:
         return (
