@@ -11,9 +11,9 @@
 namespace shardd {
 namespace {
 
-constexpr absl::Duration kLook = absl::Milliseconds(100);  // at a channel, and at the end of all
+constexpr absl::Duration kLookAtChannel = absl::Milliseconds(100);  // at a channel, and at the end of all
 // Of one channel, whose addresses are tried one after the other. Better a socket that stays than channels without end.
-constexpr absl::Duration kLongest = absl::Minutes(1);
+constexpr absl::Duration kLongestConnect = absl::Minutes(1);
 
 }  // namespace
 
@@ -36,7 +36,7 @@ ConnectingChannels::~ConnectingChannels() {
 }
 
 void ConnectingChannels::LetGo(std::shared_ptr<grpc::Channel> channel) {
-  Await(std::make_unique<Waiting>(Waiting{std::move(channel), MonotonicNow() + kLongest}));
+  Await(std::make_unique<Waiting>(Waiting{std::move(channel), MonotonicNow() + kLongestConnect}));
 }
 
 void ConnectingChannels::Await(std::unique_ptr<Waiting> waiting) {
@@ -46,7 +46,7 @@ void ConnectingChannels::Await(std::unique_ptr<Waiting> waiting) {
     return;
   }
   grpc::Channel& channel = *waiting->channel;
-  channel.NotifyOnStateChange(GRPC_CHANNEL_CONNECTING, absl::ToChronoTime(absl::Now() + kLook), &events_,
+  channel.NotifyOnStateChange(GRPC_CHANNEL_CONNECTING, absl::ToChronoTime(absl::Now() + kLookAtChannel), &events_,
                               waiting.release());
 }
 
