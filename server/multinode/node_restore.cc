@@ -52,8 +52,9 @@ void NodeRestore::Take(const v1::PeerData& header, absl::string_view elements) {
         " at ", header.offset() * kElementBytes, " of ", header.numel() * kElementBytes, ", want ",
         v1::Slab_Name(slab.name), " at ", received_[index], " of ", slab.bytes, ")"));
   } else {
-    status = slab.ForEach(received_[index], size, [&](int64_t offset, int64_t sent_offset, int64_t part_bytes) {
-      return slab.slab->Write(offset, elements.data() + sent_offset - received_[index], part_bytes);
+    const int64_t first = received_[index];
+    status = slab.ForEach(first, size, [&](int64_t offset, int64_t sent_offset, int64_t part_bytes) {
+      return slab.slab->Write(offset, elements.data() + sent_offset - first, part_bytes);
     });
     received_[index] += size;
   }
