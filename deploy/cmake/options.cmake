@@ -49,7 +49,7 @@ endif()
 option(SHARDD_FEW_OBJECTS "compile many sources in one run of the compiler" OFF)
 function(shardd_few_objects target)
   if(SHARDD_FEW_OBJECTS)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 20)
   endif()
 endfunction()
 set_source_files_properties(client/c/gpu/graph_words.cc client/c/gpu/stream_graph.cc client/c/gpu/trainer_sums.cc

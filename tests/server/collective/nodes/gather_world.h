@@ -22,6 +22,7 @@
 #include "tests/common/plan/spec_builder.h"
 #include "tests/server/collective/nodes/fake_links.h"
 #include "tests/server/collective/nodes/gather_gpus.h"
+#include "tests/testing/grpc_process.h"
 #include "tests/testing/poll.h"
 
 namespace shardd::testing {
@@ -228,6 +229,7 @@ class GatherWorld {
     for (int i = 0; i < nodes; ++i) {
       node.push_back(std::make_unique<GatherNode>(spec, i, gpus_.get()));
       if (sockets) {
+        KeepGrpc();
         PeerNetwork::Options options;
         options.listen = "127.0.0.1:0";
         networks_.push_back(*PeerNetwork::Create(options));

@@ -18,6 +18,7 @@
 #include "server/job/wait.h"
 #include "server/peer/peer_network.h"
 #include "tests/server/collective/nodes/fake_links.h"
+#include "tests/testing/grpc_process.h"
 #include "tests/testing/poll.h"
 
 namespace shardd::testing {
@@ -160,6 +161,7 @@ class PeerWorld {
     for (int node = 0; node < nodes; ++node) {
       routers.push_back(std::make_unique<Router>(nodes));
       if (sockets) {
+        KeepGrpc();
         PeerNetwork::Options options;
         options.listen = "127.0.0.1:0";
         networks_.push_back(*PeerNetwork::Create(options));
