@@ -1,6 +1,7 @@
 #include "client/ctl/predict/transfers.h"
 
 #include "common/plan/node_part.h"
+#include "common/plan/whole_params.h"
 #include "common/tensor/dtype.h"
 
 namespace shardd::ctl {
@@ -70,10 +71,13 @@ double UpdateBytes(const ShardPlan& plan, const Fleet& fleet) {
   double bytes = 0;
   for (const FlatParamPlan& flat : plan.flat_params) {
     if (!flat.requires_grad) continue;
-    const double states = 2 * kFp32Bytes * plan.optimizer_states;
     const double parameters = 2.0 * DTypeSizeBytes(flat.dtype);
     const double copy = flat.params_offset_bytes >= 0 ? DTypeSizeBytes(flat.unsharded_dtype) : 0;
-    bytes += static_cast<double>(flat.numel) * (kFp32Bytes + states + parameters + copy);
+    double states = 0;  // elements; Adafactor's are a few rows and columns
+    for (const int param : flat.params) {
+      for (int k = 0; k < flat.optimizer_states; ++k) states += static_cast<double>(StateNumel(plan, param, k));
+    }
+    bytes += static_cast<double>(flat.numel) * (kFp32Bytes + parameters + copy) + 2 * kFp32Bytes * states;
   }
   return bytes / Owners(plan, fleet, Purpose::kOptimizer);
 }

@@ -21,12 +21,13 @@ constexpr int64_t kBlockNumel = 1 << 20;
 constexpr double kTokens = 1000;
 
 // Six blocks of a MiB of elements inside a root that has next to nothing.
-std::shared_ptr<const ShardPlan> Blocks(int ranks, int nodes, bool gpus, bool forward_prefetch = true) {
+std::shared_ptr<const ShardPlan> Blocks(int ranks, int nodes, bool gpus, bool forward_prefetch = true,
+                                        v1::OptimizerKind optimizer = v1::OPTIMIZER_KIND_ADAMW) {
   SpecBuilder builder(ranks);
   builder.config().set_trainers_never_write(true);
   builder.config().set_unshard_mode(v1::UNSHARD_MODE_POOLED);
   builder.config().set_forward_prefetch(forward_prefetch);
-  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
+  builder.config().mutable_optimizer()->set_kind(optimizer);
   if (gpus) builder.config().set_unsharded_pools(ranks);
   for (int node = 0; nodes > 1 && node < nodes; ++node) {
     builder.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7100"));
@@ -97,6 +98,20 @@ TEST(PredictTest, WithFreeComputationAStepIsItsBytes) {
   EXPECT_GE(p.step_s, p.traffic.device_link_bytes / machine.device_link_bytes_per_s * 0.5);
   EXPECT_LE(p.compute_s, 1e-9);
   EXPECT_NEAR(p.exposed_unshard_s + p.exposed_reduction_s, p.step_s, 1e-6);
+}
+
+TEST(PredictTest, AnUpdateMovesTheStatesThatItsOptimizerHas) {
+  Machine machine = Even(/*gpus=*/false);
+  machine.memory_bytes_per_s = 1;
+  const auto bytes = [&](v1::OptimizerKind optimizer) {
+    return Of(Blocks(2, 1, false, true, optimizer), {1, 2, false}, machine).update_s;
+  };
+  constexpr double kReadAndWritten = 2 * 4;
+  constexpr double kOfEach = kBlocks * kBlockNumel / 2.0;
+  const double adamw = bytes(v1::OPTIMIZER_KIND_ADAMW);
+  EXPECT_NEAR(adamw - bytes(v1::OPTIMIZER_KIND_LION), kReadAndWritten * kOfEach, 100);
+  // Adafactor has 1,024 rows and 1,024 columns for each.
+  EXPECT_NEAR(adamw - bytes(v1::OPTIMIZER_KIND_ADAFACTOR), kReadAndWritten * (2 * kOfEach - kBlocks * 1024), 100);
 }
 
 // A rank gets what it has not, once for forward and once for backward (but of the last blocks, which are there still),
