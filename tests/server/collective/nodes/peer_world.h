@@ -190,7 +190,7 @@ class PeerWorld {
       links[node] = *networks_[node]->Join({.job = "llm", .uid = 1, .node = node, .addresses = addresses_, .spec = ""},
                                            routers[node].get());
     }
-    exchanges[node] = std::make_unique<PeerExchange>(links[node].get(), max_numel_, kSlots, max_piece_numel_, places_);
+    exchanges[node] = *PeerExchange::Make(links[node].get(), max_numel_, kSlots, max_piece_numel_, places_);
     routers[node]->Set(exchanges[node].get());
   }
   void WaitUp() {
