@@ -143,21 +143,6 @@ TEST_F(NodesFloat8, DaemonsThatDieChangeNoBit) {
   ExpectNothingLeft();
 }
 
-// Ranks that store their steps themselves read copies of the shards, and what others get is rounded from these.
-TEST_F(NodesFloat8, OptimizersInTheTrainersReadRoundedCopies) {
-  Start(2, 1);
-  const Args args = InFloat8({{"model", "pass"},
-                              {"trainers_write", "1"},
-                              {"trained", "adam"},
-                              {"blocks", "3"},
-                              {"numel", "20011"},
-                              {"steps", "8"},
-                              {"bits", "1"}});
-  const std::vector<TrainerReport> reports = RunAll(args);
-  ExpectAllOk(reports);
-  ExpectSame(RunAll(args.With({{"name", "again"}})), reports);
-}
-
 TEST_F(NodesFloat8, OnGpusItIsRefusedByName) {
   SHARDD_NEEDS_GPUS(1);
   OnGpus(1);

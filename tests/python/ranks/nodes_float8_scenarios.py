@@ -63,7 +63,8 @@ def train(case: Case, layout: str = "dim0", float8: bool = True) -> dict[str, An
 
     model = build(case)
     shard(model, case, functools.partial(fully_shard, float8_gathers=float8, layout=layout))
-    optimizer = make_optimizer(model, case, AdamW, SGD)
+    kinds = (torch.optim.AdamW, torch.optim.SGD) if case.stock else (AdamW, SGD)  # in the trainers, or the daemons
+    optimizer = make_optimizer(model, case, *kinds)
     losses = []
     for step in range(case.steps):
         for micro in range(case.accumulate):
@@ -130,7 +131,7 @@ def _sentences(step: int, rank: int, vocabulary: int, length: int) -> torch.Tens
     return tokens
 
 
-def gpt(steps: int, float8: bool, width: int = 64, layers: int = 2) -> list[float]:
+def gpt(steps: int, float8: bool, width: int = 64, layers: int = 2, seed: int = 11) -> list[float]:
     """Trains a small GPT in bf16 over all ranks; the mean loss of all ranks at each step."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -138,7 +139,7 @@ def gpt(steps: int, float8: bool, width: int = 64, layers: int = 2) -> list[floa
     from shardd.torch.optim import AdamW
 
     vocabulary, length = 24, 24
-    torch.manual_seed(11)
+    torch.manual_seed(seed)
     model = _Gpt(vocabulary, width, layers, length)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for layer in model.layers:

@@ -28,8 +28,13 @@ def _close(got: Any, want: Any, tolerance: float = 1e-5) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [Case(steps=6, optimizer="sgd"), Case(steps=4), Case(steps=4, accumulate=3, sync=False, optimizer="sgd")],
-    ids=["sgd", "adamw", "accumulated"],
+    [
+        Case(steps=6, optimizer="sgd"),
+        Case(steps=4),
+        Case(steps=4, accumulate=3, sync=False, optimizer="sgd"),
+        Case(steps=4, optimizer="sgd", stock=True),
+    ],
+    ids=["sgd", "adamw", "accumulated", "in-the-trainers"],
 )
 def test_two_nodes_train_as_one_process_that_rounds(two: Nodes, case: Case) -> None:
     want = nodes_float8_scenarios.train_alone(case, 2, 2)
