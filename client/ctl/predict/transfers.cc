@@ -3,6 +3,7 @@
 #include "common/plan/node_part.h"
 #include "common/plan/whole_params.h"
 #include "common/tensor/dtype.h"
+#include "common/tensor/float8_blocks.h"
 
 namespace shardd::ctl {
 namespace {
@@ -33,7 +34,11 @@ Traffic GatherTraffic(const ShardPlan& plan, const Fleet& fleet, int group) {
   if (plan.pools.empty()) return traffic;
   double stored_bytes = 0;
   double image_bytes = 0;
+  double travelling_bytes = 0;  // of all nodes
   for (const int f : GroupOf(plan, group).flat_params) {
+    travelling_bytes += IsFloat8(plan, f) ? static_cast<double>(Float8BlocksBytes(FlatOf(plan, f).numel))
+                                          : static_cast<double>(FlatOf(plan, f).numel) *
+                                                DTypeSizeBytes(FlatOf(plan, f).unsharded_dtype);
     stored_bytes += static_cast<double>(FlatOf(plan, f).numel) * DTypeSizeBytes(FlatOf(plan, f).dtype);
     image_bytes += static_cast<double>(FlatOf(plan, f).numel) * DTypeSizeBytes(FlatOf(plan, f).unsharded_dtype);
   }
@@ -43,7 +48,7 @@ Traffic GatherTraffic(const ShardPlan& plan, const Fleet& fleet, int group) {
     traffic.device_link_bytes = image_bytes * Part(fleet.ranks);
     traffic.memory_bytes = (stored_bytes * (1 - elsewhere) + image_bytes) / fleet.ranks;
   } else {  // one copy for all ranks of the node, which share the link
-    traffic.node_link_bytes = image_bytes * elsewhere / fleet.ranks;
+    traffic.node_link_bytes = travelling_bytes * elsewhere / fleet.ranks;
     traffic.memory_bytes = (stored_bytes * (1 - elsewhere) + image_bytes) / fleet.ranks;
   }
   return traffic;

@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/ctl/predict/simulation.h"
+#include "client/ctl/predict/transfers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/plan/spec_builder.h"
@@ -124,6 +125,22 @@ TEST(PredictTest, BytesBetweenNodesAreTheLowerBound) {
     EXPECT_GE(p.unshards, 1 + kBlocks);
     EXPECT_LE(p.unshards, 1 + 2 * kBlocks);
   }
+}
+
+TEST(PredictTest, Float8GathersSendAByteForEachElement) {
+  SpecBuilder builder(2);
+  builder.config().mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
+  builder.config().mutable_nodes()->add_addresses("node0:7100");
+  builder.config().mutable_nodes()->add_addresses("node1:7100");
+  builder.Param(0, "w", {1024, 1024});
+  const Fleet fleet = {2, 2, false};
+  const Traffic bf16 = GatherTraffic(builder.Plan(), fleet, 0);
+  builder.config().mutable_mixed_precision()->set_float8_gathers(true);
+  const Traffic float8 = GatherTraffic(builder.Plan(), fleet, 0);
+  // Half of it comes from the other node, over a link that two ranks share.
+  EXPECT_EQ(bf16.node_link_bytes, 2.0 * kBlockNumel / 2 / 2);
+  EXPECT_EQ(float8.node_link_bytes, (kBlockNumel + kBlockNumel / 128.0) / 2 / 2);
+  EXPECT_EQ(float8.memory_bytes, bf16.memory_bytes);
 }
 
 TEST(PredictTest, OnCpusPrefetchHidesGathers) {
