@@ -238,8 +238,11 @@ TEST_P(JobRowsSchedules, DaemonsThatKeepNothingLoseNothing) {
     const int node = static_cast<int>(rng() % 4);
     const int other = (node + 2) % 4;
     bool has = false;
-    OnLoop([&] { has = job(other).committed().version() > 0 && !job(other).nodes().fetching(); });
-    if (rng() % 40 == 0 && has && job(node).committed().version() > 0) {
+    OnLoop([&] {
+      has =
+          job(other).committed().version() > 0 && !job(other).nodes().fetching() && job(node).committed().version() > 0;
+    });
+    if (rng() % 40 == 0 && has) {
       Kill(node);
       OpenAgain(node);
       given.erase(node);
