@@ -5,8 +5,8 @@
 
 namespace shardd::testing {
 
-// Keeps gRPC's threads for the life of the process, as the daemon and the client do. Otherwise the last object of gRPC joins
-// them when it goes, and one of them sits in epoll for up to ten seconds. Any thread; does not block.
+// Keeps gRPC's threads for the life of the process, as the daemon and the client do. Otherwise the last object of gRPC
+// joins them when it goes, and one of them sits in epoll for up to ten seconds. Any thread; does not block.
 inline void KeepGrpc() {
   static const bool kept = [] {
     grpc_init();
