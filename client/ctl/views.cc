@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "client/ctl/format.h"
 #include "client/ctl/table.h"
+#include "common/tensor/float8_blocks.h"
 #include "common/versions/versions.h"
 
 namespace shardd::ctl {
@@ -263,9 +264,10 @@ std::string Show(const v1::ListGroupsResponse& groups, const View& view) {
     for (const v1::FlatParam& flat : group.flat_params()) {
       shard_numel += flat.shard_numel();
       trained += flat.requires_grad() ? 1 : 0;
+      const bool by_float8 = group.mixed_precision().float8_gathers() && HasFloat8Blocks(flat.unsharded_dtype());
       const bool cast = static_cast<int>(flat.unsharded_dtype()) != 0 && flat.unsharded_dtype() != flat.dtype();
       dtypes.insert(absl::StrCat(ShortEnumName(flat.dtype()), cast ? " as " : "",
-                                 cast ? ShortEnumName(flat.unsharded_dtype()) : ""));
+                                 cast ? ShortEnumName(flat.unsharded_dtype()) : "", by_float8 ? " by float8" : ""));
     }
     table.AddRow({absl::StrCat(group.index()),
                   std::string(2 * static_cast<size_t>(std::max(0, group.depth())), ' ') + group.name(),

@@ -37,27 +37,31 @@ SHARDD_ALWAYS_INLINE float DecodeOne(uint32_t code) {
   return FloatOf((magnitude == 0x7fu ? 0x7fc00000u : finite) | ((code & 0x80u) << 24));
 }
 
+// A block of `count` elements, which is a constant for whole blocks: loops of known length have no ends to handle.
+SHARDD_ALWAYS_INLINE void EncodeBlock(const float* __restrict in, uint8_t* __restrict block, int64_t count) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t magnitude = BitsOf(in[i]) & kSignless;
+    const uint32_t finite = magnitude & (0u - static_cast<uint32_t>(magnitude < kInfinityBits));  // else 0
+    largest = finite > largest ? finite : largest;
+  }
+  // 448 is 1.75 * 2^8: the exponent less 8, and one more where the mantissa is above 1.75.
+  const uint32_t exponent = (largest >> 23) + ((largest & 0x7fffffu) > 0x600000u ? 1u : 0u);
+  const uint32_t scale = exponent < 9u ? 1u : exponent - 8u;  // 1 to 247
+  const float inverse = FloatOf((254u - scale) << 23);
+  block[0] = static_cast<uint8_t>(scale);
+  for (int64_t i = 0; i < count; ++i) block[1 + i] = static_cast<uint8_t>(EncodeOne(in[i] * inverse));
+}
+
 // Writes one block with a scale to its start, for `numel` floats.
 struct EncodeBody {
   static SHARDD_ALWAYS_INLINE void Run(const float* src, uint8_t* blocks, int64_t numel) {
-    for (int64_t first = 0; first < numel; first += kFloat8BlockNumel) {
-      const int64_t count = numel - first < kFloat8BlockNumel ? numel - first : kFloat8BlockNumel;
-      const float* __restrict in = src + first;
-      uint32_t largest = 0;
-      for (int64_t i = 0; i < count; ++i) {
-        const uint32_t magnitude = BitsOf(in[i]) & kSignless;
-        const uint32_t finite = magnitude < kInfinityBits ? magnitude : 0u;
-        largest = finite > largest ? finite : largest;
-      }
-      // 448 is 1.75 * 2^8: the exponent less 8, and one more where the mantissa is above 1.75.
-      const uint32_t exponent = (largest >> 23) + ((largest & 0x7fffffu) > 0x600000u ? 1u : 0u);
-      const uint32_t scale = exponent < 9u ? 1u : exponent - 8u;  // 1 to 247
-      const float inverse = FloatOf((254u - scale) << 23);
-      uint8_t* __restrict out = blocks + 1;
-      blocks[0] = static_cast<uint8_t>(scale);
-      for (int64_t i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(EncodeOne(in[i] * inverse));
-      blocks += 1 + count;
+    for (; numel >= kFloat8BlockNumel; numel -= kFloat8BlockNumel) {
+      EncodeBlock(src, blocks, kFloat8BlockNumel);
+      src += kFloat8BlockNumel;
+      blocks += kFloat8BlockBytes;
     }
+    if (numel > 0) EncodeBlock(src, blocks, numel);
   }
 };
 

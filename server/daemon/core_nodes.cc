@@ -83,6 +83,7 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
   join.node = node;
   join.addresses.assign(plan.config.nodes().addresses().begin(), plan.config.nodes().addresses().end());
   join.spec = std::move(serialized);
+  join.plan_digest = plan.digest;
   if (late) {  // the job whose place it takes has its links until it is freed
     if (join.spec.size() > static_cast<size_t>(kMaxPeerSpecBytes)) {  // it would be told so when that job is gone
       return absl::InvalidArgumentError(

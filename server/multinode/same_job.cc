@@ -1,5 +1,6 @@
 #include "server/multinode/same_job.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/hash/hash.h"
@@ -33,6 +34,21 @@ size_t HashOf(const std::string& description) { return absl::Hash<absl::string_v
 absl::Status MissedError(int node, const Extension& missed) {
   return absl::UnavailableError(
       absl::StrCat("node ", node, " trains ", missed.what, " by now, as this node does soon; it is tried again"));
+}
+
+// UNIMPLEMENTED: the other daemon makes another plan of its description than `plan`, which this one makes of it. A
+// daemon that does not say its plan is of a build that knows no gathers in float8.
+absl::Status CheckPlannedAlike(const v1::PeerHello& hello, const ShardPlan& plan) {
+  const std::string& theirs = hello.plan_digest();
+  const bool in_float8 = std::any_of(plan.groups.begin(), plan.groups.end(),
+                                     [](const auto& group) { return group.mixed_precision.float8_gathers(); });
+  if (theirs == plan.digest || (theirs.empty() && !in_float8)) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(
+      "the daemon of node ", hello.node(), " is of another build, which plans the same job otherwise (got ",
+      theirs.empty() ? "no digest of a plan"
+                     : absl::StrCat("digest ", absl::BytesToHexString(theirs.substr(0, kMostShownBytes))),
+      ", want ", absl::BytesToHexString(plan.digest), in_float8 ? "; the job has float8_gathers" : "",
+      "); install the same version on all nodes"));
 }
 
 // UNIMPLEMENTED: parts of parameters would have to move between nodes.
@@ -98,7 +114,7 @@ absl::Status OwnJob::CheckSame(const v1::PeerHello& hello, bool has_parameters, 
                      "); ranks train on GPUs on all nodes or on none, and their daemons' NCCL_ settings are alike"));
   }
   if (hello.spec() == serialized_) {
-    return absl::OkStatus();
+    return CheckPlannedAlike(hello, *plan_);
   }
   if (std::shared_ptr<const Extension> known = KnownAsMissed(hello); known != nullptr) {
     absl::Status again = MissedError(hello.node(), *known);
@@ -106,7 +122,8 @@ absl::Status OwnJob::CheckSame(const v1::PeerHello& hello, bool has_parameters, 
     return again;
   }
   SHARDD_RETURN_IF_ERROR(CheckSize(hello, hello.takes_extensions() && (hello.has_parameters() || has_parameters)));
-  const Asked asked{HashOf(hello.spec()), hello.takes_extensions(), hello.has_parameters(), has_parameters};
+  const Asked asked{HashOf(hello.spec()), hello.takes_extensions(), hello.has_parameters(), has_parameters,
+                    hello.plan_digest()};
   {
     absl::MutexLock lock(&mutex_);
     const auto before = answers_.find(hello.node());
@@ -150,6 +167,7 @@ absl::Status OwnJob::ComparePlans(const v1::PeerHello& hello, bool has_parameter
         "its description of the job cannot be read; install the same version on all nodes");
   }
   SHARDD_ASSIGN_OR_RETURN(const ShardPlan others, PlanShards(other));
+  SHARDD_RETURN_IF_ERROR(CheckPlannedAlike(hello, others));
   if (others.digest == plan_->digest) {
     return absl::OkStatus();
   }

@@ -43,6 +43,8 @@ class OwnJob {
   // - this one: OK, and the other node learns it from this node's answer;
   // - the one that trains more has none, and the one that trains less has: UNAVAILABLE. Either that one is told by a
   //   third node, or what trains more is another job, whose ranks are told when they have waited for too long.
+  // UNIMPLEMENTED: the other daemon plans the same description otherwise, as a build that does not know an option does.
+  // The link stays down until that daemon is upgraded.
   // FAILED_PRECONDITION: it is another job. The caller's ends with that.
   absl::Status CheckSame(const v1::PeerHello& hello, bool has_parameters, const Missed& missed)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -58,6 +60,7 @@ class OwnJob {
     bool takes_extensions = false;
     bool has_parameters = false;
     bool own_parameters = false;
+    std::string plan_digest = {};
     bool operator==(const Asked&) const = default;
   };
 

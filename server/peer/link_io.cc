@@ -31,6 +31,7 @@ absl::Status CheckGeneration(uint64_t generation) {
 v1::PeerHello LinkLoop::LinkHello(absl::string_view token, int to) const {
   v1::PeerHello hello = greeting_.Hello(token, to);
   hello.set_spec(join_.spec);
+  hello.set_plan_digest(join_.plan_digest);
   hello.set_has_parameters(events_->HasParameters());
   return hello;
 }

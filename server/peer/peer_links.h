@@ -27,6 +27,7 @@ struct PeerJoin {
   std::string spec;                    // serialized JobSpec, at most kMaxPeerSpecBytes
   std::string link_key = {};           // of the job's secret (server/tenant/tenant.h); empty: the job has none
   std::string data_path = {};          // of this node (PeerHello)
+  std::string plan_digest = {};        // likewise
 };
 
 // Bytes of gradients and states since the links were made.

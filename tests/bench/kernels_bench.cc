@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "common/tensor/float8_blocks.h"
 #include "common/tensor/isa.h"
 #include "common/tensor/update_log.h"
 #include "server/device/cpu/cpu_ops.h"
@@ -111,6 +112,41 @@ void CastBench(benchmark::State& state) {
   Buffer<float> src(numel), dst(numel);  // zeros are numbers in every dtype
   Compare(
       state, traffic, [&] { Cast(src.data(), kFrom, dst.data(), kTo, numel); }, Memcpy(traffic));
+}
+
+// What gathers in float8 cost beside the plain cast that they replace: `baseline` is that cast, of as many elements.
+// `state.range(0)`: bytes of the elements in fp32.
+template <DType kFrom, DType kTo, typename Codec>
+void CompareCodec(benchmark::State& state, Codec&& codec) {
+  const int64_t numel = state.range(0) / 4;
+  Buffer<float> values(numel, 0.37f), cast(numel);
+  Buffer<char> blocks(Float8BlocksBytes(numel));
+  Cast(values.data(), v1::DTYPE_FLOAT32, values.data(), kFrom, numel);
+  EncodeFloat8Blocks(values.data(), kFrom, kTo, blocks.data(), numel);
+  Compare(
+      state, numel, [&] { codec(values.data(), blocks.data(), cast.data(), numel); },
+      [&] { Cast(values.data(), kFrom, cast.data(), kTo, numel); });
+  state.counters["elements/s"] = state.counters["GB/s"] * 1e9;
+}
+
+template <DType kFrom, DType kTo>
+void Float8Encode(benchmark::State& state) {
+  CompareCodec<kFrom, kTo>(state, [](const void* values, void* blocks, void*, int64_t numel) {
+    EncodeFloat8Blocks(values, kFrom, kTo, blocks, numel);
+  });
+}
+
+template <DType kTo>
+void Float8Decode(benchmark::State& state) {
+  CompareCodec<v1::DTYPE_FLOAT32, kTo>(
+      state, [](const void*, void* blocks, void* to, int64_t numel) { DecodeFloat8Blocks(blocks, to, kTo, numel); });
+}
+
+template <DType kFrom, DType kTo>
+void Float8Round(benchmark::State& state) {
+  CompareCodec<kFrom, kTo>(state, [](const void* values, void*, void* to, int64_t numel) {
+    RoundToFloat8Blocks(values, kFrom, to, kTo, numel);
+  });
 }
 
 void Reduce(benchmark::State& state, int count, DType dtype, DType reduce_dtype, bool accumulate) {
@@ -272,6 +308,11 @@ BENCHMARK_TEMPLATE(CastBench, kF32, kBf16)->Arg(256 << 10)->Arg(4 << 20)->Arg(kL
 BENCHMARK_TEMPLATE(CastBench, kBf16, kF32)->Arg(256 << 10)->Arg(4 << 20)->Arg(kLarge)->UseManualTime();
 BENCHMARK_TEMPLATE(CastBench, kF32, kF16)->Arg(kLarge)->UseManualTime();
 BENCHMARK_TEMPLATE(CastBench, kF16, kF32)->Arg(kLarge)->UseManualTime();
+BENCHMARK_TEMPLATE(Float8Encode, kF32, kF32)->Arg(256 << 10)->Arg(kLarge)->UseManualTime();
+BENCHMARK_TEMPLATE(Float8Encode, kF32, kBf16)->Arg(256 << 10)->Arg(kLarge)->UseManualTime();
+BENCHMARK_TEMPLATE(Float8Decode, kBf16)->Arg(256 << 10)->Arg(kLarge)->UseManualTime();
+BENCHMARK_TEMPLATE(Float8Decode, kF32)->Arg(kLarge)->UseManualTime();
+BENCHMARK_TEMPLATE(Float8Round, kF32, kBf16)->Arg(256 << 10)->Arg(kLarge)->UseManualTime();
 BENCHMARK_CAPTURE(Reduce, 2xf32, 2, kF32, kNone, false)->Arg(256 << 10)->Arg(4 << 20)->Arg(kLarge)->UseManualTime();
 BENCHMARK_CAPTURE(Reduce, 4xf32, 4, kF32, kNone, false)->Arg(256 << 10)->Arg(4 << 20)->Arg(kLarge)->UseManualTime();
 BENCHMARK_CAPTURE(Reduce, 2xf32_accumulate, 2, kF32, kNone, true)->Arg(kLarge)->UseManualTime();

@@ -133,6 +133,23 @@ TEST(ViewsTest, GroupsAddUpTheirFlatParameters) {
       "-  (root)\n");
 }
 
+TEST(ViewsTest, GroupsThatAreGatheredInFloat8AreMarked) {
+  const auto groups = Parse<v1::ListGroupsResponse>(R"pb(
+    groups {
+      name: "blocks"
+      mixed_precision { float8_gathers: true }
+      flat_params { dtype: DTYPE_FLOAT32 unsharded_dtype: DTYPE_BFLOAT16 }
+      flat_params { dtype: DTYPE_INT64 unsharded_dtype: DTYPE_INT64 }
+    }
+    groups {
+      name: "head"
+      flat_params { dtype: DTYPE_FLOAT32 unsharded_dtype: DTYPE_BFLOAT16 }
+    }
+  )pb");
+  EXPECT_THAT(Show(groups, kView), AllOf(HasSubstr(" float32 as bfloat16 by float8 int64  "),
+                                         HasSubstr(" float32 as bfloat16        ")));
+}
+
 TEST(ViewsTest, ParametersShowEachRanksElements) {
   const auto parameters = Parse<v1::ListParametersResponse>(R"pb(
     parameters {

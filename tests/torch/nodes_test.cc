@@ -65,8 +65,7 @@ TEST(TorchNodes, LowPrecisionTrainsAndReplicasHaveWhatIsStored) {
 }
 
 // No node has the stored values of what others hold.
-TEST(TorchNodes, CopiesOfCutParametersInAnotherDtypeAreRefused) {
-  WorkerOptions options{.job = "refused", .ranks = 2, .dtype = "bf16", .steps = 2};
+void ExpectCopiesRefused(WorkerOptions options, const std::string& why) {
   Ranks ranks(options.ranks / kNodes, kNodes);
   std::vector<Child> workers;
   for (options.rank = 0; options.rank < options.ranks; ++options.rank) {
@@ -80,10 +79,18 @@ TEST(TorchNodes, CopiesOfCutParametersInAnotherDtypeAreRefused) {
   for (options.rank = 0; options.rank < options.ranks; ++options.rank) {
     options.out = ranks.OutOf("refused", options.rank);
     const std::string refused = ranks.Read(options).value("copy refused", "");
-    EXPECT_NE(refused.find("is cut over nodes and unsharded in another dtype (got BFloat16, stored as Float)"),
-              std::string::npos)
-        << refused;
+    EXPECT_NE(refused.find(why), std::string::npos) << refused;
   }
+}
+
+TEST(TorchNodes, CopiesOfCutParametersInAnotherDtypeAreRefused) {
+  ExpectCopiesRefused({.job = "refused", .ranks = 2, .dtype = "bf16", .steps = 2},
+                      "is cut over nodes and unsharded in another dtype (got BFloat16, stored as Float)");
+}
+
+TEST(TorchNodes, CopiesOfParametersGatheredInFloat8AreRefused) {
+  ExpectCopiesRefused({.job = "refused", .ranks = 2, .float8_gathers = true, .steps = 2},
+                      "is cut over nodes and gathered in float8");
 }
 
 class TorchNodesRank : public ::testing::TestWithParam<const char*> {};

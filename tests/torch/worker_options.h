@@ -29,6 +29,7 @@ struct WorkerOptions {
   std::string prefetch = "pre";
   std::string optimizer = "adamw";
   std::string dtype = "fp32";
+  bool float8_gathers = false;
   int steps = 50;
   int accumulate = 1;
   bool recompute = false;  // cells run again in backward, as with torch.utils.checkpoint; the reference's do not

@@ -48,6 +48,7 @@ shardd::ShardOptions MakeShardOptions(const WorkerOptions& options, const torch:
   shard.address = options.address;
   shard.timeout_ms = 60'000;
   shard.replace = options.replace;
+  shard.mixed_precision.float8_gathers = options.float8_gathers;
   shard.strict_order = options.strict_order;
   if (options.by_name == options.rank) {
     for (const auto& module : model.named_modules("", /*include_self=*/false)) {

@@ -172,6 +172,42 @@ TEST_F(SameJobTest, WhatNodesCannotBecomeIsTriedAgainAndSaysWhy) {
   EXPECT_TRUE(missed_.empty());
 }
 
+TEST_F(SameJobTest, DaemonsThatPlanTheJobOtherwiseAreNamed) {
+  SpecBuilder float8 = Model(true);
+  float8.config().set_strategy(v1::STRATEGY_FULL_SHARD);
+  float8.config().mutable_mixed_precision()->set_float8_gathers(true);
+  for (const bool with_float8 : {false, true}) {
+    const v1::JobSpec spec = with_float8 ? float8.spec() : Model(true).spec();
+    const auto own = Own(spec);
+    v1::PeerHello hello = Hello(spec, true);
+    hello.set_plan_digest(PlanShards(spec)->digest);
+    EXPECT_TRUE(Check(own.get(), true, hello).ok());
+    hello.set_plan_digest("other");
+    const absl::Status other = Check(own.get(), true, hello);
+    EXPECT_EQ(other.code(), absl::StatusCode::kUnimplemented) << other;
+    EXPECT_THAT(std::string(other.message()),
+                AllOf(HasSubstr("daemon of node 1"), HasSubstr("got digest 6f74686572"), HasSubstr("same version")));
+    hello.clear_plan_digest();
+    const absl::Status older = Check(own.get(), true, hello);
+    EXPECT_EQ(older.code(), with_float8 ? absl::StatusCode::kUnimplemented : kOk) << older;
+    if (with_float8) {
+      EXPECT_THAT(std::string(older.message()), HasSubstr("float8_gathers"));
+    }
+  }
+}
+
+TEST_F(SameJobTest, AMissedExtensionIsPlannedAlikeFirst) {
+  const v1::JobSpec wide = Model(true).spec();
+  const auto own = Own(Model(false).spec());
+  v1::PeerHello hello = Hello(wide, true);
+  hello.set_plan_digest("other");
+  EXPECT_EQ(Check(own.get(), true, hello).code(), absl::StatusCode::kUnimplemented);
+  EXPECT_TRUE(missed_.empty());
+  hello.set_plan_digest(PlanShards(wide)->digest);
+  EXPECT_EQ(Check(own.get(), true, hello).code(), kComesAgain);
+  EXPECT_EQ(missed_.size(), 1u);
+}
+
 // Matrices that are there keep their places when others' biases are trained; one that is trained anew was cut.
 TEST_F(SameJobTest, CutModelsOfMuonUnfreezeWhatIsNoMatrix) {
   const auto plan_of = [](bool bias, bool matrix) {

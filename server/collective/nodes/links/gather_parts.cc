@@ -33,6 +33,7 @@ void GatherParts::AddRange(const ShardPlan& plan, const FlatRange& range, bool f
                      .float8 = float8,
                      .numel = range.numel});
   bytes_ += ranges_.back().bytes;
+  has_float8_ |= float8;
 }
 
 std::vector<GatherParts::Range>::const_iterator GatherParts::RangeAt(int64_t offset) const {

@@ -31,6 +31,8 @@ class GatherParts {
   // REQUIRES: within bytes(); MayEndAt is true of both ends.
   void CopyIn(int64_t offset, const char* from, int64_t size, char* image) const;
   static constexpr int64_t kMinPieceBytes = 256;
+  // The most bytes that one call of CopyOut or CopyIn should take, as others wait for it: less where it encodes.
+  int64_t piece_bytes() const { return has_float8_ ? kFloat8PieceBytes : kPieceBytes; }
 
  private:
   struct Range {
@@ -46,7 +48,11 @@ class GatherParts {
   void AddRange(const ShardPlan& plan, const FlatRange& range, bool float8);
   std::vector<Range>::const_iterator RangeAt(int64_t offset) const;
 
+  static constexpr int64_t kPieceBytes = int64_t{1} << 20;
+  static constexpr int64_t kFloat8PieceBytes = int64_t{256} << 10;
+
   std::vector<Range> ranges_;  // ascending
+  bool has_float8_ = false;
   int64_t bytes_ = 0;
 };
 

@@ -10,6 +10,7 @@
 namespace shardd {
 namespace {
 
+static_assert(PeerLinks::kMaxDataBytes >= GatherParts::kMinPieceBytes);
 constexpr int kMaxUnsent = 4;  // pieces of at most PeerLinks::kMaxDataBytes on their way to one node
 constexpr size_t kMaxRefusalBytes = 1024;
 
@@ -129,7 +130,8 @@ bool PeerGather::SendOne() {
     buffers_.pop_back();
     reading_ = true;
     mutex_.Unlock();
-    const int64_t bytes = parts.CopyOut(source_, header.offset(), buffer.get(), PeerLinks::kMaxDataBytes);
+    const int64_t bytes =
+        parts.CopyOut(source_, header.offset(), buffer.get(), std::min(parts.piece_bytes(), PeerLinks::kMaxDataBytes));
     mutex_.Lock();
     reading_ = false;
     if (header.generation() != generation_ || failed_.has_value()) {  // the pull is void

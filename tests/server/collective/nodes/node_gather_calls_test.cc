@@ -146,6 +146,33 @@ TEST(NodeGatherCalls, APieceThatEndsWithinAFloat8BlockIsRefused) {
   node.Stop();
 }
 
+// Others wait while a piece is encoded.
+TEST(NodeGatherCalls, PiecesInFloat8AreShort) {
+  HandLinks links;
+  GatherNode node(GatherSpec(2, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16, 0, /*float8=*/true), 0);
+  node.Start(&links);
+  node.OnUp(1);
+  node->Begin(1);
+  node.SetVersion(1);
+  const int large = node.plan->FindGroup("large");
+  const size_t bytes = static_cast<size_t>(GatherParts(*node.plan, large, 0).bytes());
+  constexpr size_t kMostBytes = 256 << 10;
+  ASSERT_GT(bytes, kMostBytes);
+  v1::PeerMessage pull;
+  pull.set_generation(1);
+  pull.mutable_pull()->set_transfer(9);
+  pull.mutable_pull()->set_group(large);
+  pull.mutable_pull()->set_version(1);
+  node->OnPull(1, pull);
+  for (size_t sent = 0; sent < bytes;) {
+    ASSERT_TRUE(PollUntil([&] { return links.pieces() > 0; })) << sent;
+    const size_t piece = links.TakePiece().elements.size();
+    EXPECT_LE(piece, kMostBytes);
+    sent += piece;
+  }
+  node.Stop();
+}
+
 TEST_F(NodeGatherCallsTest, WhatIsAskedAndSent) {
   const std::unique_ptr<Gathered> gathered = node_.Ask(1, block_, 3);
   const v1::PeerMessage pull = links_.TakeSaid();
