@@ -10,6 +10,7 @@
 #include "server/device/cpu/cpu_ops.h"
 #include "server/device/ops/check.h"
 #include "server/device/ops/rest_of_update.h"
+#include "tests/server/optimizer/killed_whole.h"
 #include "tests/server/optimizer/optimizer_fixture.h"
 
 namespace shardd {
@@ -146,39 +147,8 @@ TEST_F(AdafactorOpsTest, EachReplicaHasTheParameters) {
   }
 }
 
-class KilledAdafactor : public AdafactorOpsTest {
+class KilledAdafactor : public KilledWhole<AdafactorOpsTest, AdafactorOp> {
  protected:
-  static constexpr int64_t kStep = 9;
-  // Runs `items` slices of a rank's operations; `tears`: then the next block of a parameter, of which nothing is right.
-  // Returns whether there was more.
-  static bool RunSome(const std::vector<DeviceOp>& ops, int64_t items, bool tears, UpdateLog* log) {
-    for (const DeviceOp& op : ops) {
-      const int64_t slice = CpuOpSlice(op), extent = OpExtent(op);
-      for (int64_t first = 0; first < extent; first += slice, --items) {
-        if (items == 0) {
-          if (const auto* const of = std::get_if<AdafactorOp>(&op); tears && of != nullptr) Tear(*of, log);
-          return true;
-        }
-        RunCpuOp(op, first, std::min(slice, extent - first));
-      }
-    }
-    return false;
-  }
-  static void Tear(const AdafactorOp& op, UpdateLog* log) {
-    const AdafactorShape& shape = op.tensor.shape;
-    const int64_t rows = shape.row_numel(), states = rows + shape.col_numel(), all = states + shape.numel();
-    const int64_t done = log->done(kStep) - op.logged.first;
-    if (done == all) return;
-    const int64_t count = std::min<int64_t>(3, (done < rows ? rows : done < states ? states : all) - done);
-    const UpdatedArrays updated = UpdatedArraysOf(op, done, count);
-    for (int i = 0; i < UpdateLog::kArrays; ++i) {
-      const UpdateLog::Array& array = updated.arrays[i];
-      if (array.data == nullptr) continue;
-      log->Save(i, array.data, array.size_bytes);
-      log->Begun(log->done(kStep), count);
-      std::memset(array.data, 0x7f, static_cast<size_t>(array.size_bytes));
-    }
-  }
   // Makes half of a parameter's own blocks, as a daemon does that dies in the midst of an item.
   static void RunHalfOfParam(const AdafactorOp& op, UpdateLog* log) {
     const AdafactorShape& shape = op.tensor.shape;
@@ -191,40 +161,16 @@ class KilledAdafactor : public AdafactorOpsTest {
                 static_cast<size_t>((shape.numel() - numel) * bytes));
     log->Done(op.logged.first + shape.row_numel() + shape.col_numel() + numel);
   }
-  static void CopyTo(const Bytes& from, Bytes* to) {
-    std::memcpy(to->data(), from.data(), static_cast<size_t>(from.size_bytes()));
-  }
 };
 
-// As a daemon leaves it that dies behind any item, or in the midst of a block.
 TEST_F(KilledAdafactor, AtAnyItemIsCompletedWithTheSameBits) {
   StartWith(2, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16);
   WriteGradients(1, AllPresent());
-  const Bytes shards = shards_->Copy(), optimizer = optimizer_->Copy(), parameters = parameters_->Copy();
-  RunUpdate(Decided(1));
-  const Bytes want = shards_->Copy(), want_optimizer = optimizer_->Copy(), want_cast = parameters_->Copy();
-  SlabPointers successor = slabs_;
-  successor.workspace = nullptr;  // it has none of the job's yet
-  bool more = true;
-  for (int64_t items = 0; more; ++items) {
-    for (const bool tears : {false, true}) {
-      CopyTo(shards, shards_.get());
-      CopyTo(optimizer, optimizer_.get());
-      CopyTo(parameters, parameters_.get());
-      UpdateLog logs[2] = {};
-      more = false;
-      for (int rank = 0; rank < 2; ++rank) {
-        logs[rank].Begin(kStep);
-        more |= RunSome(UpdateOps(plan_, slabs_, Decided(1), rank, {&logs[rank]}), items, tears, &logs[rank]);
-      }
-      for (int rank = 0; rank < 2; ++rank) {
-        for (const DeviceOp& op : UpdateOps(plan_, successor, Decided(1), rank, {&logs[rank]}))
-          EXPECT_TRUE(CompleteCpuOp(op, kStep).ok());
-      }
-      ASSERT_TRUE(*shards_ == want && *optimizer_ == want_optimizer && *parameters_ == want_cast)
-          << "stopped behind item " << items << (tears ? ", torn" : "");
-    }
-  }
+  ExpectCompletedBehindEachItem(Decided(1), [](const AdafactorOp& op) {
+    const AdafactorShape& shape = op.tensor.shape;
+    const int64_t rows = shape.row_numel(), states = rows + shape.col_numel();
+    return std::vector<int64_t>{rows, states, states + shape.numel()};
+  });
 }
 
 // The parameter's RMS of before is gone from it, and the log has it.

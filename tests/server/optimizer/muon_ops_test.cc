@@ -10,6 +10,7 @@
 #include "server/device/cpu/cpu_ops.h"
 #include "server/device/ops/check.h"
 #include "server/device/ops/rest_of_update.h"
+#include "tests/server/optimizer/killed_whole.h"
 #include "tests/server/optimizer/optimizer_fixture.h"
 
 namespace shardd {
@@ -149,71 +150,15 @@ TEST_F(MuonOpsTest, CopiesForACommitLeaveUpdatedMatricesOut) {
   EXPECT_EQ(all - casts, 7 * 15 + 2 * 300 + 5);
 }
 
-class KilledMuon : public MuonOpsTest {
- protected:
-  static constexpr int64_t kStep = 9;
-  // Runs `items` slices of a rank's operations; `tears`: then the next block of a matrix, of which nothing is right.
-  // Returns whether there was more.
-  static bool RunSome(const std::vector<DeviceOp>& ops, int64_t items, bool tears, UpdateLog* log) {
-    for (const DeviceOp& op : ops) {
-      const int64_t slice = CpuOpSlice(op), extent = OpExtent(op);
-      for (int64_t first = 0; first < extent; first += slice, --items) {
-        if (items == 0) {
-          if (const auto* const muon = std::get_if<MuonOp>(&op); tears && muon != nullptr) Tear(*muon, log);
-          return true;
-        }
-        RunCpuOp(op, first, std::min(slice, extent - first));
-      }
-    }
-    return false;
-  }
-  static void Tear(const MuonOp& op, UpdateLog* log) {
-    const int64_t numel = op.matrix.rows * op.matrix.cols, done = log->done(kStep) - op.logged.first;
-    if (done == 2 * numel) return;
-    const int64_t count = std::min<int64_t>(3, (done < numel ? numel : 2 * numel) - done);
-    const UpdatedArrays updated = UpdatedArraysOf(op, done, count);
-    for (int i = 0; i < UpdateLog::kArrays; ++i) {
-      const UpdateLog::Array& array = updated.arrays[i];
-      if (array.data == nullptr) continue;
-      log->Save(i, array.data, array.size_bytes);
-      log->Begun(log->done(kStep), count);
-      std::memset(array.data, 0x7f, static_cast<size_t>(array.size_bytes));
-    }
-  }
-  static void CopyTo(const Bytes& from, Bytes* to) {
-    std::memcpy(to->data(), from.data(), static_cast<size_t>(from.size_bytes()));
-  }
-};
+using KilledMuon = KilledWhole<MuonOpsTest, MuonOp>;
 
-// As a daemon leaves it that dies behind any item, or in the midst of a block.
 TEST_F(KilledMuon, AtAnyItemIsCompletedWithTheSameBits) {
   StartWith(2, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16);
   WriteGradients(1, AllPresent());
-  const Bytes shards = shards_->Copy(), optimizer = optimizer_->Copy(), parameters = parameters_->Copy();
-  RunUpdate(Decided(1));
-  const Bytes want = shards_->Copy(), want_optimizer = optimizer_->Copy(), want_cast = parameters_->Copy();
-  SlabPointers successor = slabs_;
-  successor.workspace = nullptr;  // it has none of the job's yet
-  bool more = true;
-  for (int64_t items = 0; more; ++items) {
-    for (const bool tears : {false, true}) {
-      CopyTo(shards, shards_.get());
-      CopyTo(optimizer, optimizer_.get());
-      CopyTo(parameters, parameters_.get());
-      UpdateLog logs[2] = {};
-      more = false;
-      for (int rank = 0; rank < 2; ++rank) {
-        logs[rank].Begin(kStep);
-        more |= RunSome(UpdateOps(plan_, slabs_, Decided(1), rank, {&logs[rank]}), items, tears, &logs[rank]);
-      }
-      for (int rank = 0; rank < 2; ++rank) {
-        for (const DeviceOp& op : UpdateOps(plan_, successor, Decided(1), rank, {&logs[rank]}))
-          EXPECT_TRUE(CompleteCpuOp(op, kStep).ok());
-      }
-      ASSERT_TRUE(*shards_ == want && *optimizer_ == want_optimizer && *parameters_ == want_cast)
-          << "stopped behind item " << items << (tears ? ", torn" : "");
-    }
-  }
+  ExpectCompletedBehindEachItem(Decided(1), [](const MuonOp& op) {
+    const int64_t numel = op.matrix.rows * op.matrix.cols;
+    return std::vector<int64_t>{numel, 2 * numel};  // its buffer, then the matrix
+  });
 }
 
 TEST_F(MuonOpsTest, ASuccessorWithoutMemoryToWorkInSaysSo) {
