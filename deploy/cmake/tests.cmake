@@ -47,8 +47,6 @@ function(shardd_reads_test_headers target)
     # -fpch-preprocess: for ccache. The others: GCC 12 forgets what of it is the system's, and warns of its own std::string.
     target_compile_options(${target} PRIVATE -Winvalid-pch -fpch-preprocess -Wno-array-bounds -Wno-stringop-overflow
       -Wno-psabi)
-    # Where all is compiled once: a quarter of the time (a batch of e2e takes 38 s of a core with -O1, 24 s so).
-    target_compile_options(${target} PRIVATE $<$<BOOL:${SHARDD_FEW_OBJECTS}>:-O0>)
   endif()
 endfunction()
 

@@ -77,6 +77,25 @@ Cluster::~Cluster() {
   EndRanks();
 }
 
+void Cluster::ExpectReplacedRanksChangeNothing(const Args& args, const std::vector<std::string>& moments, bool aborts) {
+  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
+  ExpectAllOk(want);
+  for (const std::string& moment : moments) {
+    SCOPED_TRACE(moment);
+    Child survivor = StartRank(0, args);
+    Child victim = StartRank(1, args.With({{"kill", moment}}));
+    EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
+    Child replacement = StartRank(1, args);
+    EXPECT_EQ(replacement.Wait(), 0);
+    EXPECT_EQ(survivor.Wait(), 0);
+    const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+    ExpectAllOk(reports);
+    EXPECT_TRUE(!aborts || !reports[0].Note("aborted").empty());
+    ExpectSame(reports, want);
+    ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
+  }
+}
+
 void Cluster::EndRanks() {
   for (const pid_t group : groups_) kill(-group, SIGKILL);
   groups_.clear();

@@ -76,6 +76,9 @@ class Cluster : public ::testing::Test {
   // have trained and are still attached.
   std::vector<TrainerReport> RunRanks(const Args& args, const std::map<int, Args>& per_rank = {},
                                       const std::function<void()>& at_end = nullptr);
+  // Rank 1 of two is killed at each of these moments ("kill" of `args`) and started anew: each time values are those of
+  // an undisturbed run. `aborts`: the other rank does a step again.
+  void ExpectReplacedRanksChangeNothing(const Args& args, const std::vector<std::string>& moments, bool aborts);
   // Kills every process that a rank has left behind.
   void EndRanks();
   TrainerReport Report(const Args& args, int rank) const { return ReadReport(Folder(args), rank); }

@@ -54,6 +54,23 @@ class DaemonDeath : public KeptCluster {
     ExpectUndisturbed(args, ranks);
     ExpectNothingLeft();
   }
+  // Ranks and daemon die together behind this step; returns the ranks that then go on from the kept job. REQUIRES: a
+  // custodian and a daemon run.
+  std::vector<testing::Child> KillTogetherWithRanks(const Args& args, int64_t step) {
+    {
+      std::vector<testing::Child> ranks = StartRanks(args);
+      EXPECT_TRUE(testing::PollUntil([this, step] { return Committed() >= step; }));
+      EXPECT_EQ(kill(daemon_pid(), SIGKILL), 0);
+      for (testing::Child& rank : ranks) {
+        rank.Kill(SIGKILL);
+        rank.Wait();
+      }
+      WaitForDaemon();
+    }
+    StartKept();
+    EXPECT_GE(Committed(), step);
+    return StartRanks(args);
+  }
   // `undisturbed` loads values at its end, after five steps: some are written into full parameters when the daemon
   // dies, and no version has them. REQUIRES: a custodian runs.
   void KillWhereRanksLoadValues(const Args& undisturbed) {

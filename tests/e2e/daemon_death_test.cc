@@ -55,7 +55,21 @@ TEST_P(DaemonDeathUnder, KillsLoseNothingOfOtherOptimizers) {
   KillWhereRanksTrain(args, kills);
 }
 
-class DaemonDeathOfWhole : public DaemonDeath, public ::testing::WithParamInterface<const char*> {};
+class DaemonDeathOfWhole : public DaemonDeath, public ::testing::WithParamInterface<const char*> {
+ protected:
+  // `optimizer`: as Args say which.
+  void KillWhereRanksTrainWith(const char* optimizer) {
+    StartCustodian();
+    KillWhereRanksTrain(Training(60 * Kills())
+                            .With({{optimizer, "1"},
+                                   {"world", "3"},
+                                   {"parts", GetParam()},
+                                   {"momentum", "0"},
+                                   {"lr", "0.003"},
+                                   {"param_dtype", "bf16"}}),
+                        Kills());
+  }
+};
 
 // What a part has changed is taken back, and a step that is decided is completed behind its parts.
 class DaemonDeathBetween : public DaemonDeath, public ::testing::WithParamInterface<const char*> {
@@ -105,29 +119,9 @@ INSTANTIATE_TEST_SUITE_P(All, DaemonDeathBetween, ::testing::Values("1", "2"),
                          [](const auto& info) { return info.param[0] == '1' ? "each" : "every_other"; });
 
 // Between products of a matrix, too, which the next daemon makes again.
-TEST_P(DaemonDeathOfWhole, KillsLoseNothingOfMatrices) {
-  const Args args = Training(60 * Kills())
-                        .With({{"muon", "1"},
-                               {"world", "3"},
-                               {"parts", GetParam()},
-                               {"momentum", "0"},
-                               {"lr", "0.003"},
-                               {"param_dtype", "bf16"}});
-  StartCustodian();
-  KillWhereRanksTrain(args, Kills());
-}
+TEST_P(DaemonDeathOfWhole, KillsLoseNothingOfMatrices) { KillWhereRanksTrainWith("muon"); }
 
-TEST_P(DaemonDeathOfWhole, KillsLoseNothingOfAdafactorsParametersEither) {
-  const Args args = Training(60 * Kills())
-                        .With({{"adafactor", "1"},
-                               {"world", "3"},
-                               {"parts", GetParam()},
-                               {"momentum", "0"},
-                               {"lr", "0.003"},
-                               {"param_dtype", "bf16"}});
-  StartCustodian();
-  KillWhereRanksTrain(args, Kills());
-}
+TEST_P(DaemonDeathOfWhole, KillsLoseNothingOfAdafactorsParametersEither) { KillWhereRanksTrainWith("adafactor"); }
 
 INSTANTIATE_TEST_SUITE_P(All, DaemonDeathOfWhole, ::testing::Values("0", "1"),
                          [](const auto& info) { return info.param[0] == '0' ? "at_once" : "in_parts"; });
@@ -243,19 +237,7 @@ TEST_F(DaemonDeath, RanksOfTheJobMayDieWithIt) {
   StartCustodian();
   StartKept();
   const Args args = Training(400);
-  {
-    std::vector<Child> ranks = StartRanks(args);
-    ASSERT_TRUE(PollUntil([this] { return Committed() >= 20; }));
-    ASSERT_EQ(kill(daemon_pid(), SIGKILL), 0);
-    for (Child& rank : ranks) {
-      rank.Kill(SIGKILL);
-      rank.Wait();
-    }
-    WaitForDaemon();
-  }
-  StartKept();
-  EXPECT_GE(Committed(), 20);
-  std::vector<Child> ranks = StartRanks(args);
+  std::vector<Child> ranks = KillTogetherWithRanks(args, 20);
   for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
   const std::vector<TrainerReport> reports = Reports(args);
   ExpectAllOk(reports);

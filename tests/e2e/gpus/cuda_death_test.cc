@@ -61,19 +61,7 @@ TEST_F(CudaDeath, RanksOfTheJobMayDieWithIt) {
   StartOnGpus(testing::GpusAtMost(2));
   StartKept();
   const Args args = Training(60);
-  {
-    std::vector<Child> ranks = StartRanks(args);
-    ASSERT_TRUE(PollUntil([this] { return Committed() >= 10; }));
-    ASSERT_EQ(kill(daemon_pid(), SIGKILL), 0);
-    for (Child& rank : ranks) {
-      rank.Kill(SIGKILL);
-      rank.Wait();
-    }
-    WaitForDaemon();
-  }
-  StartKept();
-  EXPECT_GE(Committed(), 10);
-  std::vector<Child> ranks = StartRanks(args);
+  std::vector<Child> ranks = KillTogetherWithRanks(args, 10);
   for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
   ExpectAllOk(Reports(args));
   const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));

@@ -237,20 +237,7 @@ TEST_F(ByStream, AKilledRanksLateSignalTouchesNobody) {
 TEST_F(ByStream, ReplacingARankKilledAtAnyMomentChangesNoResult) {
   StartOnGpus(1);
   const Args args = kStream.With({{"steps", "8"}, {"recover", "1"}});
-  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
-  ExpectAllOk(want);
-  for (const char* moment : {"read_mid@3", "submitted_head@4", "step_sent@5"}) {
-    Child survivor = StartRank(0, args);
-    Child victim = StartRank(1, args.With({{"kill", moment}}));
-    EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
-    Child replacement = StartRank(1, args);
-    EXPECT_EQ(replacement.Wait(), 0);
-    EXPECT_EQ(survivor.Wait(), 0);
-    const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
-    ExpectAllOk(reports);
-    ExpectSame(reports, want);
-    ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
-  }
+  ExpectReplacedRanksChangeNothing(args, {"read_mid@3", "submitted_head@4", "step_sent@5"}, /*aborts=*/false);
 }
 
 // Its host gives up while its GPU still has the kernels, and their signals, before it; then it does all again.

@@ -343,21 +343,7 @@ TEST_F(OnGpus, ReplacingAKilledRankChangesNoResult) {
   const Footprint before = DaemonFootprint();
   const Args args = {
       {"device_memory", "1"}, {"steps", "10"}, {"recover", "1"}, {"writeback_at_end", "1"}, {"filler", "3000000"}};
-  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
-  ExpectAllOk(want);
-  for (const char* moment : {"some_gradients@4", "writeback@10"}) {
-    Child survivor = StartRank(0, args);
-    Child victim = StartRank(1, args.With({{"kill", moment}}));
-    EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
-    Child replacement = StartRank(1, args);
-    EXPECT_EQ(replacement.Wait(), 0);
-    EXPECT_EQ(survivor.Wait(), 0);
-    const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
-    ExpectAllOk(reports);
-    EXPECT_FALSE(reports[0].Note("aborted").empty()) << moment;
-    ExpectSame(reports, want);
-    ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
-  }
+  ExpectReplacedRanksChangeNothing(args, {"some_gradients@4", "writeback@10"}, /*aborts=*/true);
   ExpectNothingLeaks(before);
 }
 

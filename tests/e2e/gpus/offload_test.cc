@@ -185,21 +185,7 @@ TEST_F(Offloaded, ReplacingAKilledRankChangesNoResult) {
   const Footprint before = DaemonFootprint();
   const Args args = {{"device_memory", "1"},    {"offload", "HOST"},   {"steps", "10"},         {"recover", "1"},
                      {"writeback_at_end", "1"}, {"filler", "3000000"}, {"param_dtype", "bf16"}, {"optimizer", "sgd"}};
-  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
-  ExpectAllOk(want);
-  for (const char* moment : {"some_gradients@4", "step_sent@6", "writeback@10"}) {
-    Child survivor = StartRank(0, args);
-    Child victim = StartRank(1, args.With({{"kill", moment}}));
-    EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
-    Child replacement = StartRank(1, args);
-    EXPECT_EQ(replacement.Wait(), 0) << moment;
-    EXPECT_EQ(survivor.Wait(), 0) << moment;
-    const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
-    ExpectAllOk(reports);
-    EXPECT_FALSE(reports[0].Note("aborted").empty()) << moment;
-    ExpectSame(reports, want);
-    ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
-  }
+  ExpectReplacedRanksChangeNothing(args, {"some_gradients@4", "step_sent@6", "writeback@10"}, /*aborts=*/true);
   ExpectNothingLeaks(before);
 }
 
@@ -368,20 +354,7 @@ TEST_F(OffloadedByStream, BehindWaitGradientsTheHostHasTheStepsSum) {
 TEST_F(OffloadedByStream, ReplacingARankKilledAtAnyMomentChangesNoResult) {
   Start(2);
   const Args args = args_.With({{"steps", "8"}, {"recover", "1"}});
-  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
-  ExpectAllOk(want);
-  for (const char* moment : {"read_mid@3", "submitted_head@4", "step_sent@5"}) {
-    Child survivor = StartRank(0, args);
-    Child victim = StartRank(1, args.With({{"kill", moment}}));
-    EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
-    Child replacement = StartRank(1, args);
-    EXPECT_EQ(replacement.Wait(), 0) << moment;
-    EXPECT_EQ(survivor.Wait(), 0) << moment;
-    const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
-    ExpectAllOk(reports);
-    ExpectSame(reports, want);
-    ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
-  }
+  ExpectReplacedRanksChangeNothing(args, {"read_mid@3", "submitted_head@4", "step_sent@5"}, /*aborts=*/false);
 }
 
 }  // namespace

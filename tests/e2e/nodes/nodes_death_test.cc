@@ -88,6 +88,17 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
     ExpectSame(reports, want);
     ExpectNothingLeft();
   }
+  // Each daemon is told to end while ranks train, and gives its job to the next one.
+  void ExpectStopsLoseNothing(const Args& args) {
+    StartKept();
+    std::vector<Child> ranks = StartRanks(args);
+    for (int k = 0; k < count(); ++k) {
+      ASSERT_TRUE(AllTrained(20 * k + 20));
+      ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(k, SIGTERM));
+    }
+    ExpectAsUndisturbed(args, ranks);
+    for (int k = 0; k < count(); ++k) EXPECT_EQ(Report(k, 0, args).Note("lost a step"), "") << "node " << k;
+  }
   // Node 0 hears nothing of node 1's next daemon, where somebody closes the job; `then`, while that waits.
   std::vector<Child> CloseWhereItWasTakenUp(const std::function<void()>& then) {
     std::vector<Child> ranks = StartRanks(Training(1'000'000).With({{"recover", "0"}}));
@@ -209,41 +220,17 @@ TEST_P(NodesDeath, ARankKilledBetweenTwoPartsTakesAllNodesBack) {
 // All nodes' epochs end behind one step.
 TEST_P(NodesDeath, StoppingADaemonLosesNoStepOnAnyNode) {
   SHARDD_NEEDS_GPUS(GetParam().gpus);
-  StartKept();
-  const Args args = Training(300);
-  std::vector<Child> ranks = StartRanks(args);
-  for (int k = 0; k < count(); ++k) {
-    ASSERT_TRUE(AllTrained(20 * k + 20));
-    ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(k, SIGTERM));
-  }
-  ExpectAsUndisturbed(args, ranks);
-  for (int k = 0; k < count(); ++k) EXPECT_EQ(Report(k, 0, args).Note("lost a step"), "") << "node " << k;
+  ExpectStopsLoseNothing(Training(300));
 }
 
 TEST_P(NodesDeath, StoppingADaemonLosesNoPartOfAStep) {
   if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
-  StartKept();
-  const Args args = Training(300).With(InParts());
-  std::vector<Child> ranks = StartRanks(args);
-  for (int k = 0; k < count(); ++k) {
-    ASSERT_TRUE(AllTrained(20 * k + 20));
-    ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(k, SIGTERM));
-  }
-  ExpectAsUndisturbed(args, ranks);
-  for (int k = 0; k < count(); ++k) EXPECT_EQ(Report(k, 0, args).Note("lost a step"), "") << "node " << k;
+  ExpectStopsLoseNothing(Training(300).With(InParts()));
 }
 
 TEST_P(NodesDeath, StoppingADaemonLosesNoStepThatRanksMake) {
   if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
-  StartKept();
-  const Args args = Training(300).With(InTrainers());
-  std::vector<Child> ranks = StartRanks(args);
-  for (int k = 0; k < count(); ++k) {
-    ASSERT_TRUE(AllTrained(20 * k + 20));
-    ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(k, SIGTERM));
-  }
-  ExpectAsUndisturbed(args, ranks);
-  for (int k = 0; k < count(); ++k) EXPECT_EQ(Report(k, 0, args).Note("lost a step"), "") << "node " << k;
+  ExpectStopsLoseNothing(Training(300).With(InTrainers()));
 }
 
 // Its new links are not there yet, so whoever closes it waits until the others hear that.
