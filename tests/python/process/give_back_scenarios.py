@@ -25,10 +25,10 @@ def gradient_bytes() -> int:
     return total
 
 
-def through_steps() -> dict[str, Any]:
+def through_steps(kind: str) -> dict[str, Any]:
     """Where the memory of gradients is and is not, and what `.grad` shows meanwhile."""
     model = model_of("shardd")
-    optimizer = optimizer_of("shardd", "adamw", model.parameters())
+    optimizer = optimizer_of("shardd", "stock-adamw" if kind == "stock" else "adamw", model.parameters())
     rank = dist.get_rank()
     weight = model.layers[1].up.weight
     in_forward: list[int] = []
@@ -46,6 +46,10 @@ def through_steps() -> dict[str, Any]:
             loss_of(model, step, 1, rank)
         out["kept"].append(torch.equal(weight.grad.to_local(), before) and everything == everything)
         optimizer.zero_grad()
+    if kind == "stock":
+        from shardd.torch import commit
+
+        commit(model)
     out["in_forward"], out["evaluated"] = in_forward[::2], in_forward[1::2]
     out["counters"] = counts("shardd", model)
     return out

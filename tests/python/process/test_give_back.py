@@ -27,23 +27,27 @@ def _close(got: Any, want: Any, tolerance: float = 2e-5) -> None:
     torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=tolerance, atol=tolerance)
 
 
-def test_gradients_are_in_memory_from_backward_to_zero_grad_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = run_ranks(give_back_scenarios.through_steps, 2)
+@pytest.mark.parametrize("kind", ["daemon", "stock"])
+def test_gradients_are_in_memory_from_backward_to_zero_grad_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = run_ranks(give_back_scenarios.through_steps, 2, kind)
     for facts in results:
         assert all(facts["kept"]), ".grad shows its values until zero_grad"
         assert min(facts["stepped"]) > MIB and min(facts["evaluated"]) > MIB, facts
         assert max(facts["in_forward"]) < min(facts["stepped"]) / 2, facts
         assert facts["counters"]["commits"] == 4 and facts["counters"]["aborts"] == 0
     monkeypatch.setenv("SHARDD_GIVE_BACK", "0")
-    for facts, kept in zip(results, run_ranks(give_back_scenarios.through_steps, 2)):
+    for facts, kept in zip(results, run_ranks(give_back_scenarios.through_steps, 2, kind)):
         assert min(kept["in_forward"]) > MIB, kept
         assert facts["losses"] == kept["losses"], "bit by bit"
 
 
-def test_gradients_dropped_assigned_kept_and_frozen_are_as_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = run_ranks(gradient_scenarios.situations, 2, "shardd", "daemon", limit_s=240)
+@pytest.mark.parametrize("kind", ["daemon", "stock"])
+def test_gradients_dropped_assigned_kept_and_frozen_are_as_without_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = run_ranks(gradient_scenarios.situations, 2, "shardd", kind, limit_s=240)
     monkeypatch.setenv("SHARDD_GIVE_BACK", "0")
-    for ours, kept in zip(results, run_ranks(gradient_scenarios.situations, 2, "shardd", "daemon", limit_s=240)):
+    for ours, kept in zip(results, run_ranks(gradient_scenarios.situations, 2, "shardd", kind, limit_s=240)):
         for name, want in kept.items():  # bit by bit: test_optim_gradients.py holds these against PyTorch's
             assert ours[name]["losses"] == want["losses"], name
             for parameter, value in want["parameters"].items():

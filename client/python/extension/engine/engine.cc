@@ -124,6 +124,7 @@ void CloseStep(Engine& engine) {
 
 void Engine::StepCommitted() {
   ++steps_;
+  used_gradients_.MarkUsed();
   for (Unit* unit : units_) {
     unit->gradients().EndStep(nullptr, /*in_trainers=*/true);
   }

@@ -18,7 +18,7 @@ class UsedGradients {
     given_back_ = given_back;
     used_ = true;  // they are allocated with the job
   }
-  // By the daemon's step, and none came since.
+  // By a step that is committed, the daemon's or the trainers', and none came since.
   void MarkUsed() { used_ = true; }
   // Some come now, or may.
   void MarkWanted() { used_ = false; }

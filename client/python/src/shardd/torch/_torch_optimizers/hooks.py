@@ -20,6 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from shardd.errors import Error
 from shardd.torch._process.extension import _C
 from shardd.torch._ranks.nodes import JobRanks
+from shardd.torch._torch_optimizers import foreach_chunks
+from shardd.torch._torch_optimizers.new_state import make_state
 from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
 from shardd.torch._torch_optimizers.unserved import refuse_step, settles_in_step
 from shardd.torch._units.place import Place
@@ -58,6 +60,7 @@ def install(jobs: Callable[[], Sequence[OptimizedJob]], but_not: Callable[[Optim
     """
     global _jobs, _but_not
     _jobs, _but_not = jobs, but_not
+    foreach_chunks.install()
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
 
@@ -151,11 +154,17 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         job.engine.begin_writing()
         job.engine.begin_step()  # a forward of its closure is followed by stores
         job.memory.give(optimizer)
+    if jobs:
+        foreach_chunks.set_chunked(True)
+        memories = [job.memory for job in jobs if job.memory is not None]
+        closure = any(given is not None for given in (*args[1:], *kwargs.values()))  # the first is the optimizer
+        make_state(optimizer, lambda param: any(memory.keep_of(optimizer, param) for memory in memories), closure)
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _but_not(optimizer):
         return
+    foreach_chunks.set_chunked(False)
     jobs = _jobs_of(optimizer)
     for job in jobs:
         assert job.engine is not None

@@ -1,7 +1,7 @@
 """State of torch's own optimizers, re-homed into the job's memory, so that it outlives the trainer.
 
-After the step that makes a state tensor its storage is swapped: the optimizer goes on with the same tensor, whose values
-are then the job's. What has the shape of the parameter's rows and at most 4 bytes an element lies there, as
+When a state tensor was made, by a step or ahead of the first one (new_state.py), its storage is swapped: the optimizer goes on
+with the same tensor, whose values are then the job's. What has the shape of the parameter's rows and at most 4 bytes an element lies there, as
 the parameters do. Scalars (``step``) lie in one buffer that goes with every commit (scalars.py), as do
 numbers and other small values. What is neither stays in the trainer and is named once.
 
@@ -118,19 +118,22 @@ class OptimizerMemory:
 
     def keep(self, optimizer: Optimizer) -> None:
         """Moves into the job what state the optimizer has made since the last call."""
-        taken = False
-        for param in _params_of(optimizer):
-            index = self._index(param)
-            state = optimizer.state.get(param)
-            if index < 0 or not state:
-                continue
-            home = self._homes.get(index)
-            if home is None or not home.holds(state):
-                self._packed_homes = None
-                self._homes[index] = self._take(index, param, state, type(optimizer).__name__)
-                taken = True
-        if taken:
+        taken = [self.keep_of(optimizer, param) for param in _params_of(optimizer)]
+        if any(taken):
             _C.return_freed_memory()
+
+    def keep_of(self, optimizer: Optimizer, param: Any) -> bool:
+        """Moves one parameter's; false where there is nothing new. The allocator may keep what it took."""
+        index = self._index(param)
+        state = optimizer.state.get(param)
+        if index < 0 or not state:
+            return False
+        home = self._homes.get(index)
+        if home is not None and home.holds(state):
+            return False
+        self._packed_homes = None
+        self._homes[index] = self._take(index, param, state, type(optimizer).__name__)
+        return True
 
     def _take(self, index: int, param: Any, state: dict[str, Any], optimizer: str) -> _Home:
         home = _Home()
