@@ -78,8 +78,8 @@ class NodeCoordinator {
   void CheckSilence(absl::Time now, absl::Duration limit);
 
   uint64_t generation() const { return generation_; }
-  // Node 0 has nothing of the job, and another node has its state, or has not said that it has none.
-  bool MayRecover() const { return !initialized_ && (Unheard() >= 0 || Latest() >= 0); }
+  // Node 0 has nothing of the job, and another node has its state, or has not said that it has none; of rows, its part.
+  bool MayRecover() const;
   // What a node has reduced. REQUIRES: all have.
   const v1::PeerMessage::Reduced& reduced(int node) const { return *nodes_[static_cast<size_t>(node)].reduced; }
   bool takes_part(int node) const { return nodes_[static_cast<size_t>(node)].takes_part; }
@@ -121,6 +121,7 @@ class NodeCoordinator {
   int Latest() const;   // of the nodes that have parameters, the one with the latest step; -1: none
   int Unheard() const;  // the first other node that has not said what it has, and still may; -1: none
   void MaybeRecover();
+  void TellWhomItHears();
   void OnHeld(int node, int64_t step);
   void MaybeAllHold();
   absl::Status Handle(int node, const v1::PeerMessage& message);

@@ -60,6 +60,7 @@ void NodeMember::TakeUp(NodeLeft left) {
 void NodeMember::Start(NodeListeners listeners) {
   hear_ = listeners;
   unheard_since_ = MonotonicNow();
+  for (Link& link : links_state_) link.since = unheard_since_;
   links_state_[static_cast<size_t>(node_)].up = true;
   if (coordinator_ != nullptr) {
     coordinator_->OnUp(0);
@@ -213,12 +214,24 @@ bool NodeMember::OthersFinished() const {
   return true;
 }
 
+std::string NodeMember::UnreachedText(int node) const {
+  const std::string& why = links_state_[static_cast<size_t>(node)].why;
+  return absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), ") is not reached",
+                      why.empty() ? "" : ": ", why);
+}
+
 std::string NodeMember::Unreached() const {
   for (int node = 0; node < plan_->nodes(); ++node) {
+    if (!links_state_[static_cast<size_t>(node)].up) return UnreachedText(node);
+  }
+  return "";
+}
+
+std::string NodeMember::UnreachedFor(absl::Time now, absl::Duration grace) const {
+  for (int node = 0; node < plan_->nodes(); ++node) {
     const Link& link = links_state_[static_cast<size_t>(node)];
-    if (!link.up) {
-      return absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), ") is not reached",
-                          link.why.empty() ? "" : ": ", link.why);
+    if (!link.up && now - link.since >= grace) {
+      return absl::StrCat(UnreachedText(node), ", for ", absl::FormatDuration(grace));
     }
   }
   return "";
@@ -242,14 +255,7 @@ void NodeMember::Describe(v1::Job* out) const {
 }
 
 void NodeMember::CheckSilence(absl::Time now, absl::Duration limit) {
-  // A daemon of an earlier build does not answer; others do as soon as they know what is committed.
-  const absl::Duration grace = absl::Milliseconds(plan_->config.grace_ms());
-  if (fetch_.under_way && fetch_.from >= 0 && now - fetch_.unanswered_since >= grace) {
-    EndForWantOfState(absl::StrCat(NodeText(*plan_, fetch_.from),
-                                   ", which holds the same in another row, has not sent it for ",
-                                   absl::FormatDuration(grace), "; its daemon may be of an earlier build"));
-    return;
-  }
+  CheckSender(now, limit);
   if (coordinator_ != nullptr) {
     coordinator_->CheckSilence(now, limit);
     return;

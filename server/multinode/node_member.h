@@ -34,6 +34,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/plan/node_part.h"
 #include "common/plan/plan.h"
 #include "server/multinode/node_coordinator.h"
 #include "server/multinode/node_events.h"
@@ -74,9 +75,14 @@ class NodeMember final : public NodeEvents::Listener {
   void AttemptEnded(const absl::Status& cause);
   // `finished`: all its ranks have; else it is to be closed on all nodes.
   void Closing(const std::string& why, bool finished);
-  // All of its state has come, and needs nobody any more; then it is restored.
-  void StateCame() { fetch_.all_here = true; }
+  // More of it has come.
+  void StateComes();
+  // All of its state has come, which is of this step and version. Of rows, it counts as what the node has from here on,
+  // and needs nobody any more; then it is restored.
+  void StateCame(int64_t step, uint64_t version);
   void Restored();
+  // What has come counts, and is not restored yet.
+  bool has_come() const { return HasRows(*plan_) && fetch_.under_way && fetch_.all_here; }
   bool fetching() const { return fetch_.under_way; }
   // The decided step is journaled here.
   void Holding(int64_t step);
@@ -104,12 +110,15 @@ class NodeMember final : public NodeEvents::Listener {
   uint64_t generation() const { return generation_; }
   // This node has nothing of the job, and may still be sent the state of another node that has.
   bool MayBeSentState() const {
-    return fetch_.under_way || (coordinator_ == nullptr ? generation_ == 0 : coordinator_->MayRecover());
+    if (fetch_.under_way || coordinator_ != nullptr) return fetch_.under_way || coordinator_->MayRecover();
+    return generation_ == 0 || (HasRows(*plan_) && (!heard_ || node0_hears_));
   }
   // Every other node has said that its ranks have.
   bool OthersFinished() const;
   // "node 1 (address) is not reached: why"; empty: all links are there.
   std::string Unreached() const;
+  // Of a node that has not been reached for `grace`, that and for how long; empty: none.
+  std::string UnreachedFor(absl::Time now, absl::Duration grace) const;
   // Nodes that others wait for, and node 0 that cannot be reached.
   void CheckSilence(absl::Time now, absl::Duration limit);
   void Describe(v1::Job* out) const;
@@ -122,11 +131,13 @@ class NodeMember final : public NodeEvents::Listener {
 
  private:
   bool ReachesOthers() const;
+  std::string UnreachedText(int node) const;
   void Say(v1::PeerMessage message);
   void Tell(const absl::Status& cause);
   void HearUp(int node);
   void Hear(int node, const v1::PeerMessage& message);
   void HearDown(int node, const absl::Status& why);
+  void HearNode0Down(const absl::Status& why);
   void ToMember(int node, v1::PeerMessage message);  // of the coordinator
   void FromCoordinator(const v1::PeerMessage& message);
   bool AgreesOnPromised(const v1::PeerMessage::Begin& begin) const;
@@ -134,11 +145,20 @@ class NodeMember final : public NodeEvents::Listener {
   void OnBegin(const v1::PeerMessage::Begin& begin);
   void AllHold(int64_t step);
   // (node_member_fetch.cc)
+  struct State {
+    bool there = false;
+    int64_t step = 0;
+    uint64_t version = 0;
+  };
+  State Own() const;  // what it has
   v1::PeerMessage::Holds OwnHolds() const;
   void SayHolds();
   void Fetch(int from, const v1::PeerMessage::Begin& begin);
   void EndForWantOfState(absl::string_view where);
+  void HearWhileFetching(const v1::PeerMessage::Begin& begin);
   void AskOtherRows();
+  int NextOfPlace() const;
+  void CheckSender(absl::Time now, absl::Duration limit);
   bool HasPlaceHere(int node) const;  // another node that holds the same, of several rows
   void HearState(int node, const v1::PeerMessage& message);
   void Recover(int from);  // of the coordinator
@@ -171,6 +191,7 @@ class NodeMember final : public NodeEvents::Listener {
   v1::PeerMessage::Decided decided_;  // the last that was heard
   std::string node0_waits_;           // for whom, before it begins
   bool node0_fetches_ = false;        // before it begins
+  bool node0_hears_ = false;          // of rows: it has begun with nothing, and not heard all nodes yet
   struct {
     bool under_way = false;   // the state comes from another node
     int from = 0;             // which; -1: of several rows, none of those that may have it has a link
@@ -179,15 +200,21 @@ class NodeMember final : public NodeEvents::Listener {
     uint64_t transfer = 0;
     int64_t step = 0;             // that node 0 has said, and version; what comes is not behind
     uint64_t version = 0;         // 0: not known
-    bool all_here = false;        // who has sent it may go
-    std::map<int, int> had_none;  // how often nodes have said, over the links that all have, that they lost theirs, too
-    absl::Time unanswered_since = absl::InfiniteFuture();
+    bool wanted = true;           // node 0 has said over its last link that there is a state
+    bool all_here = false;        // of this step and version; who has sent it may go
+    State came;
+    // How often nodes have said, over the links that all have, that they lost theirs, too, or have an older one.
+    std::map<int, int> had_none;
+    std::set<int> silent;  // that others were asked instead of
+    absl::Time asked_since = absl::InfiniteFuture();
+    absl::Time unanswered_since = absl::InfiniteFuture();  // by any of them
   } fetch_;
   std::vector<v1::PeerMessage> kept_;  // for the next generation
   absl::Time unheard_since_ = absl::InfiniteFuture();
   struct Link {
     bool up = false;
-    std::string why;  // not
+    std::string why;   // not
+    absl::Time since;  // it is not up
   };
   std::vector<Link> links_state_;
 };

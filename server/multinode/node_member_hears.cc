@@ -39,9 +39,12 @@ void NodeMember::OnDown(int node, const absl::Status& why) {
 }
 
 void NodeMember::HearUp(int node) {
-  links_state_[static_cast<size_t>(node)] = {true, ""};
+  links_state_[static_cast<size_t>(node)] = {true, "", {}};
   finished_.erase(node);
-  if (HasPlaceHere(node)) fetch_.had_none.clear();
+  if (HasPlaceHere(node)) {
+    fetch_.had_none.clear();
+    fetch_.silent.erase(node);
+  }
   for (v1::PeerMessage& message : std::exchange(kept_, {})) {
     Say(std::move(message));
   }
@@ -57,6 +60,7 @@ void NodeMember::HearUp(int node) {
 void NodeMember::HearDown(int node, const absl::Status& why) {
   Link& link = links_state_[static_cast<size_t>(node)];
   const bool was_up = std::exchange(link.up, false);
+  if (was_up) link.since = MonotonicNow();
   link.why = std::string(why.message());
   // Who trains already is not ended by another user's job in a place that a lost daemon has left.
   if (absl::IsFailedPrecondition(why) || (absl::IsPermissionDenied(why) && !facts_->NodeInitialized())) {
@@ -67,17 +71,18 @@ void NodeMember::HearDown(int node, const absl::Status& why) {
   hear_.state->NodeStopSending(node);
   if (HasPlaceHere(node)) fetch_.had_none.clear();  // it may have sent one that said so what it had
   const bool sent_state = fetch_.under_way && node == fetch_.from && !fetch_.all_here && HasRows(*plan_);
-  if (coordinator_ != nullptr) {
-    coordinator_->OnDown(node, why);
-    if (sent_state) AskOtherRows();
-    return;
+  if (coordinator_ != nullptr) coordinator_->OnDown(node, why);
+  if (node == 0 && was_up) HearNode0Down(why);
+  if (sent_state) {
+    fetch_.unanswered_since = absl::InfiniteFuture();
+    AskOtherRows();
   }
-  if (node != 0 || !was_up) {
-    if (sent_state && node != 0) AskOtherRows();
-    return;  // sums that it was needed for fail, and node 0 hears of it
-  }
-  heard_ = false;
-  fetch_.under_way = node0_fetches_ = false;  // the next link begins it anew
+  // Sums that another node than 0 was needed for fail, and node 0 hears of it.
+}
+
+void NodeMember::HearNode0Down(const absl::Status& why) {
+  heard_ = node0_fetches_ = node0_hears_ = false;
+  if (!HasRows(*plan_)) fetch_.under_way = false;  // the next link begins it anew
   node0_waits_.clear();
   unheard_since_ = MonotonicNow();
   if (!ended_ && !promised_ && generation_ != 0 && (!node0_finished_ || said_)) {
@@ -142,7 +147,9 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
     AllHold(message.all_hold().step());
     return;
   }
-  if (message.has_recovering() && !heard_) {
+  if (message.has_recovering()) {
+    node0_hears_ = heard_ && !message.recovering().waits_for().empty();
+    if (heard_) return;
     node0_waits_ = message.recovering().waits_for();
     node0_fetches_ = node0_waits_.empty();
     return;
@@ -212,6 +219,17 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
   if (answers) {
     node0_finished_ = node0_fetches_ = false;
     node0_waits_.clear();
+  }
+  node0_hears_ = !begin.initialized();
+  if (HasRows(*plan_) && fetch_.under_way) {
+    HearWhileFetching(begin);
+    return;
+  }
+  if (HasRows(*plan_) && facts_->NodeInitialized() && !begin.initialized()) {
+    heard_ = false;  // it was said before the state came, which node 0 is about to hear of
+    return;
+  }
+  if (answers) {
     if (promised_ && !promised_values_ && begin.has_decided() && begin.decided_step() == facts_->NodeStep() + 1) {
       said_ = promised_ = false;
       hear_.steps->NodeDecided(begin.decided());

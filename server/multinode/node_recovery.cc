@@ -71,7 +71,9 @@ absl::Status NodeCoordinator::CheckHolds(int node, const v1::PeerMessage::Holds&
                                     [this](int n) { return n >= 0 && n < plan_->nodes(); });
   const bool held = holds.held_step() >= 0 && holds.held_step() <= holds.step();
   const bool decided = !holds.has_decided() || holds.decided().step() == holds.step();
-  if (node == 0 || !from.up || from.holds.has_value() || holds.generation() > kMaxGeneration || holds.step() < 0 ||
+  // Of rows, a node says it again when it has been sent its state, which node 0 may not know of.
+  const bool twice = from.holds.has_value() && (!HasRows(*plan_) || IsBehind(holds, *from.holds));
+  if (node == 0 || !from.up || twice || holds.generation() > kMaxGeneration || holds.step() < 0 ||
       holds.step() > kMaxUpdates || (holds.step() > 0 && !holds.initialized()) || !held || !decided || !finished) {
     return absl::InvalidArgumentError(
         absl::StrCat(NodeText(node), " said what it cannot have, or said it twice (got step ", holds.step(),
@@ -87,8 +89,14 @@ void NodeCoordinator::OnHolds(int node, const v1::PeerMessage::Holds& holds) {
     return;
   }
   Node& from = nodes_[static_cast<size_t>(node)];
+  const bool again = from.holds.has_value();
   from.holds = holds;
   from.has_state = holds.initialized();
+  if (again) {
+    OnHeld(node, holds.step());
+    MaybeRecover();
+    return;
+  }
   for (const int other : holds.finished()) {
     if (!initialized_ && !nodes_[static_cast<size_t>(other)].up) {  // else it has come again
       nodes_[static_cast<size_t>(other)].finished = true;
@@ -155,6 +163,7 @@ std::string NodeCoordinator::Lacking() const {
 void NodeCoordinator::MaybeRecover() {
   int latest = initialized_ ? -1 : Latest();
   if (latest < 0) {
+    TellWhomItHears();
     return;
   }
   const bool begins = source_ < 0 && Unheard() < 0;
@@ -174,7 +183,8 @@ void NodeCoordinator::MaybeRecover() {
   if (begins && nodes_[0].holds.has_value()) {  // which another node is ahead of
     nodes_[0].holds.reset();
     nodes_[0].has_state = false;
-    Admit(0);
+    nodes_[0].takes_part = true;
+    if (!HasRows(*plan_)) SendBegin(0, absl::OkStatus());  // else it goes on at once
   }
   if (begins && HasRows(*plan_)) {
     Recovered(nodes_[static_cast<size_t>(source_)].holds->step());
@@ -188,9 +198,27 @@ void NodeCoordinator::MaybeRecover() {
       send_(static_cast<int>(node), message);
     }
   }
+  TellWhomItHears();
   if (begins) {
     recover_(source_);
   }
+}
+
+// Ranks that have trained are told that their state is lost when nobody else may have it.
+void NodeCoordinator::TellWhomItHears() {
+  if (!HasRows(*plan_) || initialized_) return;
+  const int unheard = Unheard();
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  message.mutable_recovering()->set_waits_for(
+      unheard < 0 ? "" : absl::StrCat(NodeText(unheard), " has not said what it has of the job"));
+  for (size_t node = 1; node < nodes_.size(); ++node) {
+    if (nodes_[node].takes_part) send_(static_cast<int>(node), message);
+  }
+}
+
+bool NodeCoordinator::MayRecover() const {
+  return initialized_ ? HasRows(*plan_) && !nodes_[0].has_state : Unheard() >= 0 || Latest() >= 0;
 }
 
 void NodeCoordinator::Recovered(int64_t step) {
@@ -202,7 +230,10 @@ void NodeCoordinator::Recovered(int64_t step) {
                        ? 0
                        : holds.version() - static_cast<uint64_t>(holds.step());
   decided_ = holds.decided();
-  decided_known_ = holds.has_decided() && decided_.step() == step;
+  for (const Node& node : nodes_) {  // who was sent the step may not know it
+    if (node.holds.has_value() && node.holds->has_decided() && node.holds->step() == step) decided_ = node.holds->decided();
+  }
+  decided_known_ = decided_.step() == step && step > 0;
   decided_.set_step(step);
   if (source == 0 || !HasRows(*plan_)) {  // else it is about to be sent its part
     nodes_[0].held_step = step;

@@ -94,6 +94,7 @@ class OverNodesTest : public ::testing::Test,
   void NodeBeginFetch(int, uint64_t) override {}
   void NodeTakeState(const v1::PeerMessage::State&) override {}
   void NodeTakeRankState(const v1::PeerMessage::RankState&) override {}
+  void NodeEndFetch() override {}
   void NodeAbort(const absl::Status& cause) override { member_.AttemptEnded(cause); }
   void NodeGeneration(uint64_t) override {}
   void NodeIsUp() override {}
