@@ -198,10 +198,10 @@ class NodeMember final : public NodeEvents::Listener {
     uint64_t generation = 0;  // what counts when it is there; of node 0: the next one does
     // Of several rows:
     uint64_t transfer = 0;
-    int64_t step = 0;             // that node 0 has said, and version; what comes is not behind
-    uint64_t version = 0;         // 0: not known
-    bool wanted = true;           // node 0 has said over its last link that there is a state
-    bool all_here = false;        // of this step and version; who has sent it may go
+    int64_t step = 0;       // that node 0 has said, and version; what comes is not behind
+    uint64_t version = 0;   // 0: not known
+    bool wanted = true;     // node 0 has said over its last link that there is a state
+    bool all_here = false;  // of this step and version; who has sent it may go
     State came;
     // How often nodes have said, over the links that all have, that they lost theirs, too, or have an older one.
     std::map<int, int> had_none;

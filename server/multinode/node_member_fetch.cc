@@ -162,8 +162,9 @@ void NodeMember::CheckSender(absl::Time now, absl::Duration limit) {
     fetch_.silent.insert(fetch_.from);
     std::string silent;
     for (const int node : fetch_.silent) absl::StrAppend(&silent, silent.empty() ? "" : ", ", NodeText(*plan_, node));
-    EndForWantOfState(absl::StrCat("What its ranks held is in other rows on ", silent, ", and nothing of it has come for ",
-                                   absl::FormatDuration(grace), "; a daemon there may hang, or be of an earlier build"));
+    EndForWantOfState(absl::StrCat("What its ranks held is in other rows on ", silent,
+                                   ", and nothing of it has come for ", absl::FormatDuration(grace),
+                                   "; a daemon there may hang, or be of an earlier build"));
     return;
   }
   if (now - fetch_.asked_since < limit) return;

@@ -231,7 +231,8 @@ void NodeCoordinator::Recovered(int64_t step) {
                        : holds.version() - static_cast<uint64_t>(holds.step());
   decided_ = holds.decided();
   for (const Node& node : nodes_) {  // who was sent the step may not know it
-    if (node.holds.has_value() && node.holds->has_decided() && node.holds->step() == step) decided_ = node.holds->decided();
+    if (node.holds.has_value() && node.holds->has_decided() && node.holds->step() == step)
+      decided_ = node.holds->decided();
   }
   decided_known_ = decided_.step() == step && step > 0;
   decided_.set_step(step);

@@ -221,13 +221,13 @@ void JobNodes::CheckSilence(absl::Time now) {
     return;
   }
   const bool needs_others = use_.committed->version() > 0 || promised() || fetching();
-  if (const std::string gone = needs_others ? member_->UnreachedFor(now, absl::Milliseconds(see_.plan->config.grace_ms())) : "";
+  if (const std::string gone =
+          needs_others ? member_->UnreachedFor(now, absl::Milliseconds(see_.plan->config.grace_ms())) : "";
       !gone.empty()) {
     use_.job->Close(absl::StrCat(
         gone,
-        HasRows(*see_.plan)
-            ? ", where a new daemon would have been sent its part by another row (within graceMs)"
-            : ", and no other node sends what its ranks held",
+        HasRows(*see_.plan) ? ", where a new daemon would have been sent its part by another row (within graceMs)"
+                            : ", and no other node sends what its ranks held",
         "; open the job anew on all nodes, from a checkpoint"));
     return;
   }

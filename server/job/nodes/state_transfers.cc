@@ -120,8 +120,8 @@ void StateTransfers::NodeBeginFetch(int from, uint64_t transfer) {
   pieces_bytes_ = 0;
   const auto came = use_.work->AndAdvance([this](const absl::Status& status) {
     if (!status.ok()) {
-      use_.job->Close(absl::StrCat("state of node ", use_.member->node(), " from node ", fetch_->from(), ": ",
-                                   status.message()));
+      use_.job->Close(
+          absl::StrCat("state of node ", use_.member->node(), " from node ", fetch_->from(), ": ", status.message()));
       return;
     }
     fetch_->SlabsAreThere();
