@@ -78,7 +78,7 @@ void NodeMember::Fetch(int from, const v1::PeerMessage::Begin& begin) {
 // Of rows. Another node sends the state, so a link to node 0 that breaks and returns changes nothing but what node 0
 // knows: what it says is nothing that the sender lacks, because nothing is decided without this node.
 void NodeMember::HearWhileFetching(const v1::PeerMessage::Begin& begin) {
-  fetch_.generation = std::max(fetch_.generation, begin.generation());
+  fetch_.generation = begin.generation();  // of a new node 0, it may be less than what the lost one had said
   fetch_.wanted = begin.initialized();
   const auto said = std::pair(begin.decided_step(), begin.version());
   if (begin.initialized() && std::pair(fetch_.step, fetch_.version) < said) {
