@@ -51,7 +51,7 @@ phase test
 junit=$root/build/$preset/junit.xml
 rm -f "$junit"
 workers=$(nproc)
-[[ $preset == *san ]] || ((++workers)) # cases wait most of the time that they do not compute
+[[ $preset == *san ]] || ((workers += 2)) # cases wait most of the time that they do not compute
 ctest --preset "$preset" -j "$workers" --output-junit "$junit" "$@" 2>&1 | grep --line-buffered -vE '^ *Start +[0-9]+:|^ *[0-9]+/[0-9]+ .* Passed '
 phase "tests ended"
 # A test whose binary is missing counts as failed; ctest calls it "not run", as it calls a skipped one.

@@ -636,8 +636,8 @@ SHARDD_API shardd_status* shardd_leave_full_params(shardd_job* job);
 
 /* Introspection ---------------------------------------------------------------------------------------------------- */
 
-/* What a spec comes to, before anything runs: JSON text with groups and bytes by purpose. Free with shardd_string_free.
- */
+/* What a spec comes to, before anything runs: JSON text with groups, and bytes by purpose of the node ("node") that
+ * needs most. Free with shardd_string_free. */
 SHARDD_API shardd_status* shardd_plan_json(const char* spec_json, char** json);
 SHARDD_API void shardd_string_free(char* text);
 

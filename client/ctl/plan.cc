@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/ctl/format.h"
 #include "client/ctl/table.h"
+#include "common/plan/largest_node.h"
 #include "common/plan/plan.h"
 #include "common/status/status_macros.h"
 
@@ -80,7 +81,8 @@ v1::Memory Describe(const v1::JobSpec& spec, const ShardPlan& plan, bool on_gpus
   return described;
 }
 
-std::string Text(const ShardPlan& plan, const v1::Memory& memory) {
+std::string Text(const LargestNode& largest_node, const v1::Memory& memory) {
+  const ShardPlan& plan = largest_node.plan;
   int64_t numel = 0;
   for (const ParamPlan& param : plan.params) numel += param.numel;
   const int nodes = plan.nodes();
@@ -97,6 +99,10 @@ std::string Text(const ShardPlan& plan, const v1::Memory& memory) {
       std::max_element(plan.groups.begin(), plan.groups.end(),
                        [](const GroupPlan& a, const GroupPlan& b) { return a.unsharded_bytes < b.unsharded_bytes; });
   absl::StrAppend(&text, table.Render(/*color=*/false));
+  if (largest_node.least_bytes < largest_node.total_bytes) {
+    absl::StrAppend(&text, "node ", plan.node,
+                    " needs most; the least that a node needs: ", FormatMiB(largest_node.least_bytes), "\n");
+  }
   if (largest != plan.groups.end()) {
     absl::StrAppend(&text, "largest group ", Printable(largest->name), ": ", FormatMiB(largest->unsharded_bytes),
                     " unsharded. Activations and the trainers' programs come on top.\n");
@@ -114,10 +120,10 @@ absl::StatusOr<v1::JobSpec> ReadModel(absl::string_view json, int world, int nod
 
 absl::StatusOr<PlannedModel> PlanModel(absl::string_view json, int world, int nodes, bool on_gpus) {
   SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec spec, ReadModel(json, world, nodes));
-  SHARDD_ASSIGN_OR_RETURN(const ShardPlan plan, PlanShards(spec));
+  SHARDD_ASSIGN_OR_RETURN(const LargestNode largest, PlanLargestNode(spec, on_gpus));
   PlannedModel planned;
-  planned.memory = Describe(spec, plan, on_gpus);
-  planned.text = Text(plan, planned.memory);
+  planned.memory = Describe(spec, largest.plan, on_gpus);
+  planned.text = Text(largest, planned.memory);
   return planned;
 }
 

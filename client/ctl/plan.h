@@ -13,7 +13,7 @@ namespace shardd::ctl {
 // `shardctl plan`: what memory a model will need on a node, before anything runs. No daemon is asked; these are the
 // numbers that it will plan, by the same code (common/plan).
 struct PlannedModel {
-  v1::Memory memory;  // planned bytes by purpose, of one node with all its ranks
+  v1::Memory memory;  // planned bytes by purpose, of one node with all its ranks: the one that needs most
   std::string text;   // as a table, by node and rank
 };
 

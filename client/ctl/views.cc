@@ -60,7 +60,8 @@ void AddConfig(const v1::JobConfig& config, KeyValues* out) {
   }
   out->Add("layout", OrDefault(config.layout(), "flat"));
   out->Add("unshard", OrDefault(config.unshard_mode(), "zero_copy"));
-  out->Add("param dtype", OrDefault(config.mixed_precision().param_dtype(), "as stored"));
+  out->Add("param dtype", absl::StrCat(OrDefault(config.mixed_precision().param_dtype(), "as stored"),
+                                       config.mixed_precision().float8_gathers() ? ", gathered in float8" : ""));
   out->Add("reduce dtype", OrDefault(config.mixed_precision().reduce_dtype(), "as submitted"));
   out->Add("optimizer", OrDefault(config.optimizer().kind(), "none"));
   out->Add("prefetch", absl::StrCat("forward ", YesNo(config.forward_prefetch()), ", backward ",

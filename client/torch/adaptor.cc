@@ -33,6 +33,7 @@ Status ShardedModule::DoShard(std::shared_ptr<torch::nn::Module> module, const S
   }
   internal::ShardedState::Options state_options;
   state_options.prefetch_on_begin = options.backward_prefetch == BackwardPrefetch::kPre;
+  state_options.float8_gathers = options.mixed_precision.float8_gathers;
   state_options.prefetch_on_end = options.backward_prefetch == BackwardPrefetch::kPost;
   auto state = std::make_shared<internal::ShardedState>(std::move(job), state_options);
   std::vector<std::pair<std::string, at::Tensor>> parameters;

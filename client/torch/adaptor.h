@@ -103,7 +103,8 @@ class ShardedModule {
 
   // The stored parameters, as (FQN, copy in the stored dtype), in plan order: the managed part of a state dict. A tied
   // parameter comes under each of its names, with one copy for all of them. All ranks together, outside a pass.
-  // UNIMPLEMENTED where they are cut over nodes and computed with in another dtype: no node has the stored values.
+  // UNIMPLEMENTED where they are cut over nodes and computed with in another dtype, or gathered in float8: no node has
+  // the stored values.
   Status CopyFullParameters(std::vector<std::pair<std::string, at::Tensor>>* parameters);
 
   struct FullParameter {

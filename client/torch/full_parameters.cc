@@ -51,6 +51,12 @@ Status ShardedModule::CopyByGroups(const std::string& module, bool recurse, std:
     }
     for (int32_t i = 0; i < info.param_count; ++i) {
       const ParamState& param = state_->params()[static_cast<size_t>(info.params[i])];
+      if (state_->options().float8_gathers) {
+        return Status(Code::kUnimplemented, "copy full parameter \"" + param.fqn +
+                                                "\": it is cut over nodes and gathered in float8, so no node has the "
+                                                "stored values of others (got float8_gathers true, want false); read "
+                                                "each rank's shard with Job::shard_data");
+      }
       if (param.unsharded_dtype != param.stored_dtype) {
         return Status(Code::kUnimplemented, "copy full parameter \"" + param.fqn +
                                                 "\": it is cut over nodes and unsharded in another dtype (got " +

@@ -61,6 +61,7 @@ Json ConfigJson(const ShardOptions& options) {
     mixed["reduceDtype"] = DTypeName(*options.mixed_precision.reduce_dtype);
   }
   mixed["keepLowPrecisionGrads"] = options.mixed_precision.keep_low_precision_grads;
+  if (options.mixed_precision.float8_gathers) mixed["float8Gathers"] = true;  // which an earlier library refuses
   Json groups = Json::array();
   for (const std::vector<int>& ranks : options.shard_groups) {
     groups.push_back({{"ranks", ranks}});

@@ -42,6 +42,9 @@ struct ShardOptions {
     std::optional<at::ScalarType> param_dtype;  // the module's parameters become tensors of it
     std::optional<at::ScalarType> reduce_dtype;
     bool keep_low_precision_grads = false;  // sums are kept in reduce_dtype, else in param_dtype
+    // Parameters that are cut over nodes cross them in float8 with a scale for each 128 elements, and ranks compute
+    // with the values so rounded. On CPUs; UNIMPLEMENTED where nothing is cut over nodes.
+    bool float8_gathers = false;
   };
   // The daemon's optimizer.
   struct Optimizer {

@@ -107,6 +107,7 @@ class ShardedState : public std::enable_shared_from_this<ShardedState> {
   struct Options {
     bool prefetch_on_begin = true;  // BackwardPrefetch::kPre
     bool prefetch_on_end = false;   // BackwardPrefetch::kPost
+    bool float8_gathers = false;    // MixedPrecision's
   };
   ShardedState(std::unique_ptr<Job> job, const Options& options)
       : job_(std::move(job)), shell_(job_.get()), options_(options), lives_(shell_, *job_) {}
@@ -141,6 +142,7 @@ class ShardedState : public std::enable_shared_from_this<ShardedState> {
   // Uses of the group whose EndBackward is still to come.
   int& AwaitingEnd(int32_t group) { return group_at(group).awaiting_end; }
   const std::vector<ParamState>& params() const { return params_; }
+  const Options& options() const { return options_; }
 
  private:
   friend struct Use;

@@ -2,7 +2,8 @@
 #define SHARDD_COMMON_HANDLE_HANDLE_H_
 
 // The state of one parameter group for one rank, and the table of legal requests. The client applies it before it sends
-// a request, so that a mistake fails the call that made it; the daemon applies it again to what arrives.
+// a request, so that a mistake fails the call that made it; the daemon applies it again to what arrives. The table
+// itself is kTable in handle.cc; what a whole job does next is another table, server/job/advance.cc.
 
 #include <cstdint>
 #include <string>

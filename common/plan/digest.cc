@@ -20,6 +20,7 @@ namespace plan_internal {
 namespace {
 
 constexpr absl::string_view kFormat = "shardd plan 3";
+constexpr absl::string_view kFloat8Field = "mixed_precision.float8_gathers";
 
 class CanonicalHasher {
  public:
@@ -170,7 +171,8 @@ std::string PrecisionText(const GroupPlan& group) {
   };
   return absl::StrCat("param_dtype ", name(precision.param_dtype(), "as stored"), ", reduce_dtype ",
                       name(precision.reduce_dtype(), "as submitted"),
-                      precision.keep_low_precision_grads() ? ", kept" : "");
+                      precision.keep_low_precision_grads() ? ", kept" : "",
+                      precision.float8_gathers() ? ", float8 gathers" : "");
 }
 
 std::string FirstGroupDifference(const ShardPlan& got, const ShardPlan& want) {
@@ -219,6 +221,7 @@ absl::StatusOr<std::string> PlanDigest(const ShardPlan& plan) {
   hasher.Text(kFormat);
   hasher.Int(plan.world_size);
   for (const auto& [path, value] : ConfigFields(plan.config)) {
+    if (path == kFloat8Field && value == "false") continue;  // plans without it have the digest of earlier builds
     hasher.Text(path);
     hasher.Text(value);
   }
@@ -261,6 +264,7 @@ absl::StatusOr<std::string> PlanDigest(const ShardPlan& plan) {
     hasher.Int(group.mixed_precision.param_dtype());
     hasher.Int(group.mixed_precision.reduce_dtype());
     hasher.Int(group.mixed_precision.keep_low_precision_grads());
+    if (group.mixed_precision.float8_gathers()) hasher.Text("float8 gathers");
     hasher.Int(static_cast<int64_t>(group.also_unshards.size()));
     for (int other : group.also_unshards) {
       hasher.Int(other);

@@ -1,4 +1,5 @@
-// Offsets in the slabs and their bytes: the prediction by which a job is admitted.
+// Offsets in the slabs and their bytes: the prediction by which a job is admitted, and when parameters are cast
+// (LayOutSlabs).
 
 #include <algorithm>
 #include <cmath>

@@ -4,6 +4,7 @@
 
 #include "common/plan/layout_internal.h"
 #include "common/plan/whole_params.h"
+#include "common/tensor/float8_blocks.h"
 
 namespace shardd {
 namespace {
@@ -28,19 +29,6 @@ std::vector<Range> Merged(const std::vector<Range>& ranges, Touches touches, Ext
   return merged;
 }
 
-std::vector<FlatRange> RangesOf(const ShardPlan& plan, int flat_param, int node) {
-  std::vector<FlatRange> ranges;
-  for (int rank = 0; rank < plan.world_size; ++rank) {
-    for (const Segment& segment : WorkSegmentsOn(plan, flat_param, rank, node)) {
-      ranges.push_back({flat_param, segment.offset, segment.numel});
-    }
-  }
-  std::sort(ranges.begin(), ranges.end(), [](const FlatRange& a, const FlatRange& b) { return a.offset < b.offset; });
-  return Merged(
-      ranges, [](const FlatRange& a, const FlatRange& b) { return a.offset + a.numel == b.offset; },
-      [](FlatRange& a, const FlatRange& b) { a.numel += b.numel; });
-}
-
 // Of a rank of a node of any row.
 int PlaceOn(const ShardPlan& plan, int node, int rank) { return node % NodesOfRow(plan) * plan.world_size + rank; }
 
@@ -62,11 +50,41 @@ int NodesOfRow(const ShardPlan& plan) { return plan_internal::Places(plan) / pla
 
 bool HasRows(const ShardPlan& plan) { return plan.cut_over_nodes && NodesOfRow(plan) < plan.nodes(); }
 
+std::vector<FlatRange> NodeRangesOf(const ShardPlan& plan, int flat_param, int node) {
+  std::vector<FlatRange> ranges;
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    for (const Segment& segment : WorkSegmentsOn(plan, flat_param, rank, node)) {
+      ranges.push_back({flat_param, segment.offset, segment.numel});
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const FlatRange& a, const FlatRange& b) { return a.offset < b.offset; });
+  return Merged(
+      ranges, [](const FlatRange& a, const FlatRange& b) { return a.offset + a.numel == b.offset; },
+      [](FlatRange& a, const FlatRange& b) { a.numel += b.numel; });
+}
+
 std::vector<FlatRange> NodeRanges(const ShardPlan& plan, int group, int node) {
   std::vector<FlatRange> ranges;
   for (const int f : plan.groups[static_cast<size_t>(group)].flat_params) {
-    const std::vector<FlatRange> of_flat = RangesOf(plan, f, node);
+    const std::vector<FlatRange> of_flat = NodeRangesOf(plan, f, node);
     ranges.insert(ranges.end(), of_flat.begin(), of_flat.end());
+  }
+  return ranges;
+}
+
+bool IsFloat8(const ShardPlan& plan, int flat_param) {
+  const FlatParamPlan& flat = plan.flat_params[static_cast<size_t>(flat_param)];
+  return plan.groups[static_cast<size_t>(flat.group)].mixed_precision.float8_gathers() &&
+         HasFloat8Blocks(flat.unsharded_dtype);
+}
+
+std::vector<FlatRange> NodeRangesByParam(const ShardPlan& plan, int flat_param, int node) {
+  std::vector<FlatRange> ranges;
+  for (const int param : plan.flat_params[static_cast<size_t>(flat_param)].params) {
+    const ParamRange own = NodeRangeOf(plan, param, node);
+    if (own.numel > 0) {
+      ranges.push_back({flat_param, plan.params[static_cast<size_t>(param)].offset + own.first, own.numel});
+    }
   }
   return ranges;
 }
@@ -158,7 +176,7 @@ std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which, int64_t
       }
     };
     const std::vector<FlatRange> own = plan.cut_over_nodes
-                                           ? RangesOf(plan, static_cast<int>(f), plan.node)
+                                           ? NodeRangesOf(plan, static_cast<int>(f), plan.node)
                                            : std::vector<FlatRange>{{static_cast<int>(f), 0, flat.numel}};
     const bool kept = which == HeldSlab::kKept && stride > 0;
     if (which == HeldSlab::kShards || kept) {

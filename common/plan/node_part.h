@@ -37,6 +37,16 @@ bool HasRows(const ShardPlan& plan);
 // REQUIRES: cut_over_nodes; the plan has the node and the group.
 std::vector<FlatRange> NodeRanges(const ShardPlan& plan, int group, int node);
 
+// Whether ranks read the flat parameter rounded to float8 (MixedPrecision.float8_gathers), which is also how its parts
+// travel: in blocks that begin with what a node holds of each parameter, so that no block mixes two parameters, and no
+// node needs another one's values to round its own. False for integers, which are gathered as they are.
+bool IsFloat8(const ShardPlan& plan, int flat_param);
+// NodeRanges of one flat parameter.
+std::vector<FlatRange> NodeRangesOf(const ShardPlan& plan, int flat_param, int node);
+// The ranges of the flat parameter that `node` holds, one for each parameter of which it holds something, in their
+// order. REQUIRES: cut_over_nodes; the plan has the node.
+std::vector<FlatRange> NodeRangesByParam(const ShardPlan& plan, int flat_param, int node);
+
 // The elements of one parameter that `node`'s ranks hold, which are adjacent in both layouts; none: numel 0. REQUIRES:
 // cut_over_nodes; the plan has the node and the parameter.
 ParamRange NodeRangeOf(const ShardPlan& plan, int param, int node);

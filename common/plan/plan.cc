@@ -225,6 +225,32 @@ absl::Status CheckTrained(const ShardPlan& plan) {
   return absl::OkStatus();
 }
 
+// Float8 is for what nodes gather from each other, and for dtypes that have its values.
+absl::Status CheckFloat8Gathers(const ShardPlan& plan) {
+  for (const GroupPlan& group : plan.groups) {
+    if (!group.mixed_precision.float8_gathers()) continue;
+    if (!plan.cut_over_nodes) {
+      return absl::UnimplementedError(absl::StrCat(
+          "plan group ", Quoted(group.name), ": mixed_precision.float8_gathers: no parameters cross nodes, and a job ",
+          "must not lose precision for nothing (got ", v1::Strategy_Name(plan.config.strategy()), " on ", plan.nodes(),
+          plan.nodes() == 1 ? " node" : " nodes, each with whole copies",
+          ", want parameters cut over several nodes: STRATEGY_FULL_SHARD, STRATEGY_SHARD_GRAD_OP or shard groups that "
+          "span nodes); leave float8_gathers false"));
+    }
+    for (const int p : group.params) {
+      const DType dtype = plan.params[static_cast<size_t>(p)].dtype;
+      if (dtype == v1::DTYPE_FLOAT64 && group.mixed_precision.param_dtype() == v1::DTYPE_UNSPECIFIED) {
+        return absl::UnimplementedError(
+            absl::StrCat("plan group ", Quoted(group.name), ": mixed_precision.float8_gathers: parameter ",
+                         Quoted(plan.params[static_cast<size_t>(p)].fqn),
+                         " is read in another dtype than float8 has values for (got float64, want float32, bfloat16 or "
+                         "float16); set param_dtype, or leave float8_gathers false for its module"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec, int node) {
@@ -255,6 +281,7 @@ absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec, int node) {
   SHARDD_RETURN_IF_ERROR(Grouper(spec.tree(), managed, fully_sharded, plan).Run());
   SHARDD_RETURN_IF_ERROR(AssignOptimizerGroups(plan));
   SHARDD_RETURN_IF_ERROR(CheckTrained(plan));
+  SHARDD_RETURN_IF_ERROR(CheckFloat8Gathers(plan));
   SHARDD_RETURN_IF_ERROR(CheckWholeParams(plan));
   PlaceWholeParams(plan);
   plan_internal::LayOutFlatParams(plan);

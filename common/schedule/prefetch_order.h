@@ -2,7 +2,9 @@
 #define SHARDD_COMMON_SCHEDULE_PREFETCH_ORDER_H_
 
 // The order of requests: recorded in the first step, expected in the next ones. Nothing is paired by it (requests name
-// their group): it drives prefetch, and departures from it are counted, shown and, in strict mode, refused.
+// their group): it drives prefetch, and departures from it are counted, shown and, in strict mode, refused. Which
+// step's order becomes the job's: RequestOrders (request_orders.h); who prefetches by it:
+// server/job/unshard/unsharding.cc.
 
 #include <algorithm>
 #include <cstddef>

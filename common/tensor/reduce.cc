@@ -1,3 +1,6 @@
+// The addition of ranks' gradients on CPUs, in the order of ranks (numerics: kernels.h; on GPUs:
+// server/device/cuda/kernels/reduce.cuh).
+
 #include <array>
 
 #include "common/tensor/isa_internal.h"

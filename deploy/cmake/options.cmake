@@ -41,7 +41,7 @@ if(SHARDD_CCACHE AND (NOT CMAKE_CXX_COMPILER_LAUNCHER OR CMAKE_CXX_COMPILER_LAUN
     CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1 ${SHARDD_CCACHE})
 endif()
 
-# Where nobody waits for one object (sanitizers, release, a new checkout's CI), a compiler's run takes twelve sources of a
+# Where nobody waits for one object (sanitizers, release, a new checkout's CI), a compiler's run takes twenty sources of a
 # library, reads gRPC's and protobuf's headers and instantiates their templates once (shardd_job: 10 s of a core where eight
 # sources by themselves take 30). What two files of a folder both name in anonymous namespaces clashes here: rename it, or
 # list the file. A file that lacks an include is found by dev and by clang's analysis, which take each by itself. Tests' helpers
@@ -49,7 +49,7 @@ endif()
 option(SHARDD_FEW_OBJECTS "compile many sources in one run of the compiler" OFF)
 function(shardd_few_objects target)
   if(SHARDD_FEW_OBJECTS)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 20)
   endif()
 endfunction()
 set_source_files_properties(client/c/gpu/graph_words.cc client/c/gpu/stream_graph.cc client/c/gpu/trainer_sums.cc

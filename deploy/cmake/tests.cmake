@@ -56,15 +56,15 @@ if(SHARDD_SANITIZE)
   set(SHARDD_BESIDE_E2E RUN_SERIAL ON)
 endif()
 
-# With SHARDD_FEW_OBJECTS: sets `sources` to sources that each stand for ten of them (test_batch.py). A third of the time:
-# ten of e2e take 19 s of a core together, and 57 s by themselves.
+# With SHARDD_FEW_OBJECTS: sets `sources` to sources that each stand for sixteen of them (test_batch.py). A third of the
+# time: ten of e2e take 19 s of a core together, and 57 s by themselves.
 function(shardd_test_batches name)
   if(NOT SHARDD_FEW_OBJECTS)
     return()
   endif()
   set(batches)
   while(sources)
-    list(SUBLIST sources 0 10 batch)
+    list(SUBLIST sources 0 16 batch)
     list(REMOVE_ITEM sources ${batch})
     list(LENGTH batches number)
     set(out ${CMAKE_BINARY_DIR}/gen/tests/${name}_${number}.cc)
@@ -111,11 +111,14 @@ function(shardd_tests folders label)
     list(APPEND properties ${SHARDD_BESIDE_E2E})
   endif()
   set(filter)
-  if(name STREQUAL "e2e_test" AND NOT SHARDD_SANITIZE)
-    set(aside "*Cuda*:*Offloaded*") # so that both chains take as long
-    gtest_discover_tests(${name} TEST_PREFIX "${folder}/" TEST_FILTER "${aside}" PROPERTIES LABELS ${label}
+  if(name STREQUAL "e2e_test" AND NOT SHARDD_SANITIZE) # in three chains that take about as long
+    set(beside "*Cuda*:*Offloaded*")
+    set(nodes "*NodesDeath*:*NodesProxy*:*NodesMissTheLastWord*")
+    gtest_discover_tests(${name} TEST_PREFIX "${folder}/" TEST_FILTER "${beside}" PROPERTIES LABELS ${label}
       TIMEOUT ${SHARDD_TEST_TIMEOUT_S} ${SHARDD_BESIDE_E2E} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60)
-    set(filter TEST_FILTER "-${aside}")
+    gtest_discover_tests(${name} TEST_PREFIX "${folder}/" TEST_FILTER "${nodes}" PROPERTIES LABELS ${label}
+      TIMEOUT ${SHARDD_TEST_TIMEOUT_S} RESOURCE_LOCK e2e_nodes COST 700 DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60)
+    set(filter TEST_FILTER "-${beside}:${nodes}")
   endif()
   gtest_discover_tests(${name} TEST_PREFIX "${folder}/" ${filter} PROPERTIES ${properties}
     DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60)

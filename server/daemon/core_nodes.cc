@@ -99,11 +99,17 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
   } else {
     SHARDD_ASSIGN_OR_RETURN(nodes->links, options_.join_nodes(join, nodes->events.get()));
   }
+  const auto refused = [&](const absl::Status& why) {
+    nodes->events->SetExchange(nullptr);
+    return absl::Status(why.code(), absl::StrCat("open job \"", init->spec.name(), "\": ", why.message()));
+  };
   std::shared_ptr<NodeExchange> exchange;
   if (!on_gpus) {
-    exchange = std::make_shared<PeerExchange>(
+    absl::StatusOr<std::unique_ptr<PeerExchange>> made = PeerExchange::Make(
         nodes->links.get(), plan.world_size * plan.node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots,
         plan.node_piece_bytes / static_cast<int64_t>(sizeof(float)), plan.cut_over_nodes ? NodesOfRow(plan) : 0);
+    if (!made.ok()) return refused(made.status());
+    exchange = *std::move(made);
     if (plan.cut_over_nodes) {
       const JobSlab* const source = plan.config.pass_copies() ? init->memory->parameters() : init->memory->shards();
       nodes->gather = std::make_unique<PeerGather>(init->plan, nodes->links.get(), source->At(0));
@@ -116,11 +122,7 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
     absl::StatusOr<std::unique_ptr<NcclExchange>> made = options_.node_exchanges(
         init->spec.name(), node, plan.nodes(), init->devices.by_rank, std::move(greetings),
         [links = nodes->links.get()](int to, v1::PeerMessage message) { links->Send(to, std::move(message)); });
-    if (!made.ok()) {
-      nodes->events->SetExchange(nullptr);
-      return absl::Status(made.status().code(),
-                          absl::StrCat("open job \"", init->spec.name(), "\": ", made.status().message()));
-    }
+    if (!made.ok()) return refused(made.status());
     const std::shared_ptr<NcclExchange> by_nccl = *std::move(made);
     exchange = by_nccl;
     if (plan.cut_over_nodes) {

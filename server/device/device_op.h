@@ -45,6 +45,8 @@ struct CastOp {
   void* dst;
   DType to;
   int64_t numel;
+  // CPUs alone: RoundToFloat8Blocks (common/tensor/float8_blocks.h); the first element begins a block.
+  bool float8 = false;
 };
 struct ReduceOp {
   std::vector<const void*> sources;  // in rank order

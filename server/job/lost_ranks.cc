@@ -1,4 +1,6 @@
 // A rank leaves or is lost; the ways in which an epoch ends (behind a step, before a pass, at once); the job's end.
+// SessionLost is called by who notices: server/job/rank_sessions.cc (the process has ended),
+// server/daemon/core_serve.cc (its stream has), server/daemon/core_attach.cc (another takes its place).
 
 #include <fcntl.h>
 

@@ -159,8 +159,9 @@ int CoreLoop::RunTimers() {
   if (timers_.empty()) {
     return -1;
   }
-  const int64_t ms = absl::ToInt64Milliseconds(timers_.begin()->first.first - MonotonicNow()) + 1;
-  return static_cast<int>(std::clamp<int64_t>(ms, 0, 60'000));
+  // Clamped before it is rounded up: the number of an infinite duration is the largest there is.
+  const int64_t ms = absl::ToInt64Milliseconds(timers_.begin()->first.first - MonotonicNow());
+  return static_cast<int>(std::clamp<int64_t>(ms, -1, 60'000) + 1);
 }
 
 void CoreLoop::Run() {

@@ -1,5 +1,6 @@
 // Who takes part in a job over several nodes, and how node 0 comes to the job's state where its daemon is a new one
-// (node_coordinator.h).
+// (node_coordinator.h). A link to a node is lost or comes, as node 0 takes it (OnDown, OnUp): LinkLoop::End in
+// server/peer/link_loop.cc notices it, and other nodes take it in node_member_hears.cc.
 
 #include <algorithm>
 #include <limits>

@@ -77,6 +77,10 @@ absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan) {
                      " step in the trainers (OPTIMIZER_KIND_TRAINER), or use another kind"));
   }
   for (const FlatParamPlan& flat : plan.flat_params) {
+    if (plan.groups[flat.group].mixed_precision.float8_gathers()) {
+      return absl::UnimplementedError("float8_gathers is not served where ranks train on GPUs (got true for group \"" +
+                                      plan.groups[flat.group].name + "\", want false); use param_dtype bfloat16");
+    }
     if (flat.requires_grad && !IsTrainable(flat.unsharded_dtype)) {
       return absl::UnimplementedError(
           absl::StrCat("gradients of ", DTypeName(flat.unsharded_dtype), " are not added on GPUs (got it for group \"",

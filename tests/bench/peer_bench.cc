@@ -121,7 +121,7 @@ class Pair {
       absl::SleepFor(absl::Milliseconds(1));
     }
     for (Node& node : nodes) {  // nothing is sent yet
-      node.exchange = max_numel > 0 ? std::make_unique<PeerExchange>(node.links.get(), max_numel, 2) : nullptr;
+      node.exchange = max_numel > 0 ? *PeerExchange::Make(node.links.get(), max_numel, 2) : nullptr;
     }
   }
   ~Pair() {

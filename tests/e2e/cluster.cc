@@ -303,6 +303,7 @@ std::string SpecJson(const Args& args) {
     std::string json = of.keep_low ? R"("keepLowPrecisionGrads":true)" : R"("keepLowPrecisionGrads":false)";
     if (!of.param_dtype.empty()) absl::StrAppend(&json, ",\"paramDtype\":", text(dtypes.at(of.param_dtype)));
     if (!of.reduce_dtype.empty()) absl::StrAppend(&json, ",\"reduceDtype\":", text(dtypes.at(of.reduce_dtype)));
+    if (of.float8) json += R"(,"float8Gathers":true)";
     return "{" + json + "}";
   };
   fields.push_back({"mixedPrecision", precision(PrecisionOf(args, "of no group"))});
@@ -359,9 +360,10 @@ void ExpectAllOk(const std::vector<TrainerReport>& reports) {
   }
 }
 
-void ExpectParity(const Args& args, const std::vector<TrainerReport>& reports, double tolerance) {
+void ExpectParity(const Args& args, const std::vector<TrainerReport>& reports, double tolerance,
+                  const Reference::AsRead& as_read) {
   ExpectAllOk(reports);
-  const Trained want = Reference(args).Run();
+  const Trained want = Reference(args, as_read).Run();
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     const TrainerReport& got = reports[rank];
     ASSERT_EQ(got.losses.size(), want.losses[rank].size());

@@ -108,8 +108,10 @@ class Cluster : public ::testing::Test {
 // proto3 JSON of the job that `args` describe.
 std::string SpecJson(const Args& args);
 
-// Losses and values are those of the reference, within `tolerance` of the largest element of each tensor.
-void ExpectParity(const Args& args, const std::vector<TrainerReport>& reports, double tolerance = 1e-5);
+// Losses and values are those of the reference, within `tolerance` of the largest element of each tensor. `as_read`: as
+// Reference.
+void ExpectParity(const Args& args, const std::vector<TrainerReport>& reports, double tolerance = 1e-5,
+                  const Reference::AsRead& as_read = nullptr);
 // All bits.
 void ExpectSame(const std::vector<TrainerReport>& got, const std::vector<TrainerReport>& want);
 void ExpectAllOk(const std::vector<TrainerReport>& reports);

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/c/shardd.h"
@@ -64,7 +66,11 @@ struct Trained {
 
 class Reference {
  public:
-  explicit Reference(const Args& args) : args_(args), world_(args.Int("world", 2)), values_(InitialValues()) {
+  // Rounds a parameter further, in the dtype in which ranks read it.
+  using AsRead = std::function<void(int param, Tensor* values)>;
+  // `as_read`: what ranks compute with and report.
+  explicit Reference(const Args& args, AsRead as_read = nullptr)
+      : args_(args), world_(args.Int("world", 2)), as_read_(std::move(as_read)), values_(InitialValues()) {
     for (int g = 0; g < kGroupCount; ++g) precision_[g] = PrecisionOf(args_, kGroupNames[g]);
     for (int p = 0; p < kParamCount; ++p) {
       for (auto* state : {&m_, &v_}) state->at(p).assign(kNumel[p], 0.0);
@@ -104,6 +110,7 @@ class Reference {
       result.norms.push_back(Update(sum, present));
     }
     result.values = values_;
+    for (int p = 0; p < kParamCount && as_read_ != nullptr; ++p) Read(p, &result.values[p]);
     return result;
   }
 
@@ -116,11 +123,13 @@ class Reference {
   // It is kept in that dtype where that is asked for, else in the parameter's, fp32.
   float Kept(int param, float x) const { return PrecisionOfParam(param).keep_low ? Reduced(param, x) : x; }
   const Precision& PrecisionOfParam(int param) const { return precision_[kGroupOfParam[param]]; }
+  void Read(int param, Tensor* values) const {
+    for (float& x : *values) x = RoundTo(PrecisionOfParam(param).param_dtype, x);
+    if (as_read_ != nullptr) as_read_(param, values);
+  }
   float Gradient(int rank, int64_t step, int micro, Values& g) const {
     Values v = values_;
-    for (int p = 0; p < kParamCount; ++p) {
-      for (float& x : v[p]) x = RoundTo(PrecisionOfParam(p).param_dtype, x);
-    }
+    for (int p = 0; p < kParamCount; ++p) Read(p, &v[p]);
     Pass pass(MakeBatch(rank, step, micro));
     pass.ForwardEmbed(v[kEmbed]);
     pass.ForwardMid(v[kW1], v[kB1], v[kFrozen], v[kW2]);
@@ -190,6 +199,7 @@ class Reference {
 
   const Args args_;
   const int world_;
+  const AsRead as_read_;
   Precision precision_[kGroupCount];
   Values values_;
   std::array<std::vector<double>, kParamCount> m_, v_;

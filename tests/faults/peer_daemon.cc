@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/plan/node_part.h"
+#include "tests/testing/grpc_process.h"
 #include "tests/testing/poll.h"
 
 namespace shardd::faults {
@@ -15,6 +16,7 @@ using testing::PollUntil;
 
 PeerDaemon::PeerDaemon(const v1::JobSpec& spec, const std::vector<std::string>& addresses)
     : plan_(*PlanShards(spec)), zeros_(static_cast<size_t>(PeerLinks::kMaxDataBytes)) {
+  testing::KeepGrpc();
   PeerNetwork::Options options;
   options.listen = "127.0.0.1:0";  // nobody calls: the higher number does
   network_ = *PeerNetwork::Create(options);

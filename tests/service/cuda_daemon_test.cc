@@ -9,6 +9,7 @@
 #include "tests/testing/files.h"
 #include "tests/testing/poll.h"
 #include "tests/testing/programs.h"
+#include "tests/testing/sanitizers.h"
 
 namespace shardd {
 namespace {
@@ -104,18 +105,23 @@ std::string ChoiceOf(const ::shardd::testing::TempDir& folder, const char* devic
   return begin == std::string::npos ? "" : status.substr(begin, status.find('\n', begin) - begin);
 }
 
+// Slower than the other, which a sanitizer slows down; and not as slow as a trial gives up.
+std::string Slow(const std::string& what) {
+  return absl::StrCat(what, "=", ::shardd::testing::kSanitized ? 2'500'000 : 800'000);
+}
+
 TEST(CudaDaemonTest, ATrialAtTheStartChoosesTheCollective) {
   const ::shardd::testing::TempDir nccl_wins, copies_win;
-  EXPECT_THAT(ChoiceOf(nccl_wins, "cuda:all", {"FAKE_CUDA_ADD_US=800000"}),
+  EXPECT_THAT(ChoiceOf(nccl_wins, "cuda:all", {Slow("FAKE_CUDA_ADD_US")}),
               ContainsRegex("GPUs +nccl: NCCL took [0-9]+ us for a sum of 32 MiB on each GPU, the GPUs' own copies "
                             "[0-9]{6,} us$"));
-  EXPECT_THAT(ChoiceOf(copies_win, "cuda:all", {"FAKE_NCCL_SUM_US=800000"}),
+  EXPECT_THAT(ChoiceOf(copies_win, "cuda:all", {Slow("FAKE_NCCL_SUM_US")}),
               ContainsRegex("GPUs +local: NCCL took .*, and it has to be a tenth faster$"));
   // Of the same machine the result is kept, whatever a second trial would find.
-  EXPECT_THAT(ChoiceOf(nccl_wins, "cuda:all", {"FAKE_NCCL_SUM_US=800000"}),
+  EXPECT_THAT(ChoiceOf(nccl_wins, "cuda:all", {Slow("FAKE_NCCL_SUM_US")}),
               AllOf(HasSubstr("nccl: NCCL took"), HasSubstr("(measured by an earlier start)")));
   // Another NCCL makes it another machine.
-  EXPECT_THAT(ChoiceOf(nccl_wins, "cuda:all", {"FAKE_NCCL_SUM_US=800000", "FAKE_NCCL_VERSION=22900"}),
+  EXPECT_THAT(ChoiceOf(nccl_wins, "cuda:all", {Slow("FAKE_NCCL_SUM_US"), "FAKE_NCCL_VERSION=22900"}),
               AllOf(HasSubstr("local: NCCL took"), Not(HasSubstr("earlier start"))));
 }
 
@@ -136,8 +142,8 @@ TEST(CudaDaemonTest, ATrialThatKillsOrHangsCostsOneStart) {
 // The sums of jobs that it takes up stay what they were, though its version would have it measure again.
 TEST(CudaDaemonTest, ADaemonThatTakesOverGoesByTheFile) {
   const ::shardd::testing::TempDir folder, empty;
-  ASSERT_THAT(ChoiceOf(folder, "cuda:all", {"FAKE_CUDA_ADD_US=800000"}), HasSubstr("nccl: NCCL took"));
-  const std::vector<std::string> newer = {"FAKE_NCCL_SUM_US=800000", "FAKE_NCCL_VERSION=22900"};
+  ASSERT_THAT(ChoiceOf(folder, "cuda:all", {Slow("FAKE_CUDA_ADD_US")}), HasSubstr("nccl: NCCL took"));
+  const std::vector<std::string> newer = {Slow("FAKE_NCCL_SUM_US"), "FAKE_NCCL_VERSION=22900"};
   EXPECT_THAT(ChoiceOf(folder, "cuda:all", newer, {"--take_over"}),
               AllOf(HasSubstr("nccl: NCCL took"), HasSubstr("(measured by an earlier start)")));
   EXPECT_THAT(ChoiceOf(folder, "cuda:all", newer), HasSubstr("nccl: NCCL took"));  // started again, after a crash

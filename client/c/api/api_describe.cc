@@ -10,6 +10,7 @@
 #include "client/c/api/api_internal.h"
 #include "client/c/api/spec_json.h"
 #include "client/c/daemon/describe.h"
+#include "common/plan/largest_node.h"
 
 namespace shardd::api {
 namespace {
@@ -170,8 +171,8 @@ absl::Status PlanJson(const char* spec_json, char** json) {
   SHARDD_RETURN_IF_ERROR(CheckNotForked("plan_json"));
   SHARDD_ASSIGN_OR_RETURN(const LaunchEnvironment environment, ReadLaunchEnvironment());
   SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec spec, ParseSpecJson(spec_json, environment));
-  SHARDD_ASSIGN_OR_RETURN(const ShardPlan plan, PlanShards(spec));
-  const std::string text = PlanToJson(spec, plan);
+  SHARDD_ASSIGN_OR_RETURN(const LargestNode largest, PlanLargestNode(spec, /*on_gpus=*/false));
+  const std::string text = PlanToJson(spec, largest.plan);
   *json = strdup(text.c_str());
   return *json != nullptr ? absl::OkStatus() : absl::ResourceExhaustedError("plan_json: out of memory");
 }

@@ -53,6 +53,7 @@ std::string PlanToJson(const v1::JobSpec& spec, const ShardPlan& plan) {
   Json root;
   root["name"] = spec.name();
   root["world_size"] = plan.world_size;
+  root["node"] = plan.node;
   root["shard_world_size"] = plan.placement.shard_world_size;
   root["strategy"] = Word(v1::Strategy_Name(plan.config.strategy()), sizeof("STRATEGY_") - 1);
   root["replicas"] = plan.placement.replicas;

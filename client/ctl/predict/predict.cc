@@ -74,7 +74,7 @@ std::vector<int> MostExposed(const Prediction& prediction) {
   return groups;
 }
 
-std::string TextOf(const Found& found) {
+std::string PredictionText(const Found& found) {
   const Prediction& p = found.prediction;
   std::string text = absl::StrCat(found.title, "\n");
   Table times({{"STEP"}, {"ms", Align::kRight}, {"SHARE", Align::kRight}});
@@ -118,7 +118,7 @@ std::string TextOf(const Found& found) {
   return text;
 }
 
-std::string JsonOf(const Found& found) {
+std::string PredictionJson(const Found& found) {
   const Prediction& p = found.prediction;
   nlohmann::ordered_json root;
   root["ranks"] = found.fleet.nodes * found.fleet.ranks;
@@ -185,7 +185,7 @@ absl::StatusOr<PredictedModel> PredictModel(absl::string_view model, int world, 
       " tokens of a rank",
       fleet.nodes > kMaxNodes ? absl::StrCat(" (more than ", kMaxNodes, " nodes are not served)") : "");
   const Found found = {*plan, fleet, machine, load, prediction, MemoryOf(*plan, fleet), title};
-  return PredictedModel{TextOf(found), JsonOf(found), DrawStep(prediction, *plan, title)};
+  return PredictedModel{PredictionText(found), PredictionJson(found), DrawStep(prediction, *plan, title)};
 }
 
 }  // namespace shardd::ctl

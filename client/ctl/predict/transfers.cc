@@ -1,7 +1,9 @@
 #include "client/ctl/predict/transfers.h"
 
 #include "common/plan/node_part.h"
+#include "common/plan/whole_params.h"
 #include "common/tensor/dtype.h"
+#include "common/tensor/float8_blocks.h"
 
 namespace shardd::ctl {
 namespace {
@@ -32,7 +34,11 @@ Traffic GatherTraffic(const ShardPlan& plan, const Fleet& fleet, int group) {
   if (plan.pools.empty()) return traffic;
   double stored_bytes = 0;
   double image_bytes = 0;
+  double travelling_bytes = 0;  // of all nodes
   for (const int f : GroupOf(plan, group).flat_params) {
+    travelling_bytes += IsFloat8(plan, f) ? static_cast<double>(Float8BlocksBytes(FlatOf(plan, f).numel))
+                                          : static_cast<double>(FlatOf(plan, f).numel) *
+                                                DTypeSizeBytes(FlatOf(plan, f).unsharded_dtype);
     stored_bytes += static_cast<double>(FlatOf(plan, f).numel) * DTypeSizeBytes(FlatOf(plan, f).dtype);
     image_bytes += static_cast<double>(FlatOf(plan, f).numel) * DTypeSizeBytes(FlatOf(plan, f).unsharded_dtype);
   }
@@ -42,7 +48,7 @@ Traffic GatherTraffic(const ShardPlan& plan, const Fleet& fleet, int group) {
     traffic.device_link_bytes = image_bytes * Part(fleet.ranks);
     traffic.memory_bytes = (stored_bytes * (1 - elsewhere) + image_bytes) / fleet.ranks;
   } else {  // one copy for all ranks of the node, which share the link
-    traffic.node_link_bytes = image_bytes * elsewhere / fleet.ranks;
+    traffic.node_link_bytes = travelling_bytes * elsewhere / fleet.ranks;
     traffic.memory_bytes = (stored_bytes * (1 - elsewhere) + image_bytes) / fleet.ranks;
   }
   return traffic;
@@ -70,10 +76,13 @@ double UpdateBytes(const ShardPlan& plan, const Fleet& fleet) {
   double bytes = 0;
   for (const FlatParamPlan& flat : plan.flat_params) {
     if (!flat.requires_grad) continue;
-    const double states = 2 * kFp32Bytes * plan.optimizer_states;
     const double parameters = 2.0 * DTypeSizeBytes(flat.dtype);
     const double copy = flat.params_offset_bytes >= 0 ? DTypeSizeBytes(flat.unsharded_dtype) : 0;
-    bytes += static_cast<double>(flat.numel) * (kFp32Bytes + states + parameters + copy);
+    double states = 0;  // elements; Adafactor's are a few rows and columns
+    for (const int param : flat.params) {
+      for (int k = 0; k < flat.optimizer_states; ++k) states += static_cast<double>(StateNumel(plan, param, k));
+    }
+    bytes += static_cast<double>(flat.numel) * (kFp32Bytes + parameters + copy) + 2 * kFp32Bytes * states;
   }
   return bytes / Owners(plan, fleet, Purpose::kOptimizer);
 }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/plan/node_part.h"
 #include "common/status/status_macros.h"
+#include "common/tensor/float8_blocks.h"
 #include "server/collective/local/fan_out.h"
 #include "server/device/device.h"
 
@@ -109,6 +110,27 @@ void UnshardOnReader(const AllGatherRequest& request, const FlatParamPlan& flat,
   }
 }
 
+// Rounds what this node holds of a flat parameter to float8, as other nodes get it. Ranks' parts may end within blocks,
+// so the devices, which all reach host memory, share the blocks out among themselves.
+void AddFloat8Ops(const AllGatherRequest& request, int flat_param, const std::vector<Device*>& devices,
+                  std::vector<DevicePart>& parts) {
+  static_assert(kMinPieceNumel % kFloat8BlockNumel == 0);
+  const FlatParamPlan& flat = request.plan->flat_params[static_cast<size_t>(flat_param)];
+  size_t next = static_cast<size_t>(request.group) % devices.size();
+  for (const FlatRange& range : NodeRangesByParam(*request.plan, flat_param, request.plan->node)) {
+    const auto count = static_cast<int64_t>(devices.size());
+    const int64_t share = (range.numel + count - 1) / count;
+    const int64_t piece =
+        std::max(kMinPieceNumel, (share + kFloat8BlockNumel - 1) / kFloat8BlockNumel * kFloat8BlockNumel);
+    for (int64_t first = 0; first < range.numel; first += piece) {
+      CastOp op = UnshardOp(request, flat, range.offset + first, range.offset + std::min(range.numel, first + piece));
+      op.float8 = true;
+      PartOf(parts, devices[next]).ops.emplace_back(op);
+      next = (next + 1) % devices.size();
+    }
+  }
+}
+
 }  // namespace
 
 void LocalCollective::AllGather(AllGatherRequest request, Done done) {
@@ -153,6 +175,10 @@ void LocalCollective::AllGather(AllGatherRequest request, Done done) {
     // Each device copies its rank's part; other nodes' parts arrive otherwise.
     for (const int f : request.plan->groups[request.group].flat_params) {
       const FlatParamPlan& flat = request.plan->flat_params[f];
+      if (IsFloat8(*request.plan, f)) {
+        AddFloat8Ops(request, f, devices_, parts);
+        continue;
+      }
       for (size_t rank = 0; rank < devices_.size(); ++rank) {
         const std::vector<Segment> segments = WorkSegments(*request.plan, f, static_cast<int>(rank));
         for (size_t i = 0; i < segments.size();) {

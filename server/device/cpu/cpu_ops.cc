@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/status/status_macros.h"
+#include "common/tensor/float8_blocks.h"
 #include "common/tensor/update_log.h"
 #include "common/tensor/update_scalars.h"
 #include "server/device/device_op.h"
@@ -26,6 +27,7 @@ namespace {
 constexpr int64_t kNormSliceNumel = int64_t{1} << 20;
 // Slices begin at multiples of this many elements, and so on cache lines if operations do.
 constexpr int64_t kSliceAlignment = 4096;
+static_assert(kSliceAlignment % kFloat8BlockNumel == 0);
 
 // Piece of a result that is written through its file: it and as much of two sources fit a core's cache.
 constexpr int64_t kPageBytes = 4096;
@@ -49,6 +51,10 @@ struct Slice {
   }
   void operator()(const ZeroOp& op) const { std::memset(static_cast<char*>(op.dst) + first, 0, count); }
   void operator()(const CastOp& op) const {
+    if (op.float8) {
+      RoundToFloat8Blocks(At(op.src, op.from, first), op.from, At(op.dst, op.to, first), op.to, count);
+      return;
+    }
     Cast(At(op.src, op.from, first), op.from, At(op.dst, op.to, first), op.to, count);
   }
   void operator()(const ReduceOp& op) const {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/tensor/float8_blocks.h"
 #include "server/device/device.h"
 #include "server/device/device_op.h"
 
@@ -35,6 +36,10 @@ struct Check {
   }
   absl::Status operator()(const CastOp& op) const {
     if (op.src == nullptr || op.dst == nullptr) return Malformed("cast", "null pointer");
+    if (op.float8 && !(IsFloatingPoint(op.from) && HasFloat8Blocks(op.to))) {
+      return Malformed("cast", absl::StrCat("float8 has no values for it (got ", DTypeName(op.from), " to ",
+                                            DTypeName(op.to), ", want float32, bfloat16 or float16)"));
+    }
     const bool same = op.from == op.to && DTypeSizeBytes(op.from) > 0;
     if (!same && !(IsFloatingPoint(op.from) && IsFloatingPoint(op.to))) {
       return Malformed("cast", absl::StrCat("no such cast (got ", DTypeName(op.from), " to ", DTypeName(op.to), ")"));

@@ -24,7 +24,7 @@ struct PartOf {
   }
   DeviceOp operator()(const ZeroOp& op) const { return ZeroOp{static_cast<char*>(op.dst) + first, count}; }
   DeviceOp operator()(const CastOp& op) const {
-    return CastOp{At(op.src, op.from, first), op.from, At(op.dst, op.to, first), op.to, count};
+    return CastOp{At(op.src, op.from, first), op.from, At(op.dst, op.to, first), op.to, count, op.float8};
   }
   DeviceOp operator()(const NormOp& op) const { return NormOp{op.src + first, count, op.result}; }
   DeviceOp operator()(const AdamWOp& op) const {

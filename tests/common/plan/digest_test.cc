@@ -2,6 +2,7 @@
 
 #include <functional>
 
+#include "absl/strings/escaping.h"
 #include "tests/common/plan/random_spec.h"
 
 namespace shardd {
@@ -145,6 +146,16 @@ TEST(Digest, EveryKindOfChangeIsSeenAndNamed) {
     }
     EXPECT_NE(FirstDifference(SpecBuilder(original).spec(), changed.spec()), "") << change.name;
   }
+}
+
+// What an option that is false would add makes daemons of two builds strangers, in the middle of a job. Whoever raises
+// the digest's format changes this value.
+TEST(Digest, IsThatOfEarlierBuilds) {
+  SpecBuilder b(2);
+  b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
+  b.Param(0, "w", {10});
+  b.Param(b.AddSharded(0, "a"), "w", {10, 3});
+  EXPECT_EQ(absl::BytesToHexString(b.Plan().digest).substr(0, 16), "5f8573ef5d962a0a");
 }
 
 TEST(Digest, MembershipOfOptimizerGroupsIsSeenAndNamed) {

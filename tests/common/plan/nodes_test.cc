@@ -100,6 +100,53 @@ TEST(Nodes, WhatIsNotServedTogetherIsRefusedByName) {
   }
 }
 
+TEST(Nodes, Float8OfWhatIsNotGatheredOverNodesIsRefused) {
+  for (const int nodes : {0, 2}) {
+    SpecBuilder b = Model(2, nodes);
+    b.config().mutable_mixed_precision()->set_float8_gathers(true);
+    EXPECT_TRUE(Refused(b.spec(), absl::StatusCode::kUnimplemented,
+                        {"plan group \"(root)\": mixed_precision.float8_gathers", "no parameters cross nodes",
+                         nodes == 0 ? "on 1 node" : "on 2 nodes, each with whole copies", "STRATEGY_FULL_SHARD"}));
+  }
+  SpecBuilder b = Model(2, 2);
+  b.spec().mutable_tree()->mutable_modules(1)->mutable_mixed_precision()->set_float8_gathers(true);
+  EXPECT_TRUE(
+      Refused(b.spec(), absl::StatusCode::kUnimplemented, {"plan group \"a\": mixed_precision.float8_gathers"}));
+  b.config().set_strategy(v1::STRATEGY_FULL_SHARD);
+  EXPECT_TRUE(b.Plan().groups[1].mixed_precision.float8_gathers());
+}
+
+TEST(Nodes, Float8OfParametersThatAreReadInFp64IsRefused) {
+  SpecBuilder b = Model(2, 2);
+  b.config().set_strategy(v1::STRATEGY_FULL_SHARD);
+  b.config().mutable_mixed_precision()->set_float8_gathers(true);
+  b.Param(0, "wide", {9}, {.dtype = v1::DTYPE_FLOAT64, .requires_grad = false});
+  b.Param(0, "ids", {9}, {.dtype = v1::DTYPE_INT64, .requires_grad = false});
+  EXPECT_TRUE(Refused(
+      b.spec(), absl::StatusCode::kUnimplemented,
+      {"plan group \"(root)\": mixed_precision.float8_gathers: parameter \"wide\"", "got float64", "set param_dtype"}));
+  b.config().mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
+  const ShardPlan plan = b.Plan();
+  for (size_t f = 0; f < plan.flat_params.size(); ++f) {
+    EXPECT_EQ(IsFloat8(plan, static_cast<int>(f)), plan.flat_params[f].dtype != v1::DTYPE_INT64);
+  }
+}
+
+TEST(Nodes, Float8IsInTheDigestAndNamedWhereItDiffers) {
+  SpecBuilder b = Model(2, 2);
+  b.config().set_strategy(v1::STRATEGY_FULL_SHARD);
+  const std::string digest = b.Plan().digest;
+  SpecBuilder of_job = b;
+  of_job.config().mutable_mixed_precision()->set_float8_gathers(true);
+  EXPECT_NE(of_job.Plan().digest, digest);
+  EXPECT_THAT(FirstDifference(of_job.spec(), b.spec()),
+              HasSubstr("config mixed_precision.float8_gathers differs (got true, want false)"));
+  SpecBuilder of_module = b;
+  of_module.spec().mutable_tree()->mutable_modules(1)->mutable_mixed_precision()->set_float8_gathers(true);
+  EXPECT_NE(of_module.Plan().digest, digest);
+  EXPECT_THAT(FirstDifference(of_module.spec(), b.spec()), HasSubstr("as submitted, float8 gathers, want"));
+}
+
 TEST(Nodes, EditsThatAreWrittenBackTakeNoSnapshot) {
   SpecBuilder b = Model(2, 2);
   EXPECT_FALSE(b.Plan().writes_edits_back());

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "common/plan/largest_node.h"
 #include "common/plan/node_part.h"
 #include "common/tensor/muon.h"
 #include "tests/common/plan/spec_builder.h"
@@ -55,6 +58,25 @@ TEST(Matrices, HaveTheirWorkspaceInTheMemoryPlan) {
   SpecBuilder other(2);
   other.Param(0, "p", {40, 50});
   EXPECT_EQ(other.Plan().memory.workspace_bytes, 0);
+}
+
+TEST(Matrices, TheNodeThatNeedsMostIsPlanned) {
+  SpecBuilder b = Model(2);
+  for (const char* address : {"a:1", "b:1", "c:1"}) b.config().mutable_nodes()->add_addresses(address);
+  for (const bool on_gpus : {false, true}) {
+    std::vector<int64_t> totals;
+    for (int node = 0; node < 3; ++node) {
+      const ShardPlan plan = *PlanShards(b.spec(), node);
+      totals.push_back(on_gpus ? plan.memory.TotalBytesOnGpus(2) : plan.memory.TotalBytes(2));
+    }
+    const absl::StatusOr<LargestNode> largest = PlanLargestNode(b.spec(), on_gpus);
+    ASSERT_TRUE(largest.ok()) << largest.status();
+    const auto most = std::max_element(totals.begin(), totals.end());
+    EXPECT_EQ(largest->total_bytes, *most);
+    EXPECT_EQ(largest->least_bytes, *std::min_element(totals.begin(), totals.end()));
+    EXPECT_LT(largest->least_bytes, largest->total_bytes) << "matrices are whole";
+    EXPECT_EQ(largest->plan.node, most - totals.begin());
+  }
 }
 
 TEST(Matrices, OtherParametersOfMuonAreRefusedByName) {

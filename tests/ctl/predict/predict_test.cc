@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/ctl/predict/simulation.h"
+#include "client/ctl/predict/transfers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/plan/spec_builder.h"
@@ -21,12 +22,13 @@ constexpr int64_t kBlockNumel = 1 << 20;
 constexpr double kTokens = 1000;
 
 // Six blocks of a MiB of elements inside a root that has next to nothing.
-std::shared_ptr<const ShardPlan> Blocks(int ranks, int nodes, bool gpus, bool forward_prefetch = true) {
+std::shared_ptr<const ShardPlan> Blocks(int ranks, int nodes, bool gpus, bool forward_prefetch = true,
+                                        v1::OptimizerKind optimizer = v1::OPTIMIZER_KIND_ADAMW) {
   SpecBuilder builder(ranks);
   builder.config().set_trainers_never_write(true);
   builder.config().set_unshard_mode(v1::UNSHARD_MODE_POOLED);
   builder.config().set_forward_prefetch(forward_prefetch);
-  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
+  builder.config().mutable_optimizer()->set_kind(optimizer);
   if (gpus) builder.config().set_unsharded_pools(ranks);
   for (int node = 0; nodes > 1 && node < nodes; ++node) {
     builder.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7100"));
@@ -99,6 +101,20 @@ TEST(PredictTest, WithFreeComputationAStepIsItsBytes) {
   EXPECT_NEAR(p.exposed_unshard_s + p.exposed_reduction_s, p.step_s, 1e-6);
 }
 
+TEST(PredictTest, AnUpdateMovesTheStatesThatItsOptimizerHas) {
+  Machine machine = Even(/*gpus=*/false);
+  machine.memory_bytes_per_s = 1;
+  const auto bytes = [&](v1::OptimizerKind optimizer) {
+    return Of(Blocks(2, 1, false, true, optimizer), {1, 2, false}, machine).update_s;
+  };
+  constexpr double kReadAndWritten = 2 * 4;
+  constexpr double kOfEach = kBlocks * kBlockNumel / 2.0;
+  const double adamw = bytes(v1::OPTIMIZER_KIND_ADAMW);
+  EXPECT_NEAR(adamw - bytes(v1::OPTIMIZER_KIND_LION), kReadAndWritten * kOfEach, 100);
+  // Adafactor has 1,024 rows and 1,024 columns for each.
+  EXPECT_NEAR(adamw - bytes(v1::OPTIMIZER_KIND_ADAFACTOR), kReadAndWritten * (2 * kOfEach - kBlocks * 1024), 100);
+}
+
 // A rank gets what it has not, once for forward and once for backward (but of the last blocks, which are there still),
 // and sends as many sums.
 TEST(PredictTest, BytesBetweenNodesAreTheLowerBound) {
@@ -109,6 +125,22 @@ TEST(PredictTest, BytesBetweenNodesAreTheLowerBound) {
     EXPECT_GE(p.unshards, 1 + kBlocks);
     EXPECT_LE(p.unshards, 1 + 2 * kBlocks);
   }
+}
+
+TEST(PredictTest, Float8GathersSendAByteForEachElement) {
+  SpecBuilder builder(2);
+  builder.config().mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
+  builder.config().mutable_nodes()->add_addresses("node0:7100");
+  builder.config().mutable_nodes()->add_addresses("node1:7100");
+  builder.Param(0, "w", {1024, 1024});
+  const Fleet fleet = {2, 2, false};
+  const Traffic bf16 = GatherTraffic(builder.Plan(), fleet, 0);
+  builder.config().mutable_mixed_precision()->set_float8_gathers(true);
+  const Traffic float8 = GatherTraffic(builder.Plan(), fleet, 0);
+  // Half of it comes from the other node, over a link that two ranks share.
+  EXPECT_EQ(bf16.node_link_bytes, 2.0 * kBlockNumel / 2 / 2);
+  EXPECT_EQ(float8.node_link_bytes, (kBlockNumel + kBlockNumel / 128.0) / 2 / 2);
+  EXPECT_EQ(float8.memory_bytes, bf16.memory_bytes);
 }
 
 TEST(PredictTest, OnCpusPrefetchHidesGathers) {

@@ -164,13 +164,13 @@ TEST_F(NodesRowsLost, WhereTrainersStepThemselvesTheJobEndsByName) {
   EXPECT_TRUE(absl::StrContains(all, "does not send it where optimizers step in the trainers")) << all;
 }
 
-struct Kind {
+struct StateKind {
   const char* name;
   Args more;
 };
 
 // What the state consists of, and what is under way when a daemon is lost.
-class NodesRowsLostKinds : public NodesRowsLost, public ::testing::WithParamInterface<Kind> {};
+class NodesRowsLostKinds : public NodesRowsLost, public ::testing::WithParamInterface<StateKind> {};
 
 TEST_P(NodesRowsLostKinds, AtAnyMomentNothingIsLost) {
   Start(4, 1);
@@ -191,10 +191,11 @@ TEST_P(NodesRowsLostKinds, AtAnyMomentNothingIsLost) {
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, NodesRowsLostKinds,
-    ::testing::Values(Kind{"Dim0Bf16", {{"layout", "DIM0"}, {"param_dtype", "bf16"}, {"max_norm", "0.1"}}},
-                      Kind{"Loads", {{"load_every", "1"}}},
-                      Kind{"Edits", {{"load_every", "1"}, {"edits", "1"}, {"trainers_write", "1"}, {"wait_step", "1"}}},
-                      Kind{"Parts", {{"parts", "1"}, {"momentum", "0"}, {"lr", "0.003"}}}),
+    ::testing::Values(StateKind{"Dim0Bf16", {{"layout", "DIM0"}, {"param_dtype", "bf16"}, {"max_norm", "0.1"}}},
+                      StateKind{"Loads", {{"load_every", "1"}}},
+                      StateKind{"Edits",
+                                {{"load_every", "1"}, {"edits", "1"}, {"trainers_write", "1"}, {"wait_step", "1"}}},
+                      StateKind{"Parts", {{"parts", "1"}, {"momentum", "0"}, {"lr", "0.003"}}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -1,8 +1,8 @@
 #ifndef SHARDD_TESTS_E2E_RANKS_PRECISION_H_
 #define SHARDD_TESTS_E2E_RANKS_PRECISION_H_
 
-// In what dtypes a group is unsharded and reduced. Of the job: param_dtype, reduce_dtype, keep_low. Of a group, in
-// place of all of these: mixed=GROUP:PARAM_DTYPE/REDUCE_DTYPE[/kept],...; an empty dtype is none.
+// In what dtypes a group is unsharded and reduced. Of the job: param_dtype, reduce_dtype, keep_low, float8. Of a group,
+// in place of all of these: mixed=GROUP:PARAM_DTYPE/REDUCE_DTYPE[/kept],...; an empty dtype is none, and float8 false.
 
 #include <sstream>
 #include <string>
@@ -15,6 +15,7 @@ struct Precision {
   std::string param_dtype;   // "": as stored
   std::string reduce_dtype;  // "": as submitted
   bool keep_low = false;
+  bool float8 = false;  // MixedPrecision.float8_gathers
 };
 
 inline bool HasOwnPrecision(const Args& args, const std::string& group) {
@@ -29,9 +30,9 @@ inline Precision PrecisionOf(const Args& args, const std::string& group) {
     if (item.substr(0, colon) != group) continue;
     const size_t end = item.find('/', slash + 1);
     return {item.substr(colon + 1, slash - colon - 1), item.substr(slash + 1, end - slash - 1),
-            end != std::string::npos};
+            end != std::string::npos, false};
   }
-  return {args.Text("param_dtype"), args.Text("reduce_dtype"), args.Int("keep_low") != 0};
+  return {args.Text("param_dtype"), args.Text("reduce_dtype"), args.Int("keep_low") != 0, args.Int("float8") != 0};
 }
 
 }  // namespace shardd::e2e

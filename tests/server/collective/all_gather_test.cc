@@ -1,6 +1,8 @@
 // What every Collective must do with parameters.
 
+#include "common/plan/node_part.h"
 #include "tests/server/collective/collective_fixture.h"
+#include "tests/testing/float8_reference.h"
 
 namespace shardd {
 namespace {
@@ -148,6 +150,52 @@ TEST_P(AllGatherTest, WhatHasACastCopyIsCopiedFromIt) {
   const absl::Status refused = Gather({&plan_, 0, shards.data(), slot.data(), -1, {}, ""});
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("no cast parameters"));
+}
+
+// Ranks' parts end within blocks, which begin where the node's part of a parameter does.
+TEST_P(AllGatherTest, TheNodesPartIsReadAsOtherNodesGetIt) {
+  for (const v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
+    for (const DType dtype : {v1::DTYPE_UNSPECIFIED, v1::DTYPE_BFLOAT16}) {
+      SCOPED_TRACE(absl::StrCat(v1::Layout_Name(layout), " ", DTypeName(dtype)));
+      SpecBuilder builder(3);
+      builder.config().set_layout(layout);
+      builder.config().mutable_mixed_precision()->set_param_dtype(dtype);
+      builder.config().mutable_mixed_precision()->set_float8_gathers(true);
+      for (int node = 0; node < 2; ++node) {
+        builder.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7000"));
+      }
+      builder.Param(0, "weight", {401, 1001});
+      builder.Param(0, "bias", {7});
+      builder.Param(0, "ids", {41}, {.dtype = v1::DTYPE_INT64, .requires_grad = false});
+      Start(*PlanShards(builder.spec(), 1), 3);
+      Bytes shards(plan_.memory.shards_bytes, 0x37);
+      for (const int p : {0, 1}) WriteShard(plan_, shards, p, ParamValues(plan_, p, 5));
+      Bytes slot(plan_.groups[0].unsharded_bytes, 0xff);
+      const absl::Status status = Gather({&plan_, 0, shards.data(), slot.data(), -1, {}, "unshard"});
+      if (absl::IsUnimplemented(status)) {  // on GPUs; such a job is refused
+        EXPECT_THAT(std::string(GetParam().name), HasSubstr("nccl"));
+        continue;
+      }
+      ASSERT_TRUE(status.ok()) << status;
+      for (size_t p = 0; p < 3; ++p) {
+        const Place at(plan_, static_cast<int>(p));
+        const ParamRange own = NodeRangeOf(plan_, static_cast<int>(p), 1);
+        ASSERT_GT(own.numel, 0);
+        std::string want(static_cast<size_t>(own.numel * DTypeSizeBytes(at.flat.unsharded_dtype)), 0x37);
+        if (IsFloatingPoint(at.flat.dtype)) {
+          std::vector<float> values(static_cast<size_t>(own.numel));
+          Cast(shards.data() + at.flat.shards_offset_bytes + (at.offset + own.first) * 4, v1::DTYPE_FLOAT32,
+               want.data(), at.flat.unsharded_dtype, own.numel);
+          Cast(want.data(), at.flat.unsharded_dtype, values.data(), v1::DTYPE_FLOAT32, own.numel);
+          testing::RoundToFloat8(values.data(), own.numel);
+          Cast(values.data(), v1::DTYPE_FLOAT32, want.data(), at.flat.unsharded_dtype, own.numel);
+        }
+        EXPECT_TRUE(BytesOf(slot.data() + at.flat.pool_offset_bytes, at.flat.unsharded_dtype, at.offset + own.first,
+                            own.numel) == want)
+            << plan_.params[p].fqn;
+      }
+    }
+  }
 }
 
 TEST_P(AllGatherTest, MalformedRequestsAreRefused) {

@@ -239,10 +239,10 @@ class JobNodesTest : public ::testing::Test {
     nodes->worker = &worker_;
     nodes->events = std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&, bool) { return absl::OkStatus(); });
     nodes->links = std::make_unique<Wire::End>(&wire_, number);
-    auto peers = std::make_shared<PeerExchange>(
-        nodes->links.get(), node.plan->node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots,
-        node.plan->node_piece_bytes / static_cast<int64_t>(sizeof(float)),
-        node.plan->cut_over_nodes ? NodesOfRow(*node.plan) : 0);
+    std::shared_ptr<PeerExchange> peers =
+        *PeerExchange::Make(nodes->links.get(), node.plan->node_slot_bytes / static_cast<int64_t>(sizeof(float)),
+                            kNodeSlots, node.plan->node_piece_bytes / static_cast<int64_t>(sizeof(float)),
+                            node.plan->cut_over_nodes ? NodesOfRow(*node.plan) : 0);
     if (node.plan->cut_over_nodes) {
       const JobSlab* const source = in_trainers_ ? init.memory->parameters() : init.memory->shards();
       nodes->gather = std::make_unique<PeerGather>(node.plan, nodes->links.get(), source->At(0));

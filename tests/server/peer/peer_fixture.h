@@ -12,10 +12,12 @@
 #include "absl/strings/str_cat.h"
 #include "server/peer/peer_network.h"
 #include "tests/server/peer/recorder.h"
+#include "tests/testing/grpc_process.h"
 
 namespace shardd::testing {
 
 inline PeerNetwork::Options Loopback() {
+  KeepGrpc();
   PeerNetwork::Options options;
   options.listen = "127.0.0.1:0";
   return options;

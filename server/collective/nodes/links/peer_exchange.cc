@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "common/tensor/kernels.h"
 #include "server/collective/nodes/links/peer_sum.h"
@@ -15,22 +16,31 @@ constexpr int64_t kMaxUnsentBytes = int64_t{4} << 20;  // per node
 constexpr int64_t kChunkNumel = PeerLinks::kMaxDataBytes / int64_t{sizeof(float)};
 constexpr int64_t kAddNumel = 4096;  // fits L1: a destination is one of its sources, and these must not overlap
 
-float* AllocateAligned(int64_t numel) {
-  const size_t bytes = static_cast<size_t>(numel) * sizeof(float);
-  return static_cast<float*>(std::aligned_alloc(64, std::max<size_t>(64, (bytes + 63) / 64 * 64)));
-}
-
 }  // namespace
 
-PeerExchange::PeerExchange(PeerLinks* links, int64_t max_numel, int slots, int64_t max_piece_numel, int places)
+absl::StatusOr<std::unique_ptr<PeerExchange>> PeerExchange::Make(PeerLinks* links, int64_t max_numel, int slots,
+                                                                 int64_t max_piece_numel, int places) {
+  const int64_t slot_numel = std::max(max_piece_numel, PieceCut{max_numel, links->nodes()}.PieceNumel());
+  const size_t bytes = static_cast<size_t>(slots * (links->nodes() - 1) * slot_numel) * sizeof(float);
+  Memory memory(static_cast<float*>(std::aligned_alloc(64, std::max<size_t>(64, (bytes + 63) / 64 * 64))), &std::free);
+  if (memory == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat("add over nodes: no memory for what ", links->nodes() - 1,
+                                                     " other node(s) send (want ", bytes,
+                                                     " bytes); give the daemon more memory"));
+  }
+  return absl::WrapUnique(new PeerExchange(links, max_numel, slots, slot_numel, places, std::move(memory)));
+}
+
+PeerExchange::PeerExchange(PeerLinks* links, int64_t max_numel, int slots, int64_t slot_numel, int places,
+                           Memory memory)
     : links_(links),
       node_(links->node()),
       nodes_(links->nodes()),
       places_(places == 0 ? nodes_ : places),
       max_numel_(max_numel),
       slot_count_(slots),
-      slot_numel_(std::max(max_piece_numel, PieceCut{max_numel, nodes_}.PieceNumel())),
-      memory_(AllocateAligned(slots * (nodes_ - 1) * slot_numel_), &std::free),
+      slot_numel_(slot_numel),
+      memory_(std::move(memory)),
       slots_(slots),
       peers_(nodes_) {
   thread_ = std::thread([this] { Run(); });

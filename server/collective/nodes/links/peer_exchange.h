@@ -38,11 +38,12 @@ class PeerLinks;
 class PeerExchange final : public NodeExchange {
  public:
   // `max_numel`: most elements of one sum's parts together. Allocates slots * (nodes - 1) * CutOf(max_numel) for
-  // receiving.
+  // receiving; RESOURCE_EXHAUSTED: the system has not so much.
   // REQUIRES: `links` outlives it.
   // `max_piece_numel`: most elements that one node adds, if more than an equal part. `places`: nodes of a row
   // (common/plan/node_part.h); 0: all nodes are one.
-  PeerExchange(PeerLinks* links, int64_t max_numel, int slots, int64_t max_piece_numel = 0, int places = 0);
+  static absl::StatusOr<std::unique_ptr<PeerExchange>> Make(PeerLinks* links, int64_t max_numel, int slots,
+                                                            int64_t max_piece_numel = 0, int places = 0);
   // REQUIRES: OnData and OnDown are not called any more. Waits for bytes that links still use: for a node that has
   // stopped, until its link is lost.
   ~PeerExchange() override;
@@ -87,6 +88,8 @@ class PeerExchange final : public NodeExchange {
     bool touched = false;      // this generation has had traffic with it
   };
 
+  using Memory = std::unique_ptr<float, decltype(&std::free)>;
+  PeerExchange(PeerLinks* links, int64_t max_numel, int slots, int64_t slot_numel, int places, Memory memory);
   void Enter(uint64_t generation, SumPtr sum) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   // Each does one thing, dropping the mutex for it. Returns false if there was nothing to do.
@@ -118,9 +121,8 @@ class PeerExchange final : public NodeExchange {
   const int places_;
   const int64_t max_numel_;
   const int slot_count_;
-  const int64_t slot_numel_;                                   // the most that one other node sends of a piece
-  const std::unique_ptr<float, decltype(&std::free)> memory_;  // slots by nodes - 1; Slot::received says who writes
-                                                               // where
+  const int64_t slot_numel_;  // the most that one other node sends of a piece
+  const Memory memory_;       // slots by nodes - 1; Slot::received says who writes where
   std::thread thread_;
 
   mutable absl::Mutex mutex_;

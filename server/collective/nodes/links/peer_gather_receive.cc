@@ -1,6 +1,7 @@
 // Receives the answers to this node's pulls (peer_gather.h).
 
 #include "absl/strings/str_cat.h"
+#include "common/tensor/float8_blocks.h"
 #include "server/collective/nodes/links/peer_gather.h"
 
 namespace shardd {
@@ -37,6 +38,12 @@ absl::Status PeerGather::ReceiveLocked(int node, const v1::PeerData& header, abs
         "another part of group \"", plan_->groups[static_cast<size_t>(call->group)].name, "\" was to be sent (got ",
         size, " bytes at ", header.offset(), " of ", header.numel(), ", want at most ",
         parts.bytes() - transfer->received, " at ", transfer->received, " of ", parts.bytes(), ")"));
+  }
+  if (!parts.MayEndAt(header.offset() + size)) {
+    return absl::InvalidArgumentError(absl::StrCat("a piece of group \"",
+                                                   plan_->groups[static_cast<size_t>(call->group)].name,
+                                                   "\" ends within a float8 block (got ", size, " bytes at ",
+                                                   header.offset(), ", want whole blocks of ", kFloat8BlockBytes, ")"));
   }
   if (!call->ended.has_value()) {
     // No mutex is needed: each node has its own ranges of the image, and this is the only call for this node.

@@ -22,6 +22,8 @@
 #include "tests/common/plan/spec_builder.h"
 #include "tests/server/collective/nodes/fake_links.h"
 #include "tests/server/collective/nodes/gather_gpus.h"
+#include "tests/testing/float8_reference.h"
+#include "tests/testing/grpc_process.h"
 #include "tests/testing/poll.h"
 
 namespace shardd::testing {
@@ -29,13 +31,14 @@ namespace shardd::testing {
 inline constexpr char kUntouched = '\xee';
 
 // root(w, ids) { block(w, bias, frozen), tiny(w), large(w) }, with parts that are uneven, and of "tiny" empty but one.
-// `row`: the nodes of one; 0: all are.
-inline v1::JobSpec GatherSpec(int nodes, v1::Layout layout, DType param_dtype, int row = 0) {
+// `row`: the nodes of one; 0: all are. `float8`: MixedPrecision.float8_gathers.
+inline v1::JobSpec GatherSpec(int nodes, v1::Layout layout, DType param_dtype, int row = 0, bool float8 = false) {
   SpecBuilder b(/*world_size=*/2);
   b.config().set_strategy(row > 0 ? v1::STRATEGY_HYBRID_SHARD : v1::STRATEGY_FULL_SHARD);
   b.config().set_shard_group_size(2 * row);
   b.config().set_layout(layout);
   b.config().mutable_mixed_precision()->set_param_dtype(param_dtype);
+  b.config().mutable_mixed_precision()->set_float8_gathers(float8);
   for (int node = 0; node < nodes; ++node) {
     b.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7000"));
   }
@@ -148,11 +151,16 @@ class GatherNode final : public PeerLinks::Events {
                     gathered->Done());
     return gathered;
   }
-  // The other nodes' elements are those of the version, in unsharded_dtype; all else is as it was.
+  // The other nodes' elements are those of the version, in unsharded_dtype, through float8 if that is asked for; all
+  // else is as it was.
   void Check(const Gathered& gathered, int group, uint64_t version) const {
     std::string want(gathered.image.size(), kUntouched);
     for (const int f : plan->groups[static_cast<size_t>(group)].flat_params) {
       const FlatParamPlan& flat = plan->flat_params[static_cast<size_t>(f)];
+      if (IsFloatingPoint(flat.dtype) && plan->config.mixed_precision().float8_gathers()) {
+        WantFloat8(f, version, want.data() + flat.pool_offset_bytes);
+        continue;
+      }
       std::vector<bool> own(static_cast<size_t>(flat.padded_numel));
       for (int rank = 0; rank < plan->world_size; ++rank) {
         for (const Segment& segment : WorkSegments(*plan, f, rank)) {
@@ -203,6 +211,28 @@ class GatherNode final : public PeerLinks::Events {
   std::pmr::string shards;
 
  private:
+  // What the other nodes hold of a flat parameter, each node's part of each parameter in blocks of its own.
+  void WantFloat8(int flat_param, uint64_t version, char* want) const {
+    const FlatParamPlan& flat = plan->flat_params[static_cast<size_t>(flat_param)];
+    for (int other = 0; other < NodesOfRow(*plan); ++other) {
+      for (const int p : flat.params) {
+        const ParamRange range = NodeRangeOf(*plan, p, other);
+        const int64_t first = plan->params[static_cast<size_t>(p)].offset + range.first;
+        if (other == plan->node) continue;
+        std::vector<float> values(static_cast<size_t>(range.numel));
+        for (int64_t i = 0; i < range.numel; ++i) {
+          float stored = 0;
+          char read[4];
+          PutValue(flat.dtype, version, static_cast<size_t>(flat_param), first + i, reinterpret_cast<char*>(&stored));
+          Cast(&stored, flat.dtype, read, flat.unsharded_dtype, 1);
+          Cast(read, flat.unsharded_dtype, &values[static_cast<size_t>(i)], v1::DTYPE_FLOAT32, 1);
+        }
+        RoundToFloat8(values.data(), range.numel);
+        Cast(values.data(), v1::DTYPE_FLOAT32, want + first * DTypeSizeBytes(flat.unsharded_dtype),
+             flat.unsharded_dtype, range.numel);
+      }
+    }
+  }
   // Another one for each version, flat parameter and element.
   static void PutValue(DType dtype, uint64_t version, size_t flat_param, int64_t element, char* to) {
     const uint64_t mixed = (version * 1'000'003 + flat_param * 7919 + static_cast<uint64_t>(element)) * 2654435761u;
@@ -228,6 +258,7 @@ class GatherWorld {
     for (int i = 0; i < nodes; ++i) {
       node.push_back(std::make_unique<GatherNode>(spec, i, gpus_.get()));
       if (sockets) {
+        KeepGrpc();
         PeerNetwork::Options options;
         options.listen = "127.0.0.1:0";
         networks_.push_back(*PeerNetwork::Create(options));

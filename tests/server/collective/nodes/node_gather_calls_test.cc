@@ -123,6 +123,29 @@ class NodeGatherCallsTest : public ::testing::Test {
   int large_ = 0;
 };
 
+// A block without all its elements cannot be read, and nobody who runs this code sends one.
+TEST(NodeGatherCalls, APieceThatEndsWithinAFloat8BlockIsRefused) {
+  HandLinks links;
+  GatherNode node(GatherSpec(2, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16, 0, /*float8=*/true), 0);
+  node.Start(&links);
+  node.OnUp(1);
+  node->Begin(1);
+  const int large = node.plan->FindGroup("large");
+  const std::unique_ptr<Gathered> gathered = node.Ask(1, large, 1);
+  v1::PeerData header;
+  header.set_generation(1);
+  header.set_sequence(links.TakeSaid().pull().transfer());
+  header.set_slab(v1::SLAB_UNSHARDED);
+  header.set_numel(GatherParts(*node.plan, large, 1).bytes());
+  node->OnData(1, header, std::string(2 * 129, 'a'));
+  EXPECT_FALSE(gathered->done());
+  header.set_offset(2 * 129);
+  node->OnData(1, header, std::string(130, 'a'));
+  EXPECT_TRUE(absl::IsInvalidArgument(gathered->Wait())) << gathered->Wait();
+  EXPECT_THAT(gathered->Wait().message(), HasSubstr("ends within a float8 block (got 130 bytes at 258"));
+  node.Stop();
+}
+
 TEST_F(NodeGatherCallsTest, WhatIsAskedAndSent) {
   const std::unique_ptr<Gathered> gathered = node_.Ask(1, block_, 3);
   const v1::PeerMessage pull = links_.TakeSaid();

@@ -21,12 +21,13 @@ struct Case {
   DType param_dtype;
   bool gpus = false;  // by NCCL
   int row = 0;        // as GatherSpec
+  bool float8 = false;
 };
 
 class NodeGatherTest : public ::testing::TestWithParam<Case> {
  protected:
   static v1::JobSpec Spec() {
-    return GatherSpec(GetParam().nodes, GetParam().layout, GetParam().param_dtype, GetParam().row);
+    return GatherSpec(GetParam().nodes, GetParam().layout, GetParam().param_dtype, GetParam().row, GetParam().float8);
   }
 };
 
@@ -38,14 +39,18 @@ std::string NameOf(const ::testing::TestParamInfo<Case>& info) {
                       : info.param.sockets ? "OverSockets"
                                            : "OverQueues",
                       info.param.layout == v1::LAYOUT_FLAT ? "Flat" : "Dim0",
-                      info.param.param_dtype == v1::DTYPE_BFLOAT16 ? "Bf16" : "Fp32");
+                      info.param.param_dtype == v1::DTYPE_BFLOAT16 ? "Bf16" : "Fp32",
+                      info.param.float8 ? "Float8" : "");
 }
 
 const auto kOneSided = ::testing::Values(
     Case{2, false, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED}, Case{3, false, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16},
     Case{2, false, v1::LAYOUT_DIM0, v1::DTYPE_BFLOAT16}, Case{3, false, v1::LAYOUT_DIM0, v1::DTYPE_UNSPECIFIED},
     Case{3, true, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16}, Case{4, false, v1::LAYOUT_DIM0, v1::DTYPE_BFLOAT16, false, 2},
-    Case{6, true, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED, false, 3});
+    Case{6, true, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED, false, 3},
+    Case{3, true, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16, false, 0, true},
+    Case{2, false, v1::LAYOUT_DIM0, v1::DTYPE_UNSPECIFIED, false, 0, true},
+    Case{6, false, v1::LAYOUT_DIM0, v1::DTYPE_BFLOAT16, false, 3, true});
 INSTANTIATE_TEST_SUITE_P(Nodes, NodeGatherTest, kOneSided, NameOf);
 INSTANTIATE_TEST_SUITE_P(Nodes, OneSidedGatherTest, kOneSided, NameOf);
 INSTANTIATE_TEST_SUITE_P(OnGpus, NodeGatherTest,
@@ -246,6 +251,26 @@ TEST_P(NodeGatherTest, LostNodeEndsGathersAndTheNextGenerationGoesOn) {
   for (const std::unique_ptr<Gathered>& one : given_up) {
     ASSERT_EQ(one->image.find_first_not_of('x'), std::string::npos) << "written after it was told";
   }
+}
+
+// A byte for each element and one for each block, where bf16 takes two for each element.
+TEST(NodeGather, Float8TakesHalfTheBytesOfBf16) {
+  int64_t received[2] = {0, 0};
+  for (const bool float8 : {false, true}) {
+    GatherWorld world(GatherSpec(2, v1::LAYOUT_DIM0, v1::DTYPE_BFLOAT16, 0, float8), /*sockets=*/true);
+    for (int i = 0; i < world.nodes; ++i) world.node[i]->SetVersion(1);
+    const int large = world.node[0]->plan->FindGroup("large");
+    const std::unique_ptr<Gathered> gathered = world.node[0]->Ask(1, large, 1);
+    ASSERT_TRUE(gathered->Wait().ok()) << gathered->Wait();
+    const std::string described = world.node[0]->operator->()->Describe();
+    ASSERT_TRUE(absl::SimpleAtoi(
+        described.substr(described.find(": ") + 2, described.find(" bytes") - described.find(": ") - 2),
+        &received[float8 ? 1 : 0]))
+        << described;
+  }
+  const int64_t numel = int64_t{349} * 1001;  // the rows of node 1
+  EXPECT_EQ(received[0], 2 * numel);
+  EXPECT_EQ(received[1], numel + (numel + 127) / 128);
 }
 
 TEST(NodeGather, ANodeOfAnotherRowIsRefused) {

@@ -11,6 +11,7 @@
 
 #include "absl/time/clock.h"
 #include "tests/server/collective/nodes/peer_world.h"
+#include "tests/testing/sanitizers.h"
 
 namespace shardd::testing {
 namespace {
@@ -51,6 +52,14 @@ INSTANTIATE_TEST_SUITE_P(Nodes, PeerExchangeTest,
                          [](const ::testing::TestParamInfo<Case>& info) {
                            return absl::StrCat(info.param.nodes, info.param.sockets ? "OverSockets" : "OverQueues");
                          });
+
+TEST(PeerExchangeMemory, WhatTheSystemHasNotIsRefused) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer ends a process that asks for so much";
+  PeerWorld world(2, /*sockets=*/false, 64);
+  const auto made = PeerExchange::Make(world.links[0].get(), int64_t{1} << 50, 2);
+  EXPECT_TRUE(absl::IsResourceExhausted(made.status())) << made.status();
+  EXPECT_THAT(std::string(made.status().message()), HasSubstr("no memory for what 1 other node(s) send"));
+}
 
 TEST_P(PeerExchangeTest, AllNodesHaveTheSumInTheOrderOfNodes) {
   PeerWorld world(GetParam().nodes, GetParam().sockets, 1 << 20);

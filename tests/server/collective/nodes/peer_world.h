@@ -18,6 +18,7 @@
 #include "server/job/wait.h"
 #include "server/peer/peer_network.h"
 #include "tests/server/collective/nodes/fake_links.h"
+#include "tests/testing/grpc_process.h"
 #include "tests/testing/poll.h"
 
 namespace shardd::testing {
@@ -160,6 +161,7 @@ class PeerWorld {
     for (int node = 0; node < nodes; ++node) {
       routers.push_back(std::make_unique<Router>(nodes));
       if (sockets) {
+        KeepGrpc();
         PeerNetwork::Options options;
         options.listen = "127.0.0.1:0";
         networks_.push_back(*PeerNetwork::Create(options));
@@ -188,7 +190,7 @@ class PeerWorld {
       links[node] = *networks_[node]->Join({.job = "llm", .uid = 1, .node = node, .addresses = addresses_, .spec = ""},
                                            routers[node].get());
     }
-    exchanges[node] = std::make_unique<PeerExchange>(links[node].get(), max_numel_, kSlots, max_piece_numel_, places_);
+    exchanges[node] = *PeerExchange::Make(links[node].get(), max_numel_, kSlots, max_piece_numel_, places_);
     routers[node]->Set(exchanges[node].get());
   }
   void WaitUp() {

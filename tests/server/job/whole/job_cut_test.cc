@@ -97,7 +97,9 @@ TEST_F(JobCutTest, APromiseOutlastsALongSilenceAndClosesNoNode) {
   wire_.SetUp(true);
   for (int node = 0; node < 2; ++node) IsAt(node, 2);
   for (int node = 0; node < 2; ++node) {
-    if (job(node).sessions()[0].get() == nullptr) Attach(node);
+    bool attached = false;
+    OnLoop([&] { attached = job(node).sessions()[0].get() != nullptr; });
+    if (!attached) Attach(node);
   }
   TrainsTo(3);
 }

@@ -61,7 +61,9 @@ class JobNode0Test : public JobNodesTest {
       ASSERT_TRUE(Until([&] { return job(node).committed().version() > 0; })) << "node " << node << " has no state";
     }
     for (int node = 0; node < count(); ++node) {
-      if (job(node).sessions()[0].get() == nullptr) Attach(node);
+      bool attached = false;
+      OnLoop([&] { attached = job(node).sessions()[0].get() != nullptr; });
+      if (!attached) Attach(node);
     }
   }
 };
@@ -76,8 +78,10 @@ TEST_F(JobNode0Test, ItsStateComesFromAnotherAndTheJobGoesOn) {
   }
   OpenAgain(0);
   AttachAll();
-  EXPECT_EQ(job(0).view().committed_step(), 3);
-  EXPECT_EQ(job(0).committed().version(), job(1).committed().version());
+  OnLoop([&] {
+    EXPECT_EQ(job(0).view().committed_step(), 3);
+    EXPECT_EQ(job(0).committed().version(), job(1).committed().version());
+  });
   EXPECT_TRUE(HasEvent("step 3 came from node 1"));
   for (int64_t step = 4; step <= 5; ++step) TrainsTo(step);
 }

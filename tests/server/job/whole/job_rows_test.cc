@@ -144,6 +144,7 @@ TEST_F(JobRowsTest, NobodyAsksToWriteWhileDigestsAreTaken) {
     EXPECT_TRUE(testing::PollUntil([&] { return StreamOf(node).FullParams().number() == 1; }, kPatience)) << node;
   }
   EXPECT_EQ(asked, 3) << "node 0 needs no link";
+  wire_.Drop(nullptr);  // what closing the job sends is not counted in a local that is no more
 }
 
 class JobRowsLost : public JobRowsTest {
@@ -237,8 +238,11 @@ TEST_P(JobRowsSchedules, DaemonsThatKeepNothingLoseNothing) {
     const int node = static_cast<int>(rng() % 4);
     const int other = (node + 2) % 4;
     bool has = false;
-    OnLoop([&] { has = job(other).committed().version() > 0 && !job(other).nodes().fetching(); });
-    if (rng() % 40 == 0 && has && job(node).committed().version() > 0) {
+    OnLoop([&] {
+      has =
+          job(other).committed().version() > 0 && !job(other).nodes().fetching() && job(node).committed().version() > 0;
+    });
+    if (rng() % 40 == 0 && has) {
       Kill(node);
       OpenAgain(node);
       given.erase(node);

@@ -62,6 +62,8 @@ def _precision(group: ShardGroup) -> dict[str, Any]:
         mixed["reduceDtype"] = dtype_name(group.mp_policy.reduce_dtype, "mp_policy.reduce_dtype")
     if group.precision is not None and group.precision.policy.keep_low_precision_grads:
         mixed["keepLowPrecisionGrads"] = True
+    if group.float8_gathers:
+        mixed["float8Gathers"] = True
     return mixed
 
 

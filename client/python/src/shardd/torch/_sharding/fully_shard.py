@@ -153,10 +153,11 @@ def _apply(
     dp_mesh_dims: Any,
     layout: str,
     older: FlatOptions | None,
+    float8_gathers: bool,
 ) -> Any:
     _fsdp_init._validate_module(module, "fully_shard")
     if older is not None:
-        return _apply_flat(module, older)
+        return _apply_flat(module, older, float8_gathers)
     given_mesh, mesh = mesh, mesh or _fsdp_init._init_default_mesh()
     _check_arguments(mesh, dp_mesh_dims)
     if dp_mesh_dims is not None and layout == "flat":
@@ -170,7 +171,7 @@ def _apply(
         if shard_placement_fn is not None:
             raise TypeError("fully_shard: shard_placement_fn with layout flat: pieces are cut wherever the cut falls")
         options = newer_options(mesh_info, given_mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params)
-        return _apply_flat(module, options)
+        return _apply_flat(module, options, float8_gathers)
     automatic = reshard_after_forward is None
     post_forward_mesh_info = _fsdp_init._get_post_forward_mesh_info(
         True if reshard_after_forward is None else reshard_after_forward, mesh_info
@@ -180,16 +181,20 @@ def _apply(
     state.init(modules, device, mp_policy, automatic)
     common = (mesh_info, post_forward_mesh_info, device, mp_policy, offload_policy)
     placement = checked(shard_placement_fn, mesh_info)
-    attach(state, ShardGroup(list(rows_params(params, modules, *common, placement)), modules, *common))
+    group = ShardGroup(list(rows_params(params, modules, *common, placement)), modules, *common)
+    group.float8_gathers = float8_gathers
+    attach(state, group)
     _finish(managed_modules, modules, state)
     return argument
 
 
-def _apply_flat(module: Any, options: FlatOptions) -> Any:
+def _apply_flat(module: Any, options: FlatOptions, float8_gathers: bool) -> Any:
     modules = (module,) if isinstance(module, nn.Module) else tuple(_get_root_modules(list(module)))
     managed = _fsdp_init._get_managed_modules(modules)
     state = _apply_fully_shard.state(modules[0])
     options.apply(state, modules)
+    assert state._unit is not None
+    state._unit.float8_gathers = float8_gathers
     _finish([m for m in managed if m not in modules], modules, state)  # of those the state dict hooks see loads
     return module
 
@@ -297,6 +302,7 @@ def fully_shard(
     device_id: int | torch.device | None = None,
     param_init_fn: Callable[[nn.Module], Any] | None = None,
     sync_module_states: bool = False,
+    float8_gathers: bool = False,
 ) -> Any:
     """Shards a module's parameters, gradients and optimizer state; the daemon owns them from the first forward on.
 
@@ -309,6 +315,9 @@ def fully_shard(
         gave, each this rank's piece of it: a plain one-dimensional tensor, possibly empty.
     process_group and those after it: of the ``fully_shard`` that first had ``policy``, with the meaning that they have for
         ``FullyShardedDataParallel``. They imply layout flat. TypeError where one is given together with one of the others.
+    float8_gathers: parameters that are cut over nodes cross them in float8 (e4m3fn) with a scale for each 128 elements, half the
+        bytes of bfloat16, and every rank computes with the values so rounded, in ``param_dtype``. Shards, gradients and optimizer
+        state keep their precision. On CPUs; NotImplementedError at the first forward where nothing is cut over nodes.
     """
     arguments: dict[str, Any] = {
         "mesh": mesh,
@@ -335,7 +344,7 @@ def fully_shard(
     checkpoint_face.install()
     modules = (module,) if isinstance(module, nn.Module) else tuple(module)
     older = older_options(keywords, modules, policy is not None) if keywords.passed() else None
-    arguments.update(layout=layout, older=older)
+    arguments.update(layout=layout, older=older, float8_gathers=float8_gathers)
     if layout == "dim0":
         refuse_grad_dtypes(modules, ignored_params)
         arguments["shard_placement_fn"] = placement = asked_once(shard_placement_fn)

@@ -81,7 +81,8 @@ def _mib(size: float) -> str:
 
 
 def memory_plan(module: nn.Module, world_size: int | None = None) -> MemoryPlan:
-    """Returns what a model that ``fully_shard`` was applied to needs on a node, by purpose; ``print`` shows the table.
+    """Returns what a model that ``fully_shard`` was applied to needs on a node, by purpose; ``print`` shows the table. Of nodes that
+    need unlike amounts it is the one that needs most (``plan["node"]``).
 
     ``world_size``: number of ranks on it; by default that of its mesh. Nothing is allocated and nobody is waited for. These are
     the numbers that the daemon reports; to admit the job it wants as much as the shards beside them free, for the undo of a

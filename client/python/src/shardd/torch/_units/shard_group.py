@@ -92,6 +92,7 @@ class ShardGroup(_C.Unit):
     layout = "dim0"
     precision: UnitPrecision | None = None  # in layout flat: torch's MixedPrecision
     extension: Any = None  # of parameters that say themselves how they are gathered
+    float8_gathers = False  # fully_shard's
 
     def __init__(
         self,
