@@ -121,7 +121,6 @@ class NodeCoordinator {
   int Latest() const;   // of the nodes that have parameters, the one with the latest step; -1: none
   int Unheard() const;  // the first other node that has not said what it has, and still may; -1: none
   void MaybeRecover();
-  void TellWhomItHears();
   void OnHeld(int node, int64_t step);
   void MaybeAllHold();
   absl::Status Handle(int node, const v1::PeerMessage& message);

@@ -39,12 +39,9 @@ void NodeMember::OnDown(int node, const absl::Status& why) {
 }
 
 void NodeMember::HearUp(int node) {
-  links_state_[static_cast<size_t>(node)] = {true, "", {}};
+  reached_.OnUp(node);
   finished_.erase(node);
-  if (HasPlaceHere(node)) {
-    fetch_.had_none.clear();
-    fetch_.silent.erase(node);
-  }
+  search_.OnUp(node);
   for (v1::PeerMessage& message : std::exchange(kept_, {})) {
     Say(std::move(message));
   }
@@ -53,15 +50,12 @@ void NodeMember::HearUp(int node) {
   } else if (node == 0) {
     SayHolds();
   }
-  if (fetch_.under_way && fetch_.from < 0) AskOtherRows();
+  if (fetching() && search_.from() < 0) GoOnSearching(search_.Ask(MonotonicNow()));
   hear_.attempts->NodeIsUp();
 }
 
 void NodeMember::HearDown(int node, const absl::Status& why) {
-  Link& link = links_state_[static_cast<size_t>(node)];
-  const bool was_up = std::exchange(link.up, false);
-  if (was_up) link.since = MonotonicNow();
-  link.why = std::string(why.message());
+  const bool was_up = reached_.OnDown(node, why.message(), MonotonicNow());
   // Who trains already is not ended by another user's job in a place that a lost daemon has left.
   if (absl::IsFailedPrecondition(why) || (absl::IsPermissionDenied(why) && !facts_->NodeInitialized())) {
     hear_.attempts->NodeClose(
@@ -69,20 +63,17 @@ void NodeMember::HearDown(int node, const absl::Status& why) {
     return;
   }
   hear_.state->NodeStopSending(node);
-  if (HasPlaceHere(node)) fetch_.had_none.clear();  // it may have sent one that said so what it had
-  const bool sent_state = fetch_.under_way && node == fetch_.from && !fetch_.all_here && HasRows(*plan_);
+  const bool sent_state = search_.OnDown(node);
   if (coordinator_ != nullptr) coordinator_->OnDown(node, why);
   if (node == 0 && was_up) HearNode0Down(why);
-  if (sent_state) {
-    fetch_.unanswered_since = absl::InfiniteFuture();
-    AskOtherRows();
-  }
+  if (sent_state) GoOnSearching(search_.Ask(MonotonicNow()));
   // Sums that another node than 0 was needed for fail, and node 0 hears of it.
 }
 
 void NodeMember::HearNode0Down(const absl::Status& why) {
-  heard_ = node0_fetches_ = node0_hears_ = false;
-  if (!HasRows(*plan_)) fetch_.under_way = false;  // the next link begins it anew
+  heard_ = node0_fetches_ = false;
+  search_.SetMayExist(false);
+  if (!HasRows(*plan_)) search_.End();  // the next link begins it anew
   node0_waits_.clear();
   unheard_since_ = MonotonicNow();
   if (!ended_ && !promised_ && generation_ != 0 && (!node0_finished_ || said_)) {
@@ -96,7 +87,7 @@ void NodeMember::HearNode0Down(const absl::Status& why) {
 
 // Its own ranks are told over there; the ones here would wait for it.
 void NodeMember::OnRefused(int node, const absl::Status& why) {
-  links_state_[static_cast<size_t>(node)].why = std::string(why.message());
+  reached_.SetWhy(node, why.message());
   if (absl::IsUnavailable(why)) return;  // one of the two is about to be what the other is
   // As in HearDown: who has not the secret ends nothing of a job that trains.
   if (coordinator_ != nullptr && !(absl::IsPermissionDenied(why) && facts_->NodeInitialized())) {
@@ -124,7 +115,7 @@ void NodeMember::Hear(int node, const v1::PeerMessage& message) {
   if (message.has_state() || message.has_rank_state()) {
     HearState(node, message);
   } else if (message.has_fetch() && HasRows(*plan_)) {
-    if (HasPlaceHere(node)) hear_.state->NodeSendState(node, message.fetch().transfer());
+    if (search_.IsOfPlace(node)) hear_.state->NodeSendState(node, message.fetch().transfer());
   } else if (message.has_fetch() && (coordinator_ != nullptr || node == 0)) {
     if (coordinator_ != nullptr) coordinator_->SetFetching(node, true);
     if (facts_->NodeInitialized()) hear_.state->NodeSendState(node, message.fetch().transfer());
@@ -148,7 +139,7 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
     return;
   }
   if (message.has_recovering()) {
-    node0_hears_ = heard_ && !message.recovering().waits_for().empty();
+    search_.SetMayExist(heard_ && !message.recovering().waits_for().empty());
     if (heard_) return;
     node0_waits_ = message.recovering().waits_for();
     node0_fetches_ = node0_waits_.empty();
@@ -220,9 +211,9 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
     node0_finished_ = node0_fetches_ = false;
     node0_waits_.clear();
   }
-  node0_hears_ = !begin.initialized();
-  if (HasRows(*plan_) && fetch_.under_way) {
-    HearWhileFetching(begin);
+  search_.SetMayExist(!begin.initialized());
+  if (HasRows(*plan_) && fetching()) {
+    GoOnSearching(search_.Hear(begin, MonotonicNow()));
     return;
   }
   if (HasRows(*plan_) && facts_->NodeInitialized() && !begin.initialized()) {
@@ -250,12 +241,12 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
       return;
     }
   } else if ((coordinator_ == nullptr || HasRows(*plan_)) && begin.initialized() && !facts_->NodeInitialized() &&
-             !fetch_.under_way) {
+             !fetching()) {
     Fetch(0, begin);  // node 0 has been sent the state that this node lacks, too; or, of rows, knows of it
     return;
   }
-  if (fetch_.under_way) {
-    fetch_.generation = std::max(fetch_.generation, begin.generation());
+  if (fetching()) {
+    search_.CountFrom(begin.generation());
     return;
   }
   const uint64_t counts = std::max(generation_, adopting_);

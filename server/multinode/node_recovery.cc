@@ -162,9 +162,21 @@ std::string NodeCoordinator::Lacking() const {
 
 // Whenever what nodes have said, or who may still say it, has changed.
 void NodeCoordinator::MaybeRecover() {
+  // Ranks that have trained are told that their state is lost when nobody else may have it.
+  const auto tell_whom_it_hears = [this] {
+    if (!HasRows(*plan_) || initialized_) return;
+    const int unheard = Unheard();
+    v1::PeerMessage message;
+    message.set_generation(generation_);
+    message.mutable_recovering()->set_waits_for(
+        unheard < 0 ? "" : absl::StrCat(NodeText(unheard), " has not said what it has of the job"));
+    for (size_t node = 1; node < nodes_.size(); ++node) {
+      if (nodes_[node].takes_part) send_(static_cast<int>(node), message);
+    }
+  };
   int latest = initialized_ ? -1 : Latest();
   if (latest < 0) {
-    TellWhomItHears();
+    tell_whom_it_hears();
     return;
   }
   const bool begins = source_ < 0 && Unheard() < 0;
@@ -199,22 +211,9 @@ void NodeCoordinator::MaybeRecover() {
       send_(static_cast<int>(node), message);
     }
   }
-  TellWhomItHears();
+  tell_whom_it_hears();
   if (begins) {
     recover_(source_);
-  }
-}
-
-// Ranks that have trained are told that their state is lost when nobody else may have it.
-void NodeCoordinator::TellWhomItHears() {
-  if (!HasRows(*plan_) || initialized_) return;
-  const int unheard = Unheard();
-  v1::PeerMessage message;
-  message.set_generation(generation_);
-  message.mutable_recovering()->set_waits_for(
-      unheard < 0 ? "" : absl::StrCat(NodeText(unheard), " has not said what it has of the job"));
-  for (size_t node = 1; node < nodes_.size(); ++node) {
-    if (nodes_[node].takes_part) send_(static_cast<int>(node), message);
   }
 }
 

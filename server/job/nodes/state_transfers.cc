@@ -59,7 +59,7 @@ bool StateTransfers::HasUncommitted() const {
 void StateTransfers::NodeSendState(int node, uint64_t transfer) {
   senders_.Stop(node);
   const Committed& committed = *use_.committed;
-  if (AwaitsUpdate() || AwaitsWord() || use_.member->has_come()) {
+  if (AwaitsUpdate() || AwaitsWord() || use_.member->search()->has_come()) {
     senders_.Await(node, transfer);
     return;
   }
@@ -174,7 +174,7 @@ void StateTransfers::NodeTakeState(const v1::PeerMessage::State& state) {
 }
 
 void StateTransfers::MaybeCame() {
-  if (MayRestore()) use_.member->StateCame(fetch_->state().step(), fetch_->state().version());
+  if (MayRestore()) use_.member->search()->Came(fetch_->state().step(), fetch_->state().version());
 }
 
 // All begin anew, and no piece that is still under way is written over what they begin with.
@@ -186,7 +186,7 @@ void StateTransfers::NodeEndFetch() {
 void StateTransfers::CheckPieces() {
   if (fetch_ == nullptr || !use_.member->fetching() || fetch_->complete()) return;
   const int64_t received = fetch_->received_bytes();
-  if (std::exchange(pieces_bytes_, received) != received) use_.member->StateComes();
+  if (std::exchange(pieces_bytes_, received) != received) use_.member->search()->Comes(MonotonicNow());
 }
 
 void StateTransfers::Restore() {

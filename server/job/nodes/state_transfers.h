@@ -70,7 +70,8 @@ class StateTransfers final : public NodeStateListener {
 
   // A node waits for a state, and it can be sent: behind a commit under way, and a step that is not shown yet with it.
   bool MaySend() const {
-    return senders_.waiting() && !AwaitsUpdate() && !AwaitsWord() && !use_.member->has_come() && !HasUncommitted();
+    return senders_.waiting() && !AwaitsUpdate() && !AwaitsWord() && !use_.member->search()->has_come() &&
+           !HasUncommitted();
   }
   void SendWaited();
   // All of the other node's state has come.

@@ -442,7 +442,8 @@ void RandomJob::NodeDecided(const v1::PeerMessage::Decided& decided) {
 }
 
 bool RandomJob::AwaitsWord() const {
-  return (committing_ && (!applied_ || loads_)) || (world_->of_rows() && member->promised()) || member->has_come();
+  return (committing_ && (!applied_ || loads_)) || (world_->of_rows() && member->promised()) ||
+         member->search()->has_come();
 }
 
 void RandomJob::SendWaited() {
@@ -509,7 +510,7 @@ void RandomJob::NodeTakeRankState(const v1::PeerMessage::RankState& state) {
 void RandomJob::NodeTakeState(const v1::PeerMessage::State& state) {
   if (state.transfer() != transfer_) return;
   state_sent_ = state;
-  member->StateCame(state.step(), state.version());
+  member->search()->Came(state.step(), state.version());
 }
 
 // Some time behind it, as bytes of slabs come.

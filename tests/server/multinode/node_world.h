@@ -68,7 +68,7 @@ class RandomJob final : public NodeFacts,
   std::string Text() const;
   int fetches_from() const { return member->fetching() ? fetches_from_ : -1; }
   // All of its state has come, and is not restored yet.
-  bool casts() const { return member->has_come(); }
+  bool casts() const { return member->search()->has_come(); }
   // What it holds is the last that nodes have committed, as far as it is not about to hear of one more.
   bool has_all() const { return (initialized && !older) || casts(); }
 
