@@ -187,6 +187,7 @@ class NodeCoordinator {
   bool deciding_ = false;
   int64_t parts_ = 0;                           // that all nodes make, or have made
   absl::Time progress_ = absl::InfinitePast();  // when a node last said something that fits
+  uint64_t decided_in_ = 0;                     // the generation of the decided step; 0: an earlier daemon's
 };
 
 }  // namespace shardd

@@ -198,6 +198,9 @@ bool NodeMember::AgreesOnPromised(const v1::PeerMessage::Begin& begin) const {
   if (!promised_values_ || !begin.initialized() || begin.decided_step() != facts_->NodeStep()) {
     return false;
   }
+  // Of rows, who was cut off with a promise may meet others that have made another version without it.
+  const bool of_another = HasRows(*plan_) && begin.agreed_generation() != 0 && begin.agreed_generation() != generation_;
+  if (of_another) return false;
   return begin.version() == 0 ? begin.agreed_generation() == generation_ : begin.version() == facts_->NodeVersion() + 1;
 }
 

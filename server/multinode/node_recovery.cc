@@ -225,7 +225,7 @@ void NodeCoordinator::Recovered(int64_t step) {
   const int source = std::exchange(source_, -1);
   const v1::PeerMessage::Holds& holds = *nodes_[static_cast<size_t>(source)].holds;
   initialized_ = true;
-  agreed_generation_ = 0;
+  agreed_generation_ = decided_in_ = 0;
   values_agreed_ = holds.version() <= static_cast<uint64_t>(holds.step())
                        ? 0
                        : holds.version() - static_cast<uint64_t>(holds.step());

@@ -22,6 +22,7 @@ struct Counts {
   int lost_twice = 0;
   int came_older = 0;
   int node0_came_older = 0;
+  int promised_came = 0;
 };
 
 Counts RunSchedules(int nodes, int row, bool extends, int seeds, bool twice = false) {
@@ -48,6 +49,7 @@ Counts RunSchedules(int nodes, int row, bool extends, int seeds, bool twice = fa
     counts.lost_twice += world.lost_twice();
     counts.came_older += world.came_older();
     counts.node0_came_older += world.node0_came_older();
+    counts.promised_came += world.promised_came();
   }
   return counts;
 }
@@ -75,6 +77,7 @@ TEST(NodeRows, LostStateComesThoughASecondIsLostMeanwhile) {
   EXPECT_GT(counts.restored, 1000);
   EXPECT_GT(counts.lost_twice, 200);
   EXPECT_GT(counts.came_older, 100);
+  EXPECT_GT(counts.promised_came, 50);
   EXPECT_GT(counts.node0_came_older, 20);
 }
 

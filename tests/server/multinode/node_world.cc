@@ -620,7 +620,7 @@ void NodeWorld::Kill(int node) {
     if (other != node) Break(node, other, /*loses=*/true);
   }
   killed.member->Stop();
-  const bool may_keep = options_.twice && !leaves && killed.job->initialized && !killed.job->InTheMiddle();
+  const bool may_keep = options_.twice && !leaves && killed.job->MayBeCutOff();
   std::unique_ptr<RandomJob> before = std::move(killed.job);
   const int daemon = killed.daemon;
   if (!leaves || !before->initialized) Lose(node);
@@ -631,6 +631,7 @@ void NodeWorld::Kill(int node) {
   ForgetSums();
   if (leaves) killed.job->TakeUp(*before);
   if (!leaves && options_.twice && killed.cut_off != nullptr && Random(2) == 0) {
+    promised_came_ += killed.cut_off->has_promised() ? 1 : 0;
     killed.job->TakeUp(*std::exchange(killed.cut_off, nullptr));
     killed.job->older = true;
     ++came_older_;
@@ -837,6 +838,12 @@ void NodeWorld::Trouble() {
   const int a = Random(nodes);
   const int b = (a + 1 + Random(nodes - 1)) % nodes;
   Node& node = nodes_[static_cast<size_t>(a)];
+  const auto may_return = [](const Node& each) {
+    return each.cut_off != nullptr && each.cut_off->has_promised() && each.job->step == each.cut_off->step + 1;
+  };
+  if (const auto found = std::find_if(nodes_.begin(), nodes_.end(), may_return); found != nodes_.end()) {
+    return Kill(static_cast<int>(found - nodes_.begin()));
+  }
   if (const int casting = options_.twice ? Casting() : -1; casting >= 0 && Random(3) == 0) {
     const int from = nodes_[static_cast<size_t>(casting)].job->fetches_from();
     const int lost = Random(2) == 0 ? from : 0;

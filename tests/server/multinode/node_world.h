@@ -65,10 +65,13 @@ class RandomJob final : public NodeFacts,
   // Likewise where it trains more, and takes the place of `before`, which is between two steps.
   void TakePlaceOf(const RandomJob& before, int trains);
   bool InTheMiddle() const { return committing_ || said_reduced_ || member->promised() || member->fetching(); }
+  // What it has is what its machine keeps: of a version, and of a step that it has promised behind that.
+  bool MayBeCutOff() const { return initialized && !committing_ && !loads_ && !member->fetching(); }
   std::string Text() const;
   int fetches_from() const { return member->fetching() ? fetches_from_ : -1; }
   // All of its state has come, and is not restored yet.
   bool casts() const { return member->search()->has_come(); }
+  bool has_promised() const { return said_reduced_ && !says_part_ && node_ != 0; }
   // What it holds is the last that nodes have committed, as far as it is not about to hear of one more.
   bool has_all() const { return (initialized && !older) || casts(); }
 
@@ -215,6 +218,8 @@ class NodeWorld {
   // successor had what another machine had kept, of node 0 too.
   int lost_twice() const { return lost_twice_; }
   int came_older() const { return came_older_; }
+  // ... and how often with a promise of a step, which others may have made without it.
+  int promised_came() const { return promised_came_; }
   int node0_came_older() const { return node0_came_older_; }
   // How often node 0 was sent a state with a step, and a decided step was taken from it that its earlier
   // daemon had decided.
@@ -316,6 +321,7 @@ class NodeWorld {
   int lost_twice_ = 0;
   int came_older_ = 0;
   int node0_came_older_ = 0;
+  int promised_came_ = 0;
   int recoveries_ = 0;
   int ended_behind_step_ = 0;
   int extended_ = 0;
