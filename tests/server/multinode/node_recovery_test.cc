@@ -327,6 +327,16 @@ TEST_F(NodeRecoveryOfRows, Node0ThatComesBackOlderIsSentTheNewerState) {
   EXPECT_THAT(coordinator_->Unheld(), HasSubstr("node 0 (host0:7000)"));
 }
 
+// It was cut off with sums of another attempt, which its place's node promised later, too.
+TEST_F(NodeRecoveryOfRows, APromiseOfAnEarlierAttemptMakesNoStep) {
+  Up(1, Holds(4, /*generation=*/50));
+  Up(3, Holds(4, /*generation=*/60));
+  Up(2, Holds(5, /*generation=*/61));
+  EXPECT_EQ(BeginOf(1).decided_step(), 5);
+  EXPECT_FALSE(BeginOf(1).has_decided()) << "it is sent the state";
+  EXPECT_EQ(BeginOf(3).decided().grad_norm(), 5);
+}
+
 // Ranks that have trained wait for as long as one that is not heard may have their state.
 TEST_F(NodeRecoveryOfRows, WhoHasNothingIsToldWhomNode0Hears) {
   Up(1, Nothing());
