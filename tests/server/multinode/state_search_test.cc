@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Next = StateSearch::Next;
 
-constexpr absl::Duration kLimit = absl::Minutes(2);
+constexpr absl::Duration kSilenceLimit = absl::Minutes(2);
 
 class StateSearchTest : public ::testing::Test {
  protected:
@@ -54,7 +54,7 @@ class StateSearchTest : public ::testing::Test {
     state.set_version(version);
     return search_.Lacks(search_.from(), state);
   }
-  Next CheckAfter(absl::Duration time) { return search_.CheckSilence(now_ += time, kLimit); }
+  Next CheckAfter(absl::Duration time) { return search_.CheckSilence(now_ += time, kSilenceLimit); }
 
   const std::shared_ptr<const ShardPlan> plan_;
   const int node_;
@@ -116,14 +116,14 @@ TEST_F(StateSearchTest, WhoseLinkIsLostIsReplacedByTheNext) {
 
 TEST_F(StateSearchTest, ASilentNodeIsPassedOver) {
   Lose();
-  EXPECT_EQ(CheckAfter(kLimit / 2), Next::kWait);
-  EXPECT_EQ(CheckAfter(kLimit), Next::kAsk);
+  EXPECT_EQ(CheckAfter(kSilenceLimit / 2), Next::kWait);
+  EXPECT_EQ(CheckAfter(kSilenceLimit), Next::kAsk);
   EXPECT_EQ(search_.from(), 5);
 }
 
 TEST_F(StateSearchTest, WhoIsSilentIsAskedAgainWhereOthersHaveNone) {
   Lose();
-  ASSERT_EQ(CheckAfter(kLimit), Next::kAsk);
+  ASSERT_EQ(CheckAfter(kSilenceLimit), Next::kAsk);
   for (int said = 0; said < 2; ++said) {
     EXPECT_TRUE(Lacks(0, 0));
     ASSERT_EQ(search_.Ask(now_), Next::kAsk);
@@ -134,17 +134,18 @@ TEST_F(StateSearchTest, WhoIsSilentIsAskedAgainWhereOthersHaveNone) {
 // A large state takes longer than anybody may be silent.
 TEST_F(StateSearchTest, EveryPieceRestartsTheSendersClocks) {
   Lose();
-  for (absl::Duration time; time < 3 * absl::Milliseconds(plan_->config.grace_ms()); time += kLimit / 2) {
-    ASSERT_EQ(CheckAfter(kLimit / 2), Next::kWait);
+  for (absl::Duration time; time < 3 * absl::Milliseconds(plan_->config.grace_ms()); time += kSilenceLimit / 2) {
+    ASSERT_EQ(CheckAfter(kSilenceLimit / 2), Next::kWait);
     search_.Comes(now_);
   }
-  EXPECT_EQ(CheckAfter(kLimit), Next::kAsk);
+  EXPECT_EQ(CheckAfter(kSilenceLimit), Next::kAsk);
 }
 
 TEST_F(StateSearchTest, ItIsGivenUpWhereNothingComesForGrace) {
   Lose();
   Next next = Next::kWait;
-  while (next != Next::kSilent && now_ < absl::FromUnixSeconds(1000) + absl::Hours(100)) next = CheckAfter(kLimit);
+  while (next != Next::kSilent && now_ < absl::FromUnixSeconds(1000) + absl::Hours(100))
+    next = CheckAfter(kSilenceLimit);
   EXPECT_EQ(now_ - absl::FromUnixSeconds(1000), absl::Milliseconds(plan_->config.grace_ms()));
   EXPECT_THAT(search_.WhereItWas(next), AllOf(HasSubstr("node 1 (host1:7000), node 5 (host5:7000), and nothing of it"),
                                               HasSubstr("may hang, or be of an earlier build")));
@@ -212,8 +213,8 @@ TEST_F(StateSearchOfTwoRows, WhoSaidNothingMayHaveItOverTheNextLink) {
 TEST_F(StateSearchOfTwoRows, ASilentOneIsAskedOnAndNotAnew) {
   Lose();
   const uint64_t transfer = search_.transfer();
-  EXPECT_EQ(CheckAfter(kLimit), Next::kWait);
-  EXPECT_EQ(CheckAfter(kLimit), Next::kWait);
+  EXPECT_EQ(CheckAfter(kSilenceLimit), Next::kWait);
+  EXPECT_EQ(CheckAfter(kSilenceLimit), Next::kWait);
   EXPECT_EQ(search_.transfer(), transfer);
   EXPECT_THAT(search_.Text(), AllOf(HasSubstr("from node 2"), Not(HasSubstr("once"))));
 }
@@ -228,7 +229,7 @@ TEST(StateSearchOfReplicas, HasOneSenderAndNoClock) {
   search.Begin(/*sender=*/0, begin);
   EXPECT_TRUE(search.Awaits(0));
   EXPECT_FALSE(search.IsOfPlace(0) || search.OnDown(0) || search.has_come());
-  EXPECT_EQ(search.CheckSilence(absl::InfiniteFuture(), kLimit), Next::kWait);
+  EXPECT_EQ(search.CheckSilence(absl::InfiniteFuture(), kSilenceLimit), Next::kWait);
   EXPECT_FALSE(search.Lacks(0, {}));
   search.CountFrom(7);
   search.CountFrom(6);
