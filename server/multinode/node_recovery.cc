@@ -61,6 +61,39 @@ void NodeCoordinator::OnDown(int node, const absl::Status& why) {
   MaybeRecover();
 }
 
+void NodeCoordinator::SendBegin(int node, const absl::Status& cause) {
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  v1::PeerMessage::Begin* begin = message.mutable_begin();
+  begin->set_generation(generation_);
+  begin->set_code(static_cast<int>(cause.code()));
+  begin->set_message(std::string(cause.message()));
+  begin->set_decided_step(decided_.step());
+  begin->set_initialized(initialized_);
+  begin->set_agreed_generation(agreed_generation_);
+  begin->set_held_step(held_step_);
+  begin->set_version(Version());
+  // Of rows: it was cut off with a promise of the step, the attempt was given up, and another daemon in its place has
+  // made the step anew with all others. With the sums that it kept it would make another step: it is sent the state. A
+  // daemon of node 0 that has not decided it knows that where others have promised the step later.
+  const auto promised_before = [&] {
+    const auto behind = [this](const Node& of) {
+      return of.holds.has_value() && of.holds->initialized() && of.holds->step() == decided_.step() - 1;
+    };
+    const Node& to = nodes_[static_cast<size_t>(node)];
+    if (!HasRows(*plan_) || !behind(to)) return false;
+    if (decided_in_ > 0) return to.holds->generation() < decided_in_;
+    return std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& other) {
+      return behind(other) && other.holds->generation() > to.holds->generation();
+    });
+  };
+  if (decided_.step() > 0 && decided_known_ && !promised_before()) {
+    *begin->mutable_decided() = decided_;
+    begin->mutable_decided()->clear_ends_attempt();  // which has ended
+  }
+  send_(node, std::move(message));
+}
+
 void NodeCoordinator::Admit(int node) {
   nodes_[static_cast<size_t>(node)].takes_part = true;
   SendBegin(node, absl::OkStatus());
