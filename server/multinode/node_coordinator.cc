@@ -58,25 +58,6 @@ void NodeCoordinator::SendAll(const v1::PeerMessage& message) {
   }
 }
 
-void NodeCoordinator::SendBegin(int node, const absl::Status& cause) {
-  v1::PeerMessage message;
-  message.set_generation(generation_);
-  v1::PeerMessage::Begin* begin = message.mutable_begin();
-  begin->set_generation(generation_);
-  begin->set_code(static_cast<int>(cause.code()));
-  begin->set_message(std::string(cause.message()));
-  begin->set_decided_step(decided_.step());
-  begin->set_initialized(initialized_);
-  begin->set_agreed_generation(agreed_generation_);
-  begin->set_held_step(held_step_);
-  begin->set_version(Version());
-  if (decided_.step() > 0 && decided_known_) {
-    *begin->mutable_decided() = decided_;
-    begin->mutable_decided()->clear_ends_attempt();  // which has ended
-  }
-  send_(node, std::move(message));
-}
-
 // Of rows nodes ask each other, and node 0 knows of it because it has told them what was decided.
 bool NodeCoordinator::SomeFetch() const {
   const bool of_rows = HasRows(*plan_) && initialized_;

@@ -78,8 +78,8 @@ class NodeCoordinator {
   void CheckSilence(absl::Time now, absl::Duration limit);
 
   uint64_t generation() const { return generation_; }
-  // Node 0 has nothing of the job, and another node has its state, or has not said that it has none.
-  bool MayRecover() const { return !initialized_ && (Unheard() >= 0 || Latest() >= 0); }
+  // Node 0 has nothing of the job, and another node has its state, or has not said that it has none; of rows, its part.
+  bool MayRecover() const;
   // What a node has reduced. REQUIRES: all have.
   const v1::PeerMessage::Reduced& reduced(int node) const { return *nodes_[static_cast<size_t>(node)].reduced; }
   bool takes_part(int node) const { return nodes_[static_cast<size_t>(node)].takes_part; }
@@ -187,6 +187,7 @@ class NodeCoordinator {
   bool deciding_ = false;
   int64_t parts_ = 0;                           // that all nodes make, or have made
   absl::Time progress_ = absl::InfinitePast();  // when a node last said something that fits
+  uint64_t decided_in_ = 0;                     // the generation of the decided step; 0: an earlier daemon's
 };
 
 }  // namespace shardd

@@ -77,6 +77,7 @@ absl::Status NodeCoordinator::OnReduced(int node, const v1::PeerMessage::Reduced
 void NodeCoordinator::Decide(const v1::PeerMessage::Decided& decided) {
   decided_ = decided;
   decided_known_ = true;
+  decided_in_ = generation_;
   v1::PeerMessage message;
   message.set_generation(generation_);
   *message.mutable_decided() = decided;

@@ -15,7 +15,8 @@ NodeFetch::NodeFetch(int from, uint64_t transfer, int ranks)
 
 std::shared_ptr<NodeRestore> NodeFetch::Begin(const StateSlabs& slabs, std::function<void(absl::Status)> ended) {
   all_slabs_ = slabs[0].bytes + slabs[1].bytes == 0;  // this node holds nothing
-  return std::make_shared<NodeRestore>(transfer_, slabs, std::move(ended));
+  slabs_ = std::make_shared<NodeRestore>(transfer_, slabs, std::move(ended));
+  return slabs_;
 }
 
 void NodeFetch::TakeRankState(const v1::PeerMessage::RankState& state) {

@@ -33,9 +33,12 @@ class NodeFetch {
   void TakeRankState(const v1::PeerMessage::RankState& state);
   absl::Status TakeState(const ShardPlan& plan, const v1::PeerMessage::State& state);
 
+  int64_t received_bytes() const { return slabs_ == nullptr ? 0 : slabs_->received_bytes(); }
+
   // All of it is there, and has not been taken.
   bool complete() const { return all_slabs_ && state_.has_value() && !taken_; }
-  // REQUIRES: complete(). What they return lives as long as this.
+  // REQUIRES of these: complete(). What they return lives as long as this.
+  const v1::PeerMessage::State& state() const { return *state_; }
   const v1::PeerMessage::State& Take() {
     taken_ = true;
     return *state_;
@@ -46,6 +49,7 @@ class NodeFetch {
   const int from_;
   const absl::Time began_;
   const uint64_t transfer_;
+  std::shared_ptr<NodeRestore> slabs_;
   bool all_slabs_ = false;
   bool taken_ = false;
   std::optional<v1::PeerMessage::State> state_;

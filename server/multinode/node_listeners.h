@@ -49,6 +49,8 @@ class NodeStateListener {
   virtual void NodeBeginFetch(int from, uint64_t transfer) = 0;
   virtual void NodeTakeState(const v1::PeerMessage::State& state) = 0;
   virtual void NodeTakeRankState(const v1::PeerMessage::RankState& state) = 0;
+  // Nobody has what was asked for, and all begin anew: nothing of it is written any more.
+  virtual void NodeEndFetch() = 0;
 };
 
 class NodeAttemptsListener {

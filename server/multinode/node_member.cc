@@ -18,7 +18,8 @@ NodeMember::NodeMember(std::shared_ptr<const ShardPlan> plan, int node, CoreLoop
       links_(links),
       events_(std::move(events)),
       facts_(facts),
-      links_state_(static_cast<size_t>(plan_->nodes())) {
+      reached_(plan_.get(), node),
+      search_(plan_.get(), node, &reached_) {
   if (node_ == 0) {
     coordinator_ = std::make_unique<NodeCoordinator>(
         plan_, static_cast<uint64_t>(absl::ToUnixMillis(absl::Now())),
@@ -60,7 +61,7 @@ void NodeMember::TakeUp(NodeLeft left) {
 void NodeMember::Start(NodeListeners listeners) {
   hear_ = listeners;
   unheard_since_ = MonotonicNow();
-  links_state_[static_cast<size_t>(node_)].up = true;
+  reached_.Start(unheard_since_);
   if (coordinator_ != nullptr) {
     coordinator_->OnUp(0);
   }
@@ -69,13 +70,10 @@ void NodeMember::Start(NodeListeners listeners) {
 
 // What the job says -------------------------------------------------------------------------------------------------
 
-// Whoever says that it gives waits for a Go, with which all send to all. Node 0 has heard from every other by then.
-bool NodeMember::ReachesOthers() const {
-  return node_ == 0 || std::all_of(links_state_.begin(), links_state_.end(), [](const Link& link) { return link.up; });
-}
-
 void NodeMember::Say(v1::PeerMessage message) {
-  if (!heard_ || ended_ || adopting_ != 0 || (!message.has_abandoned() && !ReachesOthers())) {
+  // Whoever says that it gives waits for a Go, with which all send to all. Node 0 has heard from every other by then.
+  const bool reaches_others = node_ == 0 || reached_.all();
+  if (!heard_ || ended_ || adopting_ != 0 || (!message.has_abandoned() && !reaches_others)) {
     kept_.push_back(std::move(message));
     return;
   }
@@ -213,24 +211,13 @@ bool NodeMember::OthersFinished() const {
   return true;
 }
 
-std::string NodeMember::Unreached() const {
-  for (int node = 0; node < plan_->nodes(); ++node) {
-    const Link& link = links_state_[static_cast<size_t>(node)];
-    if (!link.up) {
-      return absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), ") is not reached",
-                          link.why.empty() ? "" : ": ", link.why);
-    }
-  }
-  return "";
-}
-
 void NodeMember::Describe(v1::Job* out) const {
   for (int node = 0; node < plan_->nodes(); ++node) {
-    const Link& link = links_state_[static_cast<size_t>(node)];
     v1::Node* described = out->add_nodes();
     described->set_index(node);
     described->set_address(plan_->config.nodes().addresses(node));
-    described->set_state(link.up ? "up" : absl::StrCat("down: ", link.why.empty() ? "not reached yet" : link.why));
+    const std::string& why = reached_.why(node);
+    described->set_state(reached_.reached(node) ? "up" : absl::StrCat("down: ", why.empty() ? "not reached yet" : why));
     described->set_here(node == node_);
     if (node != node_) {
       const PeerTraffic traffic = links_->traffic(node);
@@ -242,14 +229,7 @@ void NodeMember::Describe(v1::Job* out) const {
 }
 
 void NodeMember::CheckSilence(absl::Time now, absl::Duration limit) {
-  // A daemon of an earlier build does not answer; others do as soon as they know what is committed.
-  const absl::Duration grace = absl::Milliseconds(plan_->config.grace_ms());
-  if (fetch_.under_way && fetch_.from >= 0 && now - fetch_.unanswered_since >= grace) {
-    EndForWantOfState(absl::StrCat(NodeText(*plan_, fetch_.from),
-                                   ", which holds the same in another row, has not sent it for ",
-                                   absl::FormatDuration(grace), "; its daemon may be of an earlier build"));
-    return;
-  }
+  if (!GoOnSearching(search_.CheckSilence(now, limit))) return;
   if (coordinator_ != nullptr) {
     coordinator_->CheckSilence(now, limit);
     return;
@@ -285,7 +265,7 @@ std::string NodeMember::WaitText() const {
   }
   return absl::StrCat("node 0 (", plan_->config.nodes().addresses(0), ") has not been reached for ",
                       absl::FormatDuration(absl::Trunc(MonotonicNow() - unheard_since_, absl::Milliseconds(100))),
-                      links_state_[0].why.empty() ? "" : ": ", links_state_[0].why);
+                      reached_.why(0).empty() ? "" : ": ", reached_.why(0));
 }
 
 }  // namespace shardd

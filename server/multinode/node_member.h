@@ -25,7 +25,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -34,11 +33,14 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/plan/node_part.h"
 #include "common/plan/plan.h"
 #include "server/multinode/node_coordinator.h"
 #include "server/multinode/node_events.h"
 #include "server/multinode/node_left.h"
 #include "server/multinode/node_listeners.h"
+#include "server/multinode/reached_nodes.h"
+#include "server/multinode/state_search.h"
 #include "server/observe/duration_histogram.h"
 #include "shardd/v1/jobs.pb.h"
 
@@ -74,10 +76,11 @@ class NodeMember final : public NodeEvents::Listener {
   void AttemptEnded(const absl::Status& cause);
   // `finished`: all its ranks have; else it is to be closed on all nodes.
   void Closing(const std::string& why, bool finished);
-  // All of its state has come, and needs nobody any more; then it is restored.
-  void StateCame() { fetch_.all_here = true; }
+  // Where the state that this node has lost comes from. Who receives it says there what has come, and here that it is
+  // restored.
+  StateSearch* search() { return &search_; }
   void Restored();
-  bool fetching() const { return fetch_.under_way; }
+  bool fetching() const { return search_.under_way(); }
   // The decided step is journaled here.
   void Holding(int64_t step);
   // Why no rank may attach: the job has lost its state, which another node has, so that nothing of a rank's would
@@ -90,7 +93,7 @@ class NodeMember final : public NodeEvents::Listener {
 
   // As far as this node would be asked for it, which sends what its slabs hold.
   bool OthersHaveState() const {
-    return coordinator_ == nullptr ? heard_ && !fetch_.under_way : !fetch_.under_way && !coordinator_->SomeFetch();
+    return !fetching() && (coordinator_ == nullptr ? heard_ : !coordinator_->SomeFetch());
   }
 
   bool promised() const { return promised_; }
@@ -104,12 +107,12 @@ class NodeMember final : public NodeEvents::Listener {
   uint64_t generation() const { return generation_; }
   // This node has nothing of the job, and may still be sent the state of another node that has.
   bool MayBeSentState() const {
-    return fetch_.under_way || (coordinator_ == nullptr ? generation_ == 0 : coordinator_->MayRecover());
+    if (fetching() || coordinator_ != nullptr) return fetching() || coordinator_->MayRecover();
+    return generation_ == 0 || (HasRows(*plan_) && (!heard_ || search_.may_exist()));
   }
   // Every other node has said that its ranks have.
   bool OthersFinished() const;
-  // "node 1 (address) is not reached: why"; empty: all links are there.
-  std::string Unreached() const;
+  const ReachedNodes& reached() const { return reached_; }
   // Nodes that others wait for, and node 0 that cannot be reached.
   void CheckSilence(absl::Time now, absl::Duration limit);
   void Describe(v1::Job* out) const;
@@ -121,12 +124,12 @@ class NodeMember final : public NodeEvents::Listener {
   void OnRefused(int node, const absl::Status& why) override;
 
  private:
-  bool ReachesOthers() const;
   void Say(v1::PeerMessage message);
   void Tell(const absl::Status& cause);
   void HearUp(int node);
   void Hear(int node, const v1::PeerMessage& message);
   void HearDown(int node, const absl::Status& why);
+  void HearNode0Down(const absl::Status& why);
   void ToMember(int node, v1::PeerMessage message);  // of the coordinator
   void FromCoordinator(const v1::PeerMessage& message);
   bool AgreesOnPromised(const v1::PeerMessage::Begin& begin) const;
@@ -138,8 +141,8 @@ class NodeMember final : public NodeEvents::Listener {
   void SayHolds();
   void Fetch(int from, const v1::PeerMessage::Begin& begin);
   void EndForWantOfState(absl::string_view where);
-  void AskOtherRows();
-  bool HasPlaceHere(int node) const;  // another node that holds the same, of several rows
+  // Of rows: does what the search comes to; returns false where that has ended the job.
+  bool GoOnSearching(StateSearch::Next next);
   void HearState(int node, const v1::PeerMessage& message);
   void Recover(int from);  // of the coordinator
   void Adopt(uint64_t generation);
@@ -151,6 +154,7 @@ class NodeMember final : public NodeEvents::Listener {
   const std::shared_ptr<NodeEvents> events_;
   const NodeFacts* const facts_;
   NodeListeners hear_;
+  ReachedNodes reached_;
   std::unique_ptr<NodeCoordinator> coordinator_;  // of node 0
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 
@@ -171,25 +175,9 @@ class NodeMember final : public NodeEvents::Listener {
   v1::PeerMessage::Decided decided_;  // the last that was heard
   std::string node0_waits_;           // for whom, before it begins
   bool node0_fetches_ = false;        // before it begins
-  struct {
-    bool under_way = false;   // the state comes from another node
-    int from = 0;             // which; -1: of several rows, none of those that may have it has a link
-    uint64_t generation = 0;  // what counts when it is there; of node 0: the next one does
-    // Of several rows:
-    uint64_t transfer = 0;
-    int64_t step = 0;             // that node 0 has said, and version; what comes is not behind
-    uint64_t version = 0;         // 0: not known
-    bool all_here = false;        // who has sent it may go
-    std::map<int, int> had_none;  // how often nodes have said, over the links that all have, that they lost theirs, too
-    absl::Time unanswered_since = absl::InfiniteFuture();
-  } fetch_;
+  StateSearch search_;
   std::vector<v1::PeerMessage> kept_;  // for the next generation
   absl::Time unheard_since_ = absl::InfiniteFuture();
-  struct Link {
-    bool up = false;
-    std::string why;  // not
-  };
-  std::vector<Link> links_state_;
 };
 
 }  // namespace shardd

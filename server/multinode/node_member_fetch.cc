@@ -10,19 +10,22 @@
 #include "server/multinode/reduced_steps.h"
 
 namespace shardd {
-
+// Of rows, what another node has sent counts when all of it has come: from then on nobody else may have it.
 v1::PeerMessage::Holds NodeMember::OwnHolds() const {
+  const StateSearch::State own =
+      search_.has_come() ? search_.came()
+                         : StateSearch::State{facts_->NodeInitialized(), facts_->NodeStep(), facts_->NodeVersion()};
   v1::PeerMessage::Holds holds;
   holds.set_generation(std::max(generation_, adopting_));
-  holds.set_initialized(facts_->NodeInitialized());
-  holds.set_step(facts_->NodeStep());
-  holds.set_version(facts_->NodeVersion());
-  if (promised_values_) holds.set_promised_version(facts_->NodeVersion() + 1);
-  if (decided_.step() > 0 && decided_.step() == facts_->NodeStep()) {
+  holds.set_initialized(own.there);
+  holds.set_step(own.step);
+  holds.set_version(own.version);
+  if (promised_values_) holds.set_promised_version(own.version + 1);
+  if (decided_.step() > 0 && decided_.step() == own.step) {
     *holds.mutable_decided() = decided_;
     holds.mutable_decided()->clear_ends_attempt();  // which has ended
   }
-  holds.set_held_step(std::min(held_step_, facts_->NodeStep()));
+  holds.set_held_step(std::min(held_step_, own.step));
   holds.mutable_finished()->Add(finished_.begin(), finished_.end());
   return holds;
 }
@@ -45,19 +48,14 @@ void NodeMember::Fetch(int from, const v1::PeerMessage::Begin& begin) {
   }
   promised_ = promised_values_ = false;
   adopting_ = 0;
-  fetch_ = {};
-  fetch_.under_way = told_ = true;
-  fetch_.from = from;
-  fetch_.generation = begin.generation();
-  fetch_.step = begin.decided_step();
-  fetch_.version = begin.version();
-  if (HasRows(*plan_)) fetch_.from = -1;
+  told_ = true;
+  search_.Begin(from, begin);
   hear_.attempts->NodeAbort(absl::AbortedError(absl::StrCat(Lacking(), "; attach again")));
   if (HasRows(*plan_)) {
-    AskOtherRows();
+    GoOnSearching(search_.Ask(MonotonicNow()));
     return;
   }
-  hear_.state->NodeBeginFetch(from, static_cast<uint64_t>(absl::ToUnixNanos(absl::Now())));
+  hear_.state->NodeBeginFetch(from, search_.transfer());
 }
 
 void NodeMember::EndForWantOfState(absl::string_view where) {
@@ -65,105 +63,76 @@ void NodeMember::EndForWantOfState(absl::string_view where) {
                                        ") has nothing of what other nodes have committed: it has ended since, or the ",
                                        "job was opened anew there while others had the old one. ", where,
                                        "; open the job anew on all nodes, from a checkpoint");
-  fetch_.under_way = false;
+  search_.End();
   Closing(why, /*finished=*/false);
   hear_.attempts->NodeClose(why);
 }
 
-bool NodeMember::HasPlaceHere(int node) const {
-  return HasRows(*plan_) && node != node_ && node % NodesOfRow(*plan_) == node_ % NodesOfRow(*plan_);
-}
-
-// The first node that has said least often that it has nothing. A node that has lost its state may be sent it by a
-// third one behind its answer, which is then lost: so where there are several, all are asked twice, while no link of
-// theirs is lost, before nobody has it.
-void NodeMember::AskOtherRows() {
-  fetch_.from = -1;
-  fetch_.all_here = false;
-  std::vector<int> places;
-  for (int node = 0; node < plan_->nodes(); ++node) {
-    if (HasPlaceHere(node)) places.push_back(node);
+bool NodeMember::GoOnSearching(StateSearch::Next next) {
+  if (next == StateSearch::Next::kWait) return true;
+  if (next == StateSearch::Next::kAsk) {
+    hear_.state->NodeBeginFetch(search_.from(), search_.transfer());
+    return true;
   }
-  const int rounds = places.size() > 1 ? 2 : 1;
-  bool some_may_have_it = false;
-  int fewest = rounds;
-  for (const int node : places) {
-    const int times = fetch_.had_none[node];
-    some_may_have_it = some_may_have_it || times < rounds;
-    if (times >= fewest || !links_state_[static_cast<size_t>(node)].up) continue;
-    fewest = times;
-    fetch_.from = node;
+  if (next == StateSearch::Next::kNoneHas && !heard_)
+    return true;                                                   // until node 0 has a link, which knows what there is
+  if (next == StateSearch::Next::kNoneHas && !search_.wanted()) {  // all begin anew
+    search_.End();
+    hear_.state->NodeEndFetch();
+    Adopt(search_.generation());
+    return true;
   }
-  if (!some_may_have_it) {
-    std::string others;
-    for (const int node : places) absl::StrAppend(&others, others.empty() ? "" : ", ", NodeText(*plan_, node));
-    EndForWantOfState(
-        absl::StrCat("What its ranks held has been in other rows on ", others,
-                     places.size() > 1 ? ", whose daemons have lost it, too" : ", whose daemon has lost it, too"));
-    return;
-  }
-  if (fetch_.from < 0) return;  // until one of them has a link
-  fetch_.transfer = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
-  fetch_.unanswered_since = MonotonicNow();
-  hear_.state->NodeBeginFetch(fetch_.from, fetch_.transfer);
+  EndForWantOfState(search_.WhereItWas(next));
+  return false;
 }
 
 // Of the node that was asked.
 void NodeMember::HearState(int node, const v1::PeerMessage& message) {
-  if (!fetch_.under_way || node != fetch_.from) return;
+  if (!search_.Awaits(node)) return;
   if (message.has_rank_state()) {
     hear_.state->NodeTakeRankState(message.rank_state());
     return;
   }
-  const v1::PeerMessage::State& state = message.state();
-  if (HasRows(*plan_) && state.transfer() != fetch_.transfer) return;
-  fetch_.unanswered_since = absl::InfiniteFuture();
-  if (HasRows(*plan_) && state.version() == 0) {
-    ++fetch_.had_none[node];
-    AskOtherRows();
+  if (search_.IsStale(message.state())) return;
+  if (search_.Lacks(node, message.state())) {
+    GoOnSearching(search_.Ask(MonotonicNow()));
     return;
   }
-  if (HasRows(*plan_) && std::pair(state.step(), state.version()) < std::pair(fetch_.step, fetch_.version)) {
-    EndForWantOfState(absl::StrCat(NodeText(*plan_, node), " has step ", state.step(), ", version ", state.version(),
-                                   ", and node 0 has said step ", fetch_.step, ", version ", fetch_.version));
-    return;
-  }
-  hear_.state->NodeTakeState(state);
+  search_.Comes(MonotonicNow());
+  hear_.state->NodeTakeState(message.state());
 }
 
 // Within a call of the coordinator.
 void NodeMember::Recover(int from) {
-  fetch_.under_way = false;
+  search_.End();
   if (from >= 0) {
     Fetch(from, {});
   }
 }
 
 void NodeMember::Restored() {
-  fetch_.under_way = false;
+  search_.End();
   if (coordinator_ != nullptr && !HasRows(*plan_)) {
     coordinator_->Recovered(facts_->NodeStep());  // the next generation is for this node, too
     return;
   }
   if (coordinator_ != nullptr) {
     coordinator_->SetFetching(0, false, facts_->NodeStep());
+  } else if (HasRows(*plan_) && (!heard_ || !search_.wanted())) {
+    // Node 0 may have been told over this link that this node has nothing; it begins with what it is told now.
+    if (reached_.reached(0)) SayHolds();
+    return;
   } else {
     v1::PeerMessage message;
     message.mutable_fetched();
     links_->Send(0, std::move(message));
     Holding(facts_->NodeStep());
   }
-  Adopt(fetch_.generation);
+  Adopt(search_.generation());
 }
 
 std::string NodeMember::Lacking() const {
-  if (fetch_.under_way && fetch_.from < 0) {
-    return "the node's state is brought from a node that holds the same in another row, once one of them has a link";
-  }
-  if (fetch_.under_way) {
-    return absl::StrCat("the node's state is being brought from node ", fetch_.from, " (",
-                        plan_->config.nodes().addresses(fetch_.from), ")");
-  }
+  if (fetching()) return search_.Text();
   if (awaits_next_ && ended_) {
     return "another daemon takes the place of one that holds parts of the parameters";
   }

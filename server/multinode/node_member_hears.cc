@@ -39,9 +39,9 @@ void NodeMember::OnDown(int node, const absl::Status& why) {
 }
 
 void NodeMember::HearUp(int node) {
-  links_state_[static_cast<size_t>(node)] = {true, ""};
+  reached_.OnUp(node);
   finished_.erase(node);
-  if (HasPlaceHere(node)) fetch_.had_none.clear();
+  search_.OnUp(node);
   for (v1::PeerMessage& message : std::exchange(kept_, {})) {
     Say(std::move(message));
   }
@@ -50,14 +50,12 @@ void NodeMember::HearUp(int node) {
   } else if (node == 0) {
     SayHolds();
   }
-  if (fetch_.under_way && fetch_.from < 0) AskOtherRows();
+  if (fetching() && search_.from() < 0) GoOnSearching(search_.Ask(MonotonicNow()));
   hear_.attempts->NodeIsUp();
 }
 
 void NodeMember::HearDown(int node, const absl::Status& why) {
-  Link& link = links_state_[static_cast<size_t>(node)];
-  const bool was_up = std::exchange(link.up, false);
-  link.why = std::string(why.message());
+  const bool was_up = reached_.OnDown(node, why.message(), MonotonicNow());
   // Who trains already is not ended by another user's job in a place that a lost daemon has left.
   if (absl::IsFailedPrecondition(why) || (absl::IsPermissionDenied(why) && !facts_->NodeInitialized())) {
     hear_.attempts->NodeClose(
@@ -65,19 +63,17 @@ void NodeMember::HearDown(int node, const absl::Status& why) {
     return;
   }
   hear_.state->NodeStopSending(node);
-  if (HasPlaceHere(node)) fetch_.had_none.clear();  // it may have sent one that said so what it had
-  const bool sent_state = fetch_.under_way && node == fetch_.from && !fetch_.all_here && HasRows(*plan_);
-  if (coordinator_ != nullptr) {
-    coordinator_->OnDown(node, why);
-    if (sent_state) AskOtherRows();
-    return;
-  }
-  if (node != 0 || !was_up) {
-    if (sent_state && node != 0) AskOtherRows();
-    return;  // sums that it was needed for fail, and node 0 hears of it
-  }
-  heard_ = false;
-  fetch_.under_way = node0_fetches_ = false;  // the next link begins it anew
+  const bool sent_state = search_.OnDown(node);
+  if (coordinator_ != nullptr) coordinator_->OnDown(node, why);
+  if (node == 0 && was_up) HearNode0Down(why);
+  if (sent_state) GoOnSearching(search_.Ask(MonotonicNow()));
+  // Sums that another node than 0 was needed for fail, and node 0 hears of it.
+}
+
+void NodeMember::HearNode0Down(const absl::Status& why) {
+  heard_ = node0_fetches_ = false;
+  search_.SetMayExist(false);
+  if (!HasRows(*plan_)) search_.End();  // the next link begins it anew
   node0_waits_.clear();
   unheard_since_ = MonotonicNow();
   if (!ended_ && !promised_ && generation_ != 0 && (!node0_finished_ || said_)) {
@@ -91,7 +87,7 @@ void NodeMember::HearDown(int node, const absl::Status& why) {
 
 // Its own ranks are told over there; the ones here would wait for it.
 void NodeMember::OnRefused(int node, const absl::Status& why) {
-  links_state_[static_cast<size_t>(node)].why = std::string(why.message());
+  reached_.SetWhy(node, why.message());
   if (absl::IsUnavailable(why)) return;  // one of the two is about to be what the other is
   // As in HearDown: who has not the secret ends nothing of a job that trains.
   if (coordinator_ != nullptr && !(absl::IsPermissionDenied(why) && facts_->NodeInitialized())) {
@@ -119,7 +115,7 @@ void NodeMember::Hear(int node, const v1::PeerMessage& message) {
   if (message.has_state() || message.has_rank_state()) {
     HearState(node, message);
   } else if (message.has_fetch() && HasRows(*plan_)) {
-    if (HasPlaceHere(node)) hear_.state->NodeSendState(node, message.fetch().transfer());
+    if (search_.IsOfPlace(node)) hear_.state->NodeSendState(node, message.fetch().transfer());
   } else if (message.has_fetch() && (coordinator_ != nullptr || node == 0)) {
     if (coordinator_ != nullptr) coordinator_->SetFetching(node, true);
     if (facts_->NodeInitialized()) hear_.state->NodeSendState(node, message.fetch().transfer());
@@ -142,7 +138,9 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
     AllHold(message.all_hold().step());
     return;
   }
-  if (message.has_recovering() && !heard_) {
+  if (message.has_recovering()) {
+    search_.SetMayExist(heard_ && !message.recovering().waits_for().empty());
+    if (heard_) return;
     node0_waits_ = message.recovering().waits_for();
     node0_fetches_ = node0_waits_.empty();
     return;
@@ -200,6 +198,9 @@ bool NodeMember::AgreesOnPromised(const v1::PeerMessage::Begin& begin) const {
   if (!promised_values_ || !begin.initialized() || begin.decided_step() != facts_->NodeStep()) {
     return false;
   }
+  // Of rows, who was cut off with a promise may meet others that have made another version without it.
+  const bool of_another = HasRows(*plan_) && begin.agreed_generation() != 0 && begin.agreed_generation() != generation_;
+  if (of_another) return false;
   return begin.version() == 0 ? begin.agreed_generation() == generation_ : begin.version() == facts_->NodeVersion() + 1;
 }
 
@@ -212,6 +213,17 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
   if (answers) {
     node0_finished_ = node0_fetches_ = false;
     node0_waits_.clear();
+  }
+  search_.SetMayExist(!begin.initialized());
+  if (HasRows(*plan_) && fetching()) {
+    GoOnSearching(search_.Hear(begin, MonotonicNow()));
+    return;
+  }
+  if (HasRows(*plan_) && facts_->NodeInitialized() && !begin.initialized()) {
+    heard_ = false;  // it was said before the state came, which node 0 is about to hear of
+    return;
+  }
+  if (answers) {
     if (promised_ && !promised_values_ && begin.has_decided() && begin.decided_step() == facts_->NodeStep() + 1) {
       said_ = promised_ = false;
       hear_.steps->NodeDecided(begin.decided());
@@ -232,12 +244,12 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
       return;
     }
   } else if ((coordinator_ == nullptr || HasRows(*plan_)) && begin.initialized() && !facts_->NodeInitialized() &&
-             !fetch_.under_way) {
+             !fetching()) {
     Fetch(0, begin);  // node 0 has been sent the state that this node lacks, too; or, of rows, knows of it
     return;
   }
-  if (fetch_.under_way) {
-    fetch_.generation = std::max(fetch_.generation, begin.generation());
+  if (fetching()) {
+    search_.CountFrom(begin.generation());
     return;
   }
   const uint64_t counts = std::max(generation_, adopting_);

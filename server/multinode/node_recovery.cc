@@ -61,6 +61,39 @@ void NodeCoordinator::OnDown(int node, const absl::Status& why) {
   MaybeRecover();
 }
 
+void NodeCoordinator::SendBegin(int node, const absl::Status& cause) {
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  v1::PeerMessage::Begin* begin = message.mutable_begin();
+  begin->set_generation(generation_);
+  begin->set_code(static_cast<int>(cause.code()));
+  begin->set_message(std::string(cause.message()));
+  begin->set_decided_step(decided_.step());
+  begin->set_initialized(initialized_);
+  begin->set_agreed_generation(agreed_generation_);
+  begin->set_held_step(held_step_);
+  begin->set_version(Version());
+  // Of rows: it was cut off with a promise of the step, the attempt was given up, and another daemon in its place has
+  // made the step anew with all others. With the sums that it kept it would make another step: it is sent the state. A
+  // daemon of node 0 that has not decided it knows that where others have promised the step later.
+  const auto promised_before = [&] {
+    const auto behind = [this](const Node& of) {
+      return of.holds.has_value() && of.holds->initialized() && of.holds->step() == decided_.step() - 1;
+    };
+    const Node& to = nodes_[static_cast<size_t>(node)];
+    if (!HasRows(*plan_) || !behind(to)) return false;
+    if (decided_in_ > 0) return to.holds->generation() < decided_in_;
+    return std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& other) {
+      return behind(other) && other.holds->generation() > to.holds->generation();
+    });
+  };
+  if (decided_.step() > 0 && decided_known_ && !promised_before()) {
+    *begin->mutable_decided() = decided_;
+    begin->mutable_decided()->clear_ends_attempt();  // which has ended
+  }
+  send_(node, std::move(message));
+}
+
 void NodeCoordinator::Admit(int node) {
   nodes_[static_cast<size_t>(node)].takes_part = true;
   SendBegin(node, absl::OkStatus());
@@ -72,7 +105,9 @@ absl::Status NodeCoordinator::CheckHolds(int node, const v1::PeerMessage::Holds&
                                     [this](int n) { return n >= 0 && n < plan_->nodes(); });
   const bool held = holds.held_step() >= 0 && holds.held_step() <= holds.step();
   const bool decided = !holds.has_decided() || holds.decided().step() == holds.step();
-  if (node == 0 || !from.up || from.holds.has_value() || holds.generation() > kMaxGeneration || holds.step() < 0 ||
+  // Of rows, a node says it again when it has been sent its state, which node 0 may not know of.
+  const bool twice = from.holds.has_value() && (!HasRows(*plan_) || IsBehind(holds, *from.holds));
+  if (node == 0 || !from.up || twice || holds.generation() > kMaxGeneration || holds.step() < 0 ||
       holds.step() > kMaxUpdates || (holds.step() > 0 && !holds.initialized()) || !held || !decided || !finished) {
     return absl::InvalidArgumentError(
         absl::StrCat(NodeText(node), " said what it cannot have, or said it twice (got step ", holds.step(),
@@ -88,8 +123,14 @@ void NodeCoordinator::OnHolds(int node, const v1::PeerMessage::Holds& holds) {
     return;
   }
   Node& from = nodes_[static_cast<size_t>(node)];
+  const bool again = from.holds.has_value();
   from.holds = holds;
   from.has_state = holds.initialized();
+  if (again) {
+    OnHeld(node, holds.step());
+    MaybeRecover();
+    return;
+  }
   for (const int other : holds.finished()) {
     if (!initialized_ && !nodes_[static_cast<size_t>(other)].up) {  // else it has come again
       nodes_[static_cast<size_t>(other)].finished = true;
@@ -154,8 +195,21 @@ std::string NodeCoordinator::Lacking() const {
 
 // Whenever what nodes have said, or who may still say it, has changed.
 void NodeCoordinator::MaybeRecover() {
+  // Ranks that have trained are told that their state is lost when nobody else may have it.
+  const auto tell_whom_it_hears = [this] {
+    if (!HasRows(*plan_) || initialized_) return;
+    const int unheard = Unheard();
+    v1::PeerMessage message;
+    message.set_generation(generation_);
+    message.mutable_recovering()->set_waits_for(
+        unheard < 0 ? "" : absl::StrCat(NodeText(unheard), " has not said what it has of the job"));
+    for (size_t node = 1; node < nodes_.size(); ++node) {
+      if (nodes_[node].takes_part) send_(static_cast<int>(node), message);
+    }
+  };
   int latest = initialized_ ? -1 : Latest();
   if (latest < 0) {
+    tell_whom_it_hears();
     return;
   }
   const bool begins = source_ < 0 && Unheard() < 0;
@@ -175,7 +229,8 @@ void NodeCoordinator::MaybeRecover() {
   if (begins && nodes_[0].holds.has_value()) {  // which another node is ahead of
     nodes_[0].holds.reset();
     nodes_[0].has_state = false;
-    Admit(0);
+    nodes_[0].takes_part = true;
+    if (!HasRows(*plan_)) SendBegin(0, absl::OkStatus());  // else it goes on at once
   }
   if (begins && HasRows(*plan_)) {
     Recovered(nodes_[static_cast<size_t>(source_)].holds->step());
@@ -189,21 +244,30 @@ void NodeCoordinator::MaybeRecover() {
       send_(static_cast<int>(node), message);
     }
   }
+  tell_whom_it_hears();
   if (begins) {
     recover_(source_);
   }
+}
+
+bool NodeCoordinator::MayRecover() const {
+  return initialized_ ? HasRows(*plan_) && !nodes_[0].has_state : Unheard() >= 0 || Latest() >= 0;
 }
 
 void NodeCoordinator::Recovered(int64_t step) {
   const int source = std::exchange(source_, -1);
   const v1::PeerMessage::Holds& holds = *nodes_[static_cast<size_t>(source)].holds;
   initialized_ = true;
-  agreed_generation_ = 0;
+  agreed_generation_ = decided_in_ = 0;
   values_agreed_ = holds.version() <= static_cast<uint64_t>(holds.step())
                        ? 0
                        : holds.version() - static_cast<uint64_t>(holds.step());
   decided_ = holds.decided();
-  decided_known_ = holds.has_decided() && decided_.step() == step;
+  for (const Node& node : nodes_) {  // who was sent the step may not know it
+    if (node.holds.has_value() && node.holds->has_decided() && node.holds->step() == step)
+      decided_ = node.holds->decided();
+  }
+  decided_known_ = decided_.step() == step && step > 0;
   decided_.set_step(step);
   if (source == 0 || !HasRows(*plan_)) {  // else it is about to be sent its part
     nodes_[0].held_step = step;

@@ -51,11 +51,15 @@ class NodeRestore {
   uint64_t transfer() const { return transfer_; }
   // A piece, written when it returns: who sends more waits for that. Of another transfer: nothing.
   void Take(const v1::PeerData& header, absl::string_view elements) ABSL_LOCKS_EXCLUDED(mutex_);
+  int64_t received_bytes() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return received_[0] + received_[1];
+  }
 
  private:
   const uint64_t transfer_;
   const StateSlabs slabs_;
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::function<void(absl::Status)> done_ ABSL_GUARDED_BY(mutex_);  // null: it has run
   std::array<int64_t, 2> received_ ABSL_GUARDED_BY(mutex_) = {};
 };

@@ -84,7 +84,7 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
           [values = use_.values](absl::AnyInvocable<void()> then) { values->Behind(std::move(then)); }});
   if (parts->gather != nullptr) {
     gathers_ = std::make_unique<NodeGathers>(
-        std::move(parts->gather), [member] { return member->Unreached(); },
+        std::move(parts->gather), [member] { return member->reached().Unreached(); },
         [loop = use_.work->loop()](absl::AnyInvocable<void()> closure) { loop->Post(std::move(closure)); });
   }
 }
@@ -213,16 +213,22 @@ void JobNodes::CheckSilence(absl::Time now) {
   }
   const absl::Duration limit = absl::Milliseconds(see_.plan->config.silence_timeout_ms());
   const uint64_t epoch = use_.committed->epoch();
+  states_->CheckPieces();
   if (!see_.decision->committing() || see_.decision->applied()) {
     member_->CheckSilence(now, limit);
   }
   if (gathers_ == nullptr || epoch != use_.committed->epoch()) {
     return;
   }
-  const absl::Status gone = gathers_->CheckUnreached(now, use_.committed->version() > 0 || promised(),
-                                                     absl::Milliseconds(see_.plan->config.grace_ms()));
-  if (!gone.ok()) {
-    use_.job->Close(std::string(gone.message()));
+  const bool needs_others = use_.committed->version() > 0 || promised() || fetching();
+  if (const std::string gone =
+          needs_others ? member_->reached().UnreachedFor(now, absl::Milliseconds(see_.plan->config.grace_ms())) : "";
+      !gone.empty()) {
+    use_.job->Close(absl::StrCat(
+        gone,
+        HasRows(*see_.plan) ? ", where a new daemon would have been sent its part by another row (within graceMs)"
+                            : ", and no other node sends what its ranks held",
+        "; open the job anew on all nodes, from a checkpoint"));
     return;
   }
   if (see_.decision->committing() || promised()) {
@@ -295,7 +301,8 @@ bool JobNodes::MayWriteBack() const {
 }
 
 bool JobNodes::MayAskToWrite() const {
-  return gathers_ != nullptr && !asks_to_write_ && !writing_ && !digests_->under_way() && member_->Unreached().empty();
+  return gathers_ != nullptr && !asks_to_write_ && !writing_ && !digests_->under_way() &&
+         member_->reached().Unreached().empty();
 }
 
 void JobNodes::AskToWrite() {
@@ -311,7 +318,8 @@ void JobNodes::AskToWrite() {
 }
 
 bool JobNodes::MaySayEntering() const {
-  return gathers_ != nullptr && see_.plan->writes_edits_back() && !says_entering_ && member_->Unreached().empty();
+  return gathers_ != nullptr && see_.plan->writes_edits_back() && !says_entering_ &&
+         member_->reached().Unreached().empty();
 }
 
 void JobNodes::SayEntering(bool edited) {

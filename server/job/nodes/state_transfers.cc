@@ -50,7 +50,8 @@ void StateTransfers::SendWaited() {
 }
 
 bool StateTransfers::HasUncommitted() const {
-  return see_.undo->undoing() || see_.undo->any() || see_.decision->has_uncommitted() ||
+  // Of a step that is decided and made, old bytes are kept until it is shown.
+  return see_.undo->undoing() || (see_.undo->any() && !see_.decision->applied()) || see_.decision->has_uncommitted() ||
          (see_.full_params->granted() && see_.full_params->AnyWrites());
 }
 
@@ -58,7 +59,7 @@ bool StateTransfers::HasUncommitted() const {
 void StateTransfers::NodeSendState(int node, uint64_t transfer) {
   senders_.Stop(node);
   const Committed& committed = *use_.committed;
-  if (AwaitsUpdate() || AwaitsWord()) {
+  if (AwaitsUpdate() || AwaitsWord() || use_.member->search()->has_come()) {
     senders_.Await(node, transfer);
     return;
   }
@@ -108,14 +109,23 @@ void StateTransfers::NodeBeginFetch(int from, uint64_t transfer) {
     return;
   }
   if (see_.decision->committing()) {  // a node is never so far behind
-    use_.job->Close("its state does not belong to the other nodes', which have another step");
+    use_.job->Close(absl::StrCat("the state of node ", use_.member->node(), ", which makes step ",
+                                 use_.committed->step() + 1, ", does not belong to that of node ", from,
+                                 ", which has another step; open the job anew on all nodes, from a checkpoint"));
     return;
   }
   use_.committed->Lose();  // from here on slabs are torn
   tell_.begins();
   fetch_ = std::make_shared<NodeFetch>(from, transfer, see_.plan->world_size);
+  pieces_bytes_ = 0;
   const auto came = use_.work->AndAdvance([this](const absl::Status& status) {
-    status.ok() ? fetch_->SlabsAreThere() : use_.job->Close(std::string(status.message()));
+    if (!status.ok()) {
+      use_.job->Close(
+          absl::StrCat("state of node ", use_.member->node(), " from node ", fetch_->from(), ": ", status.message()));
+      return;
+    }
+    fetch_->SlabsAreThere();
+    MaybeCame();
   });
   auto ended = [this, came, loop = use_.work->loop(), weak = std::weak_ptr<void>(use_.work->Keep()),
                 of = std::weak_ptr<NodeFetch>(fetch_)](absl::Status status) {
@@ -151,17 +161,36 @@ void StateTransfers::NodeBeginFetch(int from, uint64_t transfer) {
   });
 }
 
-void StateTransfers::NodeTakeRankState(const v1::PeerMessage::RankState& state) { fetch_->TakeRankState(state); }
+void StateTransfers::NodeTakeRankState(const v1::PeerMessage::RankState& state) {
+  if (fetch_ != nullptr) fetch_->TakeRankState(state);
+}
 
 void StateTransfers::NodeTakeState(const v1::PeerMessage::State& state) {
   if (const absl::Status taken = fetch_->TakeState(*see_.plan, state); !taken.ok()) {
-    use_.job->Close(std::string(taken.message()));
+    use_.job->Close(absl::StrCat("node ", use_.member->node(), ", ", taken.message()));
+    return;
   }
+  MaybeCame();
+}
+
+void StateTransfers::MaybeCame() {
+  if (MayRestore()) use_.member->search()->Came(fetch_->state().step(), fetch_->state().version());
+}
+
+// All begin anew, and no piece that is still under way is written over what they begin with.
+void StateTransfers::NodeEndFetch() {
+  use_.bytes->SetState(nullptr);
+  fetch_ = nullptr;
+}
+
+void StateTransfers::CheckPieces() {
+  if (fetch_ == nullptr || !use_.member->fetching() || fetch_->complete()) return;
+  const int64_t received = fetch_->received_bytes();
+  if (std::exchange(pieces_bytes_, received) != received) use_.member->search()->Comes(MonotonicNow());
 }
 
 void StateTransfers::Restore() {
   const v1::PeerMessage::State& state = fetch_->Take();
-  use_.member->StateCame();
   auto cast = use_.work->Join(use_.devices->count(), [this, fetch = fetch_, &state](const absl::Status& status) {
     if (fetch_ == fetch && use_.member->fetching()) Restored(status, state);
   });
@@ -175,7 +204,8 @@ void StateTransfers::Restore() {
 
 void StateTransfers::Restored(const absl::Status& status, const v1::PeerMessage::State& state) {
   if (!status.ok()) {
-    use_.job->Close(absl::StrCat("state from node ", fetch_->from(), ": ", status.message()));
+    use_.job->Close(
+        absl::StrCat("state of node ", use_.member->node(), " from node ", fetch_->from(), ": ", status.message()));
     return;
   }
   if (two()) use_.committed->CommitsSnapshot(see_.snapshot->next_is_second());

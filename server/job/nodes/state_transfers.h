@@ -69,11 +69,16 @@ class StateTransfers final : public NodeStateListener {
   StateTransfers(Facts facts, Services services, Results results);
 
   // A node waits for a state, and it can be sent: behind a commit under way, and a step that is not shown yet with it.
-  bool MaySend() const { return senders_.waiting() && !AwaitsUpdate() && !AwaitsWord() && !HasUncommitted(); }
+  bool MaySend() const {
+    return senders_.waiting() && !AwaitsUpdate() && !AwaitsWord() && !use_.member->search()->has_come() &&
+           !HasUncommitted();
+  }
   void SendWaited();
   // All of the other node's state has come.
   bool MayRestore() const { return fetch_ != nullptr && fetch_->complete() && use_.member->fetching(); }
   void Restore();
+  // To be called every now and then: who sends is silent where nothing more has come.
+  void CheckPieces();
   // Sends nothing any more, and restores nothing.
   void Stop();
 
@@ -82,6 +87,7 @@ class StateTransfers final : public NodeStateListener {
   void NodeBeginFetch(int from, uint64_t transfer) override;
   void NodeTakeState(const v1::PeerMessage::State& state) override;
   void NodeTakeRankState(const v1::PeerMessage::RankState& state) override;
+  void NodeEndFetch() override;
 
  private:
   bool two() const { return see_.snapshot != nullptr && see_.snapshot->two(); }
@@ -96,6 +102,7 @@ class StateTransfers final : public NodeStateListener {
   StateSlabs Slabs(bool next) const;
   // ... and of them what this node holds.
   StateSlabs HeldSlabs(bool next) const;
+  void MaybeCame();
   void Restored(const absl::Status& status, const v1::PeerMessage::State& state);
 
   const Facts see_;
@@ -103,6 +110,7 @@ class StateTransfers final : public NodeStateListener {
   const Results tell_;
   StateSenders senders_;
   std::shared_ptr<NodeFetch> fetch_;  // null: none; of an earlier attempt where the member fetches nothing
+  int64_t pieces_bytes_ = 0;          // of it, at the last CheckPieces
   bool stopped_ = false;
 };
 

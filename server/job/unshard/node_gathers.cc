@@ -82,21 +82,6 @@ absl::Status NodeGathers::CheckDeadlines(absl::Time now, absl::Duration limit) c
                             absl::StrCat("Unshard: ", late, " (limit ", absl::FormatDuration(limit), ")"));
 }
 
-absl::Status NodeGathers::CheckUnreached(absl::Time now, bool needs_others, absl::Duration grace) {
-  const std::string unreached = needs_others ? unreached_() : "";
-  if (unreached.empty()) {
-    unreached_since_ = absl::InfiniteFuture();
-    return absl::OkStatus();
-  }
-  unreached_since_ = std::min(unreached_since_, now);
-  if (now - unreached_since_ < grace) {
-    return absl::OkStatus();
-  }
-  return absl::UnavailableError(absl::StrCat(unreached, ", for ", absl::FormatDuration(grace),
-                                             ", and no other node sends what its ranks held; open the job anew on all "
-                                             "nodes, from a checkpoint"));
-}
-
 std::string NodeGathers::WaitText(absl::Time now) const {
   const std::string unreached = unreached_();
   return unreached.empty() ? gather_->Overdue(now, kOverdueShown) : unreached;

@@ -49,9 +49,6 @@ class NodeGathers {
 
   // DEADLINE_EXCEEDED: a gather has waited longer than `limit`.
   absl::Status CheckDeadlines(absl::Time now, absl::Duration limit) const;
-  // UNAVAILABLE: this node needs others (`needs_others`) and has not reached one of them for `grace`. The part of a
-  // node that does not come back is nowhere else.
-  absl::Status CheckUnreached(absl::Time now, bool needs_others, absl::Duration grace);
   // What a rank whose group is being gathered waits for.
   std::string WaitText(absl::Time now) const;
   std::string Describe() const { return gather_->Describe(); }
@@ -65,7 +62,6 @@ class NodeGathers {
   uint64_t generation_ = 0;
   uint64_t epoch_ = 0;            // its own count
   std::vector<Request> waiting_;  // of this epoch
-  absl::Time unreached_since_ = absl::InfiniteFuture();
 };
 
 }  // namespace shardd

@@ -314,6 +314,41 @@ TEST_F(NodeRecoveryOfRows, AStepIsShownWhenTheLostHoldItAgain) {
   EXPECT_NE(Sent(2).find("held"), std::string::npos) << Sent(2);
 }
 
+// Its custodian has kept what it had before it was cut off and replaced.
+TEST_F(NodeRecoveryOfRows, Node0ThatComesBackOlderIsSentTheNewerState) {
+  coordinator_->TakeUp(Holds(4).holds());
+  for (const int node : {1, 2}) Up(node, Holds(5));
+  sent_.clear();
+  Up(3, Holds(5));
+  EXPECT_TRUE(BeginOf(0).initialized());
+  EXPECT_EQ(BeginOf(0).decided_step(), 5);
+  EXPECT_EQ(Sent(0), "next ") << "it hears of no beginning without parameters";
+  EXPECT_THAT(asked_, IsEmpty());
+  EXPECT_THAT(coordinator_->Unheld(), HasSubstr("node 0 (host0:7000)"));
+}
+
+// It was cut off with sums of another attempt, which its place's node promised later, too.
+TEST_F(NodeRecoveryOfRows, APromiseOfAnEarlierAttemptMakesNoStep) {
+  Up(1, Holds(4, /*generation=*/50));
+  Up(3, Holds(4, /*generation=*/60));
+  Up(2, Holds(5, /*generation=*/61));
+  EXPECT_EQ(BeginOf(1).decided_step(), 5);
+  EXPECT_FALSE(BeginOf(1).has_decided()) << "it is sent the state";
+  EXPECT_EQ(BeginOf(3).decided().grad_norm(), 5);
+}
+
+// Ranks that have trained wait for as long as one that is not heard may have their state.
+TEST_F(NodeRecoveryOfRows, WhoHasNothingIsToldWhomNode0Hears) {
+  Up(1, Nothing());
+  EXPECT_THAT(WaitsFor(1), HasSubstr("node 2 (host2:7000) has not said"));
+  Up(2, Nothing());
+  EXPECT_THAT(WaitsFor(1), HasSubstr("node 3 (host3:7000) has not said"));
+  EXPECT_TRUE(coordinator_->MayRecover());
+  Up(3, Nothing());
+  EXPECT_EQ(WaitsFor(1), "") << "nobody has anything";
+  EXPECT_FALSE(coordinator_->MayRecover());
+}
+
 TEST_F(NodeRecoveryOfRows, OthersWaitForAsLongAsALostNodeIsSentItsPart) {
   Up(1, Holds(5));
   Up(2, Holds(5));

@@ -19,9 +19,13 @@ struct Counts {
   int asked_again = 0;
   int taken_up = 0;
   int recoveries = 0;
+  int lost_twice = 0;
+  int came_older = 0;
+  int node0_came_older = 0;
+  int promised_came = 0;
 };
 
-Counts RunSchedules(int nodes, int row, bool extends, int seeds) {
+Counts RunSchedules(int nodes, int row, bool extends, int seeds, bool twice = false) {
   Counts counts;
   seeds = testing::LongRun("SHARDD_SCHEDULES", seeds);
   for (uint64_t seed = 1; seed <= static_cast<uint64_t>(seeds); ++seed) {
@@ -31,7 +35,8 @@ Counts RunSchedules(int nodes, int row, bool extends, int seeds) {
                      .cut = true,
                      .row = row,
                      .extends = extends && seed % 4 == 0,
-                     .rows_lose = true});
+                     .rows_lose = true,
+                     .twice = twice});
     const std::string failure = world.Run(/*events=*/static_cast<int>(1000 + 3 * (seed % 1700)));
     EXPECT_EQ(failure, "") << "seed " << seed;
     if (!failure.empty()) return counts;
@@ -41,6 +46,10 @@ Counts RunSchedules(int nodes, int row, bool extends, int seeds) {
     counts.asked_again += world.asked_again();
     counts.taken_up += world.taken_up();
     counts.recoveries += world.recoveries();
+    counts.lost_twice += world.lost_twice();
+    counts.came_older += world.came_older();
+    counts.node0_came_older += world.node0_came_older();
+    counts.promised_came += world.promised_came();
   }
   return counts;
 }
@@ -59,6 +68,24 @@ TEST(NodeRows, LostStateComesFromTheThirdRowWhereTwoLoseIt) {
   EXPECT_GT(counts.by_others, 150);
   EXPECT_GT(counts.had_none, 5);
   EXPECT_GT(counts.asked_again, 5);
+}
+
+// Who has sent a state is lost while it is made of what has come, or node 0 is, or its link; and some come back with
+// what a machine has kept that was cut off.
+TEST(NodeRows, LostStateComesThoughASecondIsLostMeanwhile) {
+  const Counts counts = RunSchedules(4, 2, /*extends=*/false, 1000, /*twice=*/true);
+  EXPECT_GT(counts.restored, 1000);
+  EXPECT_GT(counts.lost_twice, 200);
+  EXPECT_GT(counts.came_older, 100);
+  EXPECT_GT(counts.promised_came, 3);
+  EXPECT_GT(counts.node0_came_older, 20);
+}
+
+TEST(NodeRows, LostStateComesFromTheThirdRowThoughASecondIsLost) {
+  const Counts counts = RunSchedules(6, 2, /*extends=*/false, 600, /*twice=*/true);
+  EXPECT_GT(counts.restored, 600);
+  EXPECT_GT(counts.lost_twice, 100);
+  EXPECT_GT(counts.came_older, 50);
 }
 
 }  // namespace

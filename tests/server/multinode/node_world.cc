@@ -144,7 +144,8 @@ void RandomJob::Act() {
     return;
   }
   if (state_sent_.has_value()) {
-    FinishRestore();
+    // Devices cast for some time, in which others are lost.
+    if (!world_->of_rows() || world_->calm() || world_->Random(12) == 0) FinishRestore();
     return;
   }
   if (member->promised() || said_reduced_) {
@@ -314,6 +315,7 @@ void RandomJob::Finish() {
 void RandomJob::TakeUp(const RandomJob& before) {
   NodeLeft left;
   trains = before.trains;
+  older = before.older;
   if (before.initialized) {
     commits = before.commits;
     step = before.step;
@@ -440,7 +442,8 @@ void RandomJob::NodeDecided(const v1::PeerMessage::Decided& decided) {
 }
 
 bool RandomJob::AwaitsWord() const {
-  return (committing_ && (!applied_ || loads_)) || (world_->of_rows() && member->promised());
+  return (committing_ && (!applied_ || loads_)) || (world_->of_rows() && member->promised()) ||
+         member->search()->has_come();
 }
 
 void RandomJob::SendWaited() {
@@ -487,7 +490,7 @@ void RandomJob::NodeBeginFetch(int from, uint64_t transfer) {
   fetches_from_ = from;
   world_->Lose(node_);
   commits.clear();
-  initialized = false;
+  initialized = older = false;
   step = 0;
   state_sent_.reset();
   transfer_ = transfer;
@@ -507,7 +510,7 @@ void RandomJob::NodeTakeRankState(const v1::PeerMessage::RankState& state) {
 void RandomJob::NodeTakeState(const v1::PeerMessage::State& state) {
   if (state.transfer() != transfer_) return;
   state_sent_ = state;
-  member->StateCame();
+  member->search()->Came(state.step(), state.version());
 }
 
 // Some time behind it, as bytes of slabs come.
@@ -528,6 +531,7 @@ void RandomJob::FinishRestore() {
   initialized = true;
   world_->Restored(node_, fetches_from_, step);
   member->Restored();
+  SendWaited();
 }
 
 void RandomJob::NodeValuesAgreed() {
@@ -594,7 +598,7 @@ bool NodeWorld::MayKill(int node) {
 bool NodeWorld::OthersHave(int node) const {
   for (int other = 0; other < static_cast<int>(nodes_.size()); ++other) {
     const RandomJob& job = *nodes_[static_cast<size_t>(other)].job;
-    if (other != node && PlaceOf(other) == PlaceOf(node) && job.initialized && !job.stopped) return true;
+    if (other != node && PlaceOf(other) == PlaceOf(node) && job.has_all() && !job.stopped) return true;
   }
   return false;
 }
@@ -605,13 +609,19 @@ void NodeWorld::Kill(int node) {
   if (!MayKill(node)) return;
   Node& killed = nodes_[static_cast<size_t>(node)];
   const bool may_lose = options_.rows_lose ? OthersHave(node) : !options_.cut;
-  const bool leaves = options_.custodians && (!may_lose || Random(2) == 0);
+  if (killed.job->casts() && !may_lose) return;  // no custodian keeps what is not restored
+  const int casting = Casting();
+  const bool sent = casting >= 0 && casting != node &&
+                    (nodes_[static_cast<size_t>(casting)].job->fetches_from() == node || node == 0);
+  const bool leaves = options_.custodians && !(may_lose && options_.twice && sent) && (!may_lose || Random(2) == 0);
+  lost_twice_ += sent && !leaves ? 1 : 0;
   if (node == 0) ++life_;
   for (int other = 0; other < static_cast<int>(nodes_.size()); ++other) {
     if (other != node) Break(node, other, /*loses=*/true);
   }
   killed.member->Stop();
-  const std::unique_ptr<RandomJob> before = std::move(killed.job);
+  const bool may_keep = options_.twice && !leaves && killed.job->MayBeCutOff();
+  std::unique_ptr<RandomJob> before = std::move(killed.job);
   const int daemon = killed.daemon;
   if (!leaves || !before->initialized) Lose(node);
   killed.comes.clear();
@@ -620,6 +630,22 @@ void NodeWorld::Kill(int node) {
   if (leaves && before->initialized) killed.daemon = daemon;
   ForgetSums();
   if (leaves) killed.job->TakeUp(*before);
+  // A daemon of node 0 that has not decided the step itself does not know which attempt's it was.
+  const bool unknown =
+      killed.cut_off != nullptr && killed.cut_off->has_promised() && (node == 0 || killed.cut_off_in_life != life_);
+  if (unknown) killed.cut_off = nullptr;
+  if (!leaves && options_.twice && killed.cut_off != nullptr && Random(2) == 0) {
+    promised_came_ += killed.cut_off->has_promised() ? 1 : 0;
+    killed.job->TakeUp(*std::exchange(killed.cut_off, nullptr));
+    killed.job->older = true;
+    ++came_older_;
+    node0_came_older_ += node == 0 ? 1 : 0;
+  }
+  if (may_keep) {
+    before->member = nullptr;
+    killed.cut_off = std::move(before);
+    killed.cut_off_in_life = life_;
+  }
   Start(node);
 }
 
@@ -807,11 +833,28 @@ int NodeWorld::Sender(int otherwise) const {
   return found == nodes_.end() ? otherwise : found->job->fetches_from();
 }
 
+int NodeWorld::Casting() const {
+  const auto found = std::find_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.job->casts(); });
+  return found == nodes_.end() ? -1 : static_cast<int>(found - nodes_.begin());
+}
+
 void NodeWorld::Trouble() {
   const int nodes = static_cast<int>(nodes_.size());
   const int a = Random(nodes);
   const int b = (a + 1 + Random(nodes - 1)) % nodes;
   Node& node = nodes_[static_cast<size_t>(a)];
+  const auto may_return = [](const Node& each) {
+    return each.cut_off != nullptr && each.cut_off->has_promised() && each.job->step == each.cut_off->step + 1;
+  };
+  if (const auto found = std::find_if(nodes_.begin(), nodes_.end(), may_return); found != nodes_.end()) {
+    return Kill(static_cast<int>(found - nodes_.begin()));
+  }
+  if (const int casting = options_.twice ? Casting() : -1; casting >= 0 && Random(3) == 0) {
+    const int from = nodes_[static_cast<size_t>(casting)].job->fetches_from();
+    const int lost = Random(2) == 0 ? from : 0;
+    if (lost != casting && Random(4) != 0) return Kill(lost);
+    return Break(casting, casting == 0 ? from : 0, /*loses=*/true);
+  }
   switch (Random(options_.daemons_die ? 9 : 8)) {
     case 8:
       if (options_.custodians) {  // sooner where a promise is open

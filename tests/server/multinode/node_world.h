@@ -65,13 +65,21 @@ class RandomJob final : public NodeFacts,
   // Likewise where it trains more, and takes the place of `before`, which is between two steps.
   void TakePlaceOf(const RandomJob& before, int trains);
   bool InTheMiddle() const { return committing_ || said_reduced_ || member->promised() || member->fetching(); }
+  // What it has is what its machine keeps: of a version, and of a step that it has promised behind that.
+  bool MayBeCutOff() const { return initialized && !committing_ && !loads_ && !member->fetching(); }
   std::string Text() const;
   int fetches_from() const { return member->fetching() ? fetches_from_ : -1; }
+  // All of its state has come, and is not restored yet.
+  bool casts() const { return member->search()->has_come(); }
+  bool has_promised() const { return said_reduced_ && !says_part_ && node_ != 0; }
+  // What it holds is the last that nodes have committed, as far as it is not about to hear of one more.
+  bool has_all() const { return (initialized && !older) || casts(); }
 
   NodeMember* member = nullptr;
   int64_t step = 0;
   bool initialized = false;
   bool stopped = false;
+  bool older = false;     // what it holds was kept on a machine that was cut off and replaced
   int trains = 0;         // more than at first: how often its ranks have asked for that
   int becomes = 0;        // what it is to train as others do, and cannot yet; 0: nothing
   bool replaced = false;  // all nodes have made what trains more, and here it is about to take this one's place
@@ -100,6 +108,7 @@ class RandomJob final : public NodeFacts,
   void NodeBeginFetch(int from, uint64_t transfer) override;
   void NodeTakeState(const v1::PeerMessage::State& state) override;
   void NodeTakeRankState(const v1::PeerMessage::RankState& state) override;
+  void NodeEndFetch() override { state_sent_.reset(); }
 
  private:
   struct Give {
@@ -116,7 +125,7 @@ class RandomJob final : public NodeFacts,
   std::string StepShown() const;  // the commit of `step`
   void GiveNext();
   void FinishRestore();
-  bool AwaitsWord() const;  // it may not say yet what is committed
+  bool AwaitsWord() const;  // it may not say yet what is committed, or it cannot
   void SendWaited();
   void MakePart();
   bool MayShow() const { return !initialized || loads_ || member->held_step() > step; }
@@ -173,6 +182,7 @@ class NodeWorld {
     int row = 0;               // over so many, and the rows are replicas of each other; 0: over all
     bool extends = false;      // more is trained behind some steps
     bool rows_lose = false;    // of rows, every second daemon that dies leaves nothing, if another node has the same
+    bool twice = false;        // ... also who has just sent what it had to another, or a successor has older things
   };
   NodeWorld(int nodes, uint64_t seed, bool allow_missing, Options options);
   ~NodeWorld();
@@ -204,6 +214,13 @@ class NodeWorld {
   int asked_again() const { return asked_again_; }
   void HadNone() { ++had_none_; }
   void AskedAgain() { ++asked_again_; }
+  // ... how often who had sent a state was lost before that was restored, node 0 with it or beside; and how often a
+  // successor had what another machine had kept, of node 0 too.
+  int lost_twice() const { return lost_twice_; }
+  int came_older() const { return came_older_; }
+  // ... and how often with a promise of a step, which others may have made without it.
+  int promised_came() const { return promised_came_; }
+  int node0_came_older() const { return node0_came_older_; }
   // How often node 0 was sent a state with a step, and a decided step was taken from it that its earlier
   // daemon had decided.
   int recoveries() const { return recoveries_; }
@@ -255,6 +272,8 @@ class NodeWorld {
     std::shared_ptr<NodeEvents> events;
     std::unique_ptr<RandomJob> job;
     std::unique_ptr<NodeMember> member;
+    std::unique_ptr<RandomJob> cut_off;      // what a machine in its place has kept that was replaced
+    int cut_off_in_life = 0;                 // of node 0
     std::map<int, std::deque<Event>> comes;  // by sender
     std::map<uint64_t, size_t> added;        // by generation: how many sums
   };
@@ -265,6 +284,7 @@ class NodeWorld {
   bool OthersHave(int node) const;    // another node has what it holds
   int Promised(int otherwise) const;  // a node that has promised a step
   int Sender(int otherwise) const;    // a node that another has asked for its state
+  int Casting() const;                // a node that has been sent all of its state; -1: none
   void Turn();
   bool Deliver(int node);
   void Break(int a, int b, bool loses);
@@ -299,6 +319,10 @@ class NodeWorld {
   int restored_by_others_ = 0;
   int had_none_ = 0;
   int asked_again_ = 0;
+  int lost_twice_ = 0;
+  int came_older_ = 0;
+  int node0_came_older_ = 0;
+  int promised_came_ = 0;
   int recoveries_ = 0;
   int ended_behind_step_ = 0;
   int extended_ = 0;

@@ -32,7 +32,9 @@ class OverNodesTest : public ::testing::Test,
                       protected NodeStateListener,
                       protected NodeAttemptsListener {
  protected:
-  explicit OverNodesTest(bool cut = false) : plan_(testing::NodesPlan(/*nodes=*/2, /*allow_missing=*/false, cut)) {
+  // `row`: nodes over which shard groups span, in two rows; 0: the job is over two nodes.
+  explicit OverNodesTest(bool cut = false, int row = 0)
+      : plan_(testing::NodesPlan(row > 0 ? 2 * row : 2, /*allow_missing=*/false, cut, row)) {
     committed_.CommitVersion();
   }
   ~OverNodesTest() override {
@@ -94,6 +96,7 @@ class OverNodesTest : public ::testing::Test,
   void NodeBeginFetch(int, uint64_t) override {}
   void NodeTakeState(const v1::PeerMessage::State&) override {}
   void NodeTakeRankState(const v1::PeerMessage::RankState&) override {}
+  void NodeEndFetch() override {}
   void NodeAbort(const absl::Status& cause) override { member_.AttemptEnded(cause); }
   void NodeGeneration(uint64_t) override {}
   void NodeIsUp() override {}

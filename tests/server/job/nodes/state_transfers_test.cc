@@ -1,5 +1,6 @@
 #include "server/job/nodes/state_transfers.h"
 
+#include "common/plan/node_part.h"
 #include "server/device/device.h"
 #include "server/device/devices.h"
 #include "server/job/full_params/full_params.h"
@@ -21,7 +22,8 @@ constexpr float kSent = 0.5;
 
 class StateTransfersTest : public OverNodesTest {
  protected:
-  StateTransfersTest() : memory_(*JobMemory::Create(*plan_, "job")), made_(*MakeDevices("cpu:1")) {
+  explicit StateTransfersTest(int row = 0)
+      : OverNodesTest(/*cut=*/row > 0, row), memory_(*JobMemory::Create(*plan_, "job")), made_(*MakeDevices("cpu:1")) {
     committed_.SetTrainerState(0, "of rank 0");
   }
   ~StateTransfersTest() override {
@@ -157,6 +159,24 @@ TEST_F(StateTransfersTest, WhatRanksAreWritingIsTakenBackAndNotSent) {
   EXPECT_TRUE(states_.MaySend());
 }
 
+// Old bytes of a step that is decided and made are kept until all nodes hold it; it is not lost for that.
+TEST_F(StateTransfersTest, AMadeStepIsSentThoughItsOldBytesAreKept) {
+  Begin();
+  undo_.WillSave(1);
+  v1::Step step;
+  step.add_groups()->set_lr(0.5);
+  decision_.BeginMeasuring();
+  decision_.Measured(0, step);
+  decision_.Fix(step, std::vector<bool>(static_cast<size_t>(params_), true), committed_.step_counts());
+  decision_.BeginUpdate();
+  decision_.Applied();
+  AskForState();
+  EXPECT_TRUE(job_.failure().ok()) << job_.failure();
+  const auto sent = Sent(v1::PeerMessage::kState);
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0].state().step(), 1);
+}
+
 TEST_F(StateTransfersTest, WhoseLinkIsLostWaitsForNoState) {
   Begin();
   decision_.BeginCommit();
@@ -232,6 +252,58 @@ TEST_F(StateTransfersTest, ANodeThatMakesAVersionIsNotSentAnother) {
   ASSERT_EQ(job_.closed.size(), 1u);
   EXPECT_THAT(job_.closed[0], ::testing::HasSubstr("another step"));
   EXPECT_EQ(begun_, 0);
+}
+
+// Two rows of two: node 3 has what this node, 1, holds.
+class StateTransfersOfRows : public StateTransfersTest {
+ protected:
+  StateTransfersOfRows() : StateTransfersTest(/*row=*/2) {}
+};
+
+// Nothing but pieces comes behind the state's first message, for as long as its size takes.
+TEST_F(StateTransfersOfRows, EachPieceRestartsTheSendersClock) {
+  loop_.RunAndWait([&] {
+    member_.Start(Listeners());
+    for (const int node : {0, 2, 3}) member_.OnUp(node);
+  });
+  Hear(BeginMessage(/*step=*/3));
+  Drain();
+  ASSERT_EQ(writes_.size(), 1u);
+  writes_[0]();
+  Drain();
+  const absl::Time asked_before = MonotonicNow();
+  int64_t bytes = 0;
+  for (const ByteRange& range : HeldRanges(*plan_, HeldSlab::kShards, kSlabAlignmentBytes)) {
+    bytes += range.end - range.first;
+  }
+  v1::PeerData header;
+  header.set_sequence(Asked());
+  header.set_slab(v1::SLAB_SHARDS);
+  header.set_numel(bytes / static_cast<int64_t>(sizeof(float)));
+  events_->OnData(3, header, std::string(static_cast<size_t>(bytes / 2), 'x'));
+  loop_.RunAndWait([&] {
+    states_.CheckPieces();
+    member_.CheckSilence(asked_before + absl::Milliseconds(plan_->config.grace_ms()), absl::Hours(100));
+    EXPECT_TRUE(member_.fetching());
+  });
+}
+
+// All begin anew, and write initial values where it would come.
+TEST_F(StateTransfersTest, AFetchThatIsGivenUpWritesNothingMore) {
+  BeginBehind();
+  writes_[0]();
+  Drain();
+  HearState(Asked());
+  loop_.RunAndWait([&] { states_.NodeEndFetch(); });
+  HearSlabs(Asked());
+  EXPECT_FALSE(MayRestore());
+  float first = -1;
+  ASSERT_TRUE(memory_->shards()->Read(0, reinterpret_cast<char*>(&first), sizeof first).ok());
+  EXPECT_EQ(first, 0);
+  v1::PeerMessage late;
+  late.mutable_rank_state()->set_transfer(Asked());
+  Hear(late);
+  EXPECT_TRUE(job_.closed.empty());
 }
 
 TEST_F(StateTransfersTest, NothingIsRestoredOnceTheJobHasEnded) {

@@ -204,6 +204,24 @@ TEST_F(JobThreeRowsLost, APlaceLostInAllRowsClosesTheJob) {
   for (int node = 0; node < 6; ++node) EXPECT_TRUE(Until([&] { return job(node).closed(); })) << node;
 }
 
+// It takes the request and answers nothing, as a daemon that hangs.
+TEST_F(JobThreeRowsLost, ASilentSenderIsPassedOver) {
+  Begin();
+  TrainsTo(1);
+  std::atomic<int> unheard = 0;
+  wire_.Drop([&](int to, const v1::PeerMessage& message) {
+    const bool drops = to == 1 && message.has_fetch();
+    unheard += drops ? 1 : 0;
+    return drops;
+  });
+  ASSERT_NO_FATAL_FAILURE(Replace({3}));
+  EXPECT_TRUE(testing::PollUntil([&] { return unheard > 0; }, kPatience));
+  OnLoop([&] { job(3).CheckSilence(MonotonicNow() + absl::Minutes(3)); });
+  EXPECT_TRUE(IsRestored(3, 2));
+  wire_.Drop(nullptr);
+  GoesOnTo(3);
+}
+
 // With it goes what all have: the job ends, and says where it was.
 TEST_F(JobRowsLost, APlaceLostInAllRowsClosesTheJobByName) {
   Begin();

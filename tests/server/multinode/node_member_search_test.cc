@@ -1,0 +1,199 @@
+// What node 3 of three rows of two says and does while it searches the state that it has lost.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/loop/core_loop.h"
+#include "server/multinode/node_member.h"
+#include "tests/server/multinode/node_world.h"
+
+namespace shardd {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr absl::Duration kLimit = absl::Minutes(2);
+
+class NodeMemberSearchTest : public ::testing::Test,
+                             protected NodeFacts,
+                             protected NodeSumsListener,
+                             protected NodeStepsListener,
+                             protected NodeStateListener,
+                             protected NodeAttemptsListener {
+ protected:
+  ~NodeMemberSearchTest() override {
+    loop_.RunAndWait([this] { member_.Stop(); });
+    loop_.Stop();
+  }
+  // All nodes have links, and this one has nothing of what node 0 says there is.
+  void Begin(bool initialized = true) {
+    loop_.RunAndWait([&] {
+      member_.Start({this, this, this, this});
+      for (const int node : {0, 1, 2, 4, 5}) member_.OnUp(node);
+      HearBegin(initialized);
+    });
+  }
+  void HearBegin(bool initialized = true) {
+    v1::PeerMessage message;
+    message.mutable_begin()->set_generation(++generation_);
+    message.mutable_begin()->set_initialized(initialized);
+    message.mutable_begin()->set_decided_step(initialized ? 3 : 0);
+    message.mutable_begin()->set_version(initialized ? 4 : 0);
+    member_.OnMessage(0, message);
+  }
+  void HearState(int node, int64_t step, uint64_t version) {
+    v1::PeerMessage message;
+    message.mutable_state()->set_transfer(member_.search()->transfer());
+    message.mutable_state()->set_step(step);
+    message.mutable_state()->set_version(version);
+    member_.OnMessage(node, message);
+  }
+  void Down(int node) { member_.OnDown(node, absl::UnavailableError("reset by peer")); }
+  v1::PeerMessage::Holds LastHolds() const {
+    v1::PeerMessage::Holds last;
+    for (const v1::PeerMessage& message : links_.sent) {
+      if (message.has_holds()) last = message.holds();
+    }
+    return last;
+  }
+
+  int64_t NodeStep() const override { return 0; }
+  bool NodeInitialized() const override { return false; }
+  uint64_t NodeVersion() const override { return 0; }
+  void NodeGo(const v1::PeerMessage::Go&) override {}
+  void NodesClosed(int) override {}
+  void NodesReduced(const std::vector<v1::PeerMessage::Reduced>&) override {}
+  void NodeDecided(const v1::PeerMessage::Decided&) override {}
+  void NodeValuesAgreed() override {}
+  void NodeSendState(int, uint64_t) override {}
+  void NodeStopSending(int) override {}
+  void NodeBeginFetch(int from, uint64_t) override { asked_.push_back(from); }
+  void NodeTakeState(const v1::PeerMessage::State& state) override { taken_.push_back(state.step()); }
+  void NodeTakeRankState(const v1::PeerMessage::RankState&) override {}
+  void NodeEndFetch() override { ++ended_; }
+  void NodeAbort(const absl::Status& cause) override {
+    ++aborts_;
+    member_.AttemptEnded(cause);
+  }
+  void NodeGeneration(uint64_t) override {}
+  void NodeIsUp() override {}
+  void NodesExtend(bool) override {}
+  void NodeClose(const std::string& why) override { closed_.push_back(why); }
+  void Advance() override {}
+
+  struct Links final : PeerLinks {
+    int node() const override { return 3; }
+    int nodes() const override { return 6; }
+    void Send(int, v1::PeerMessage message) override { sent.push_back(std::move(message)); }
+    void SendData(int, const v1::PeerData&, absl::string_view, std::function<void(absl::Status)>) override {}
+    std::vector<v1::PeerMessage> sent;
+  };
+  CoreLoop loop_;
+  Links links_;
+  const std::shared_ptr<const ShardPlan> plan_ = testing::NodesPlan(/*nodes=*/6, false, /*cut=*/true, /*row=*/2);
+  NodeMember member_{
+      plan_,
+      /*node=*/3, &loop_,
+      &links_,    std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&, bool) { return absl::OkStatus(); }),
+      this};
+  uint64_t generation_ = 7;
+  std::vector<int> asked_;
+  std::vector<int64_t> taken_;
+  int ended_ = 0;
+  int aborts_ = 0;
+  std::vector<std::string> closed_;
+};
+
+TEST_F(NodeMemberSearchTest, AnOlderStateIsNotTaken) {
+  Begin();
+  loop_.RunAndWait([&] {
+    HearState(1, 2, 3);
+    HearState(1, 3, 4);  // which was not asked any more
+    EXPECT_THAT(asked_, ElementsAre(1, 5));
+    EXPECT_THAT(taken_, IsEmpty());
+    HearState(5, 3, 4);
+    EXPECT_THAT(taken_, ElementsAre(3));
+  });
+}
+
+TEST_F(NodeMemberSearchTest, ASilentSenderIsPassedOverAndANewOneAsked) {
+  Begin();
+  loop_.RunAndWait([&] {
+    member_.CheckSilence(MonotonicNow() + absl::Seconds(60), kLimit);
+    EXPECT_THAT(asked_, ElementsAre(1));
+    member_.CheckSilence(MonotonicNow() + absl::Seconds(121), kLimit);
+    EXPECT_THAT(asked_, ElementsAre(1, 5));
+    EXPECT_THAT(closed_, IsEmpty());
+  });
+}
+
+// A link to node 0 that breaks drops nothing of it.
+TEST_F(NodeMemberSearchTest, WhatHasComeIsWhatTheNodeHolds) {
+  Begin();
+  loop_.RunAndWait([&] {
+    EXPECT_FALSE(LastHolds().initialized());
+    member_.search()->Came(3, 4);
+    Down(0);
+    member_.OnUp(0);
+    EXPECT_TRUE(member_.fetching());
+    EXPECT_TRUE(LastHolds().initialized());
+    EXPECT_EQ(LastHolds().step(), 3);
+    EXPECT_EQ(LastHolds().version(), 4u);
+    Down(1);
+    HearBegin();
+    EXPECT_THAT(asked_, ElementsAre(1)) << "nobody else is needed";
+  });
+}
+
+// Node 0 was away for long, too; but there is no attempt any more that could be given up for that.
+TEST_F(NodeMemberSearchTest, NothingFollowsTheSilenceThatEndsTheJob) {
+  Begin();
+  loop_.RunAndWait([&] {
+    Down(0);
+    member_.Ready({});  // for node 0, when it is there
+    aborts_ = 0;
+    member_.CheckSilence(MonotonicNow() + absl::Milliseconds(plan_->config.grace_ms()) + absl::Seconds(1), kLimit);
+    ASSERT_EQ(closed_.size(), 1u);
+    EXPECT_THAT(closed_[0], AllOf(HasSubstr("the daemon of node 3 (host3:7000)"), HasSubstr("node 1 (host1:7000)"),
+                                  HasSubstr("nothing of it has come for")));
+    EXPECT_EQ(aborts_, 0);
+  });
+}
+
+TEST_F(NodeMemberSearchTest, ASearchIsGivenUpWhereNoNodeHasAnything) {
+  Begin();
+  loop_.RunAndWait([&] {
+    HearBegin(/*initialized=*/false);
+    for (const int node : {1, 5, 1, 5}) HearState(node, 0, 0);
+    EXPECT_EQ(ended_, 1) << "what is under way would be written over initial values";
+    EXPECT_FALSE(member_.fetching());
+    EXPECT_THAT(closed_, IsEmpty());
+  });
+}
+
+// Ranks that have trained wait until node 0 has heard all: one of them may have their state.
+TEST_F(NodeMemberSearchTest, ItMayBeSentStateWhileNode0HearsOthers) {
+  Begin(/*initialized=*/false);
+  loop_.RunAndWait([&] {
+    EXPECT_TRUE(member_.MayBeSentState());
+    v1::PeerMessage message;
+    message.mutable_recovering()->set_waits_for("node 2 has not said what it has of the job");
+    member_.OnMessage(0, message);
+    EXPECT_TRUE(member_.MayBeSentState());
+    message.mutable_recovering()->clear_waits_for();
+    member_.OnMessage(0, message);
+    EXPECT_FALSE(member_.MayBeSentState());
+    Down(0);
+    EXPECT_TRUE(member_.MayBeSentState());
+  });
+}
+
+}  // namespace
+}  // namespace shardd
