@@ -106,6 +106,7 @@ class NodeCoordinator {
     int closed = 0;  // backwards
     std::optional<v1::Step> step;
     std::optional<v1::PeerMessage::Reduced> reduced;
+    uint64_t reduced_in = 0;  // the generation of the last, over this link; 0: none
     std::optional<v1::PeerMessage::Values> values;
     v1::PeerMessage::AsksToWrite asks_to_write;       // the last
     std::optional<v1::PeerMessage::Extends> extends;  // likewise

@@ -61,6 +61,7 @@ absl::Status NodeCoordinator::OnReduced(int node, const v1::PeerMessage::Reduced
                                                       (plan_->params.size() + 7) / 8, ")"));
   }
   from.reduced = reduced;
+  from.reduced_in = generation_;
   if (Missing([](const Node& n) { return n.reduced.has_value(); }) >= 0) {
     return absl::OkStatus();
   }

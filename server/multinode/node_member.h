@@ -76,9 +76,10 @@ class NodeMember final : public NodeEvents::Listener {
   void AttemptEnded(const absl::Status& cause);
   // `finished`: all its ranks have; else it is to be closed on all nodes.
   void Closing(const std::string& why, bool finished);
-  // Where the state that this node has lost comes from. Who receives it says there what has come, and here that it is
-  // restored.
+  // Where the state that this node has lost comes from. Who receives it says there what has come, and here that all
+  // has, and that it is restored.
   StateSearch* search() { return &search_; }
+  void StateCame();
   void Restored();
   bool fetching() const { return search_.under_way(); }
   // The decided step is journaled here.

@@ -98,7 +98,7 @@ void NodeMember::HearState(int node, const v1::PeerMessage& message) {
     GoOnSearching(search_.Ask(MonotonicNow()));
     return;
   }
-  search_.Comes(MonotonicNow());
+  search_.Takes(message.state(), MonotonicNow());
   hear_.state->NodeTakeState(message.state());
 }
 
@@ -110,7 +110,24 @@ void NodeMember::Recover(int from) {
   }
 }
 
+void NodeMember::StateCame() {
+  // Node 0 may have been told over this link that this node has nothing: a new one that counts what nodes have would go
+  // on without what has come.
+  const bool counts_without = coordinator_ == nullptr && HasRows(*plan_) && (!heard_ || !search_.wanted());
+  if (counts_without && search_.has_come() && reached_.reached(0)) SayHolds();
+}
+
 void NodeMember::Restored() {
+  if (search_.is_ahead() && heard_) {
+    const std::string why = absl::StrCat(
+        NodeText(*plan_, node_), " was sent step ", facts_->NodeStep(), " by ", NodeText(*plan_, search_.from()),
+        ", and node 0, which no node that has that step was left to tell, goes on from an older one; open the job anew "
+        "on all nodes, from a checkpoint");
+    search_.End();
+    Closing(why, /*finished=*/false);
+    hear_.attempts->NodeClose(why);
+    return;
+  }
   search_.End();
   if (coordinator_ != nullptr && !HasRows(*plan_)) {
     coordinator_->Recovered(facts_->NodeStep());  // the next generation is for this node, too

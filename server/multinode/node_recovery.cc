@@ -34,6 +34,7 @@ void NodeCoordinator::OnUp(int node) {
   come.refused.clear();
   come.finished = come.fetching = false;
   come.held_step = 0;
+  come.reduced_in = 0;
   if (node != 0) {
     come.holds.reset();
     come.has_state = false;
@@ -46,6 +47,7 @@ void NodeCoordinator::OnDown(int node, const absl::Status& why) {
   Node& gone = nodes_[static_cast<size_t>(node)];
   gone.holds.reset();
   gone.held_step = 0;
+  gone.reduced_in = 0;
   gone.leaves = false;
   nodes_[0].leaves = false;  // its links go, and nobody is left to wait for that
   const bool was_up = std::exchange(gone.up, false);
@@ -82,7 +84,8 @@ void NodeCoordinator::SendBegin(int node, const absl::Status& cause) {
     };
     const Node& to = nodes_[static_cast<size_t>(node)];
     if (!HasRows(*plan_) || !behind(to)) return false;
-    if (decided_in_ > 0) return to.holds->generation() < decided_in_;
+    // What it held when its link began says nothing of a promise over it.
+    if (decided_in_ > 0) return to.holds->generation() < decided_in_ && to.reduced_in != decided_in_;
     return std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& other) {
       return behind(other) && other.holds->generation() > to.holds->generation();
     });

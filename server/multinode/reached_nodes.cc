@@ -44,9 +44,9 @@ std::string ReachedNodes::Unreached() const {
   return "";
 }
 
-std::string ReachedNodes::UnreachedFor(absl::Time now, absl::Duration grace) const {
+std::string ReachedNodes::UnreachedFor(absl::Time now, absl::Time needed_since, absl::Duration grace) const {
   for (size_t node = 0; node < links_.size(); ++node) {
-    if (!links_[node].up && now - links_[node].since >= grace) {
+    if (!links_[node].up && now - std::max(links_[node].since, needed_since) >= grace) {
       return absl::StrCat(Text(node), ", for ", absl::FormatDuration(grace));
     }
   }

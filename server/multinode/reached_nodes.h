@@ -29,8 +29,9 @@ class ReachedNodes {
   const std::string& why(int node) const { return links_[static_cast<size_t>(node)].why; }
   // The first that is not: "node 1 (address) is not reached: why"; empty: all are.
   std::string Unreached() const;
-  // The first that has not been for `grace`, each by a clock of its own: that and for how long; empty: none.
-  std::string UnreachedFor(absl::Time now, absl::Duration grace) const;
+  // The first that has not been for `grace`, each by a clock of its own, of the time behind `needed_since`, when others
+  // began to be needed: that and for how long; empty: none.
+  std::string UnreachedFor(absl::Time now, absl::Time needed_since, absl::Duration grace) const;
 
  private:
   struct Link {

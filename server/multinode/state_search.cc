@@ -44,14 +44,19 @@ void StateSearch::BeginTransfer() {
 }
 
 // Another node sends the state, so a link to node 0 that breaks and returns changes nothing but what node 0 knows: what
-// it says is nothing that the sender lacks, because nothing is decided without this node.
+// it says is nothing that the sender lacks, because nothing is decided without this node. A daemon of node 0 never says
+// less than before; another one may, which has heard all nodes: what the lost one had decided is then nowhere any more.
 StateSearch::Next StateSearch::Hear(const v1::PeerMessage::Begin& begin, absl::Time now) {
   generation_ = begin.generation();  // of a new node 0, it may be less than what the lost one had said
   wanted_ = begin.initialized();
   const auto said = std::pair(begin.decided_step(), begin.version());
-  if (begin.initialized() && std::pair(step_, version_) < said) std::tie(step_, version_) = said;
-  const bool behind = std::pair(came_.step, came_.version) < std::pair(step_, version_);
-  if (all_here_ ? !behind : from_ >= 0) return Next::kWait;
+  const bool knows_version = begin.version() > 0 || begin.decided_step() != step_;
+  if (begin.initialized() && knows_version) {
+    if (said < std::pair(step_, version_)) had_none_.clear();  // it may have been enough
+    std::tie(step_, version_) = said;
+  }
+  const bool behind = came_.there && std::pair(came_.step, came_.version) < std::pair(step_, version_);
+  if (!behind && (all_here_ || from_ >= 0)) return Next::kWait;
   had_none_.clear();
   return Ask(now);
 }
@@ -76,6 +81,7 @@ int StateSearch::NextOfPlace() const {
 
 StateSearch::Next StateSearch::Ask(absl::Time now) {
   all_here_ = false;
+  came_ = {};
   from_ = NextOfPlace();
   if (from_ >= 0) {
     BeginTransfer();
@@ -132,6 +138,11 @@ bool StateSearch::Lacks(int node, const v1::PeerMessage::State& state) {
   ++had_none_[node];
   unanswered_since_ = absl::InfiniteFuture();
   return true;
+}
+
+void StateSearch::Takes(const v1::PeerMessage::State& state, absl::Time now) {
+  came_ = {true, state.step(), state.version()};
+  Comes(now);
 }
 
 void StateSearch::Comes(absl::Time now) {

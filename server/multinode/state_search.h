@@ -60,6 +60,8 @@ class StateSearch {
   bool IsStale(const v1::PeerMessage::State& state) const;
   // Of rows: the node that was asked sends no state, or an older one than node 0 has said there is. Ask is to follow.
   bool Lacks(int node, const v1::PeerMessage::State& state);
+  // The node that was asked begins to send this one.
+  void Takes(const v1::PeerMessage::State& state, absl::Time now);
   // More of it has come.
   void Comes(absl::Time now);
   // All of it has come, which is of this step and version. Of rows, it counts as what the node has from here on, and
@@ -80,6 +82,8 @@ class StateSearch {
   // Of rows: all has come, and is not restored yet.
   bool has_come() const;
   const State& came() const { return came_; }
+  // Of rows: what has come is of a step that node 0, which has heard all nodes, does not count.
+  bool is_ahead() const { return has_come() && wanted_ && came_.step > step_; }
   // "the node's state is being brought from ..."
   std::string Text() const;
   // Behind kNoneHas and kSilent: where it has been, and why it does not come from there.
@@ -106,7 +110,7 @@ class StateSearch {
   bool wanted_ = true;
   bool may_exist_ = false;
   bool all_here_ = false;
-  State came_;
+  State came_;                   // or comes
   std::map<int, int> had_none_;  // how often nodes have said so, over the links that all have
   std::set<int> silent_;         // that others were asked instead of
   absl::Time asked_since_ = absl::InfiniteFuture();

@@ -221,8 +221,9 @@ void JobNodes::CheckSilence(absl::Time now) {
     return;
   }
   const bool needs_others = use_.committed->version() > 0 || promised() || fetching();
+  others_needed_since_ = needs_others ? std::min(others_needed_since_, now) : absl::InfiniteFuture();
   if (const std::string gone =
-          needs_others ? member_->reached().UnreachedFor(now, absl::Milliseconds(see_.plan->config.grace_ms())) : "";
+          member_->reached().UnreachedFor(now, others_needed_since_, absl::Milliseconds(see_.plan->config.grace_ms()));
       !gone.empty()) {
     use_.job->Close(absl::StrCat(
         gone,

@@ -213,6 +213,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   std::optional<NodeLeft> left_;  // until Start
   bool finished_said_ = false;    // that all ranks have, over the links that are there
   // Where parameters are cut over nodes:
+  absl::Time others_needed_since_ = absl::InfiniteFuture();
   bool asks_to_write_ = false;  // all ranks, and this node has said so
   bool says_entering_ = false;  // likewise
   int asked_to_write_ = 0;      // how often in this version and generation

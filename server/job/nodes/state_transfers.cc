@@ -174,7 +174,9 @@ void StateTransfers::NodeTakeState(const v1::PeerMessage::State& state) {
 }
 
 void StateTransfers::MaybeCame() {
-  if (MayRestore()) use_.member->search()->Came(fetch_->state().step(), fetch_->state().version());
+  if (!MayRestore()) return;
+  use_.member->search()->Came(fetch_->state().step(), fetch_->state().version());
+  use_.member->StateCame();
 }
 
 // All begin anew, and no piece that is still under way is written over what they begin with.

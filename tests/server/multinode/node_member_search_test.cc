@@ -152,6 +152,45 @@ TEST_F(NodeMemberSearchTest, WhatHasComeIsWhatTheNodeHolds) {
   });
 }
 
+// A new one that counts what nodes have would go on without it.
+TEST_F(NodeMemberSearchTest, ANewNode0HearsAtOnceWhatHasCome) {
+  Begin();
+  loop_.RunAndWait([&] {
+    Down(0);
+    member_.OnUp(0);
+    EXPECT_FALSE(LastHolds().initialized());
+    HearBegin(/*initialized=*/false);
+    member_.search()->Came(3, 4);
+    member_.StateCame();
+    EXPECT_TRUE(LastHolds().initialized());
+    EXPECT_EQ(LastHolds().step(), 3);
+  });
+}
+
+TEST_F(NodeMemberSearchTest, Node0ThatKnowsOfTheStateIsNotToldAgain) {
+  Begin();
+  loop_.RunAndWait([&] {
+    member_.search()->Came(3, 4);
+    member_.StateCame();
+    EXPECT_FALSE(LastHolds().initialized());
+  });
+}
+
+// All nodes that had the step are lost but for the one that sent it, and that one since.
+TEST_F(NodeMemberSearchTest, AStateThatNode0DoesNotCountEndsTheJob) {
+  Begin();
+  loop_.RunAndWait([&] {
+    HearState(1, 4, 5);
+    member_.search()->Came(4, 5);
+    HearBegin();
+    member_.Restored();
+    ASSERT_EQ(closed_.size(), 1u);
+    EXPECT_THAT(closed_[0], AllOf(HasSubstr("node 3 (host3:7000) was sent step"), HasSubstr("by node 1 (host1:7000)"),
+                                  HasSubstr("goes on from an older one")));
+    EXPECT_FALSE(member_.fetching());
+  });
+}
+
 // Node 0 was away for long, too; but there is no attempt any more that could be given up for that.
 TEST_F(NodeMemberSearchTest, NothingFollowsTheSilenceThatEndsTheJob) {
   Begin();

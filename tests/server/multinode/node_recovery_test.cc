@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -30,7 +31,7 @@ class NodeRecoveryTest : public ::testing::Test {
       : plan_(testing::NodesPlan(nodes, false, cut, row)) {
     coordinator_ = std::make_unique<NodeCoordinator>(
         plan_, kFirst, [this](int node, v1::PeerMessage message) { sent_.emplace_back(node, std::move(message)); },
-        [] { ADD_FAILURE() << "no step is trained here"; }, [this](int from) { asked_.push_back(from); });
+        [this] { EXPECT_TRUE(trains_) << "no step is trained here"; }, [this](int from) { asked_.push_back(from); });
     coordinator_->OnUp(0);
     sent_.clear();
   }
@@ -97,6 +98,7 @@ class NodeRecoveryTest : public ::testing::Test {
   const std::shared_ptr<const ShardPlan> plan_;
   std::vector<std::pair<int, v1::PeerMessage>> sent_;
   std::vector<int> asked_;
+  bool trains_ = false;
   std::unique_ptr<NodeCoordinator> coordinator_;
 };
 
@@ -335,6 +337,35 @@ TEST_F(NodeRecoveryOfRows, APromiseOfAnEarlierAttemptMakesNoStep) {
   EXPECT_EQ(BeginOf(1).decided_step(), 5);
   EXPECT_FALSE(BeginOf(1).has_decided()) << "it is sent the state";
   EXPECT_EQ(BeginOf(3).decided().grad_norm(), 5);
+}
+
+// What it held when its link began is older than the attempt, and says nothing of what it has promised since.
+TEST_F(NodeRecoveryOfRows, APromiseOverALinkMakesTheStepOfItsAttempt) {
+  coordinator_->TakeUp(Holds(4).holds());
+  for (const int node : {1, 2, 3}) Up(node, Holds(4));
+  trains_ = true;
+  v1::PeerMessage closed;
+  closed.set_generation(coordinator_->generation());
+  closed.mutable_closed()->set_step(5);
+  closed.mutable_closed()->set_backwards(std::numeric_limits<int32_t>::max());
+  closed.mutable_closed()->mutable_ranks_step()->add_groups()->set_lr(0.5);
+  for (int node = 0; node < 4; ++node) coordinator_->OnMessage(node, closed);
+  v1::PeerMessage reduced;
+  reduced.set_generation(coordinator_->generation());
+  reduced.mutable_reduced()->set_step(5);
+  reduced.mutable_reduced()->set_present(std::string((plan_->params.size() + 7) / 8, '\1'));
+  for (int node = 0; node < 4; ++node) coordinator_->OnMessage(node, reduced);
+  v1::PeerMessage::Decided decided;
+  decided.set_step(5);
+  decided.set_grad_norm(5);
+  coordinator_->Decide(decided);
+  Down(2);
+  EXPECT_EQ(BeginOf(1).decided().grad_norm(), 5) << "it may go over the next link, where nothing else says so";
+  Down(1);
+  sent_.clear();
+  Up(1, Holds(4));
+  EXPECT_EQ(BeginOf(1).decided_step(), 5);
+  EXPECT_FALSE(BeginOf(1).has_decided()) << "over its next link it says what it has promised when";
 }
 
 // Ranks that have trained wait for as long as one that is not heard may have their state.

@@ -34,16 +34,24 @@ TEST_F(ReachedNodesTest, EachNodeHasAClockOfItsOwn) {
   EXPECT_TRUE(reached_.OnDown(0, "reset by peer", start_));
   EXPECT_TRUE(reached_.OnDown(2, "reset by peer", start_ + absl::Minutes(14)));
   reached_.OnUp(0);
-  EXPECT_EQ(reached_.UnreachedFor(start_ + absl::Minutes(20), kGrace), "");
+  EXPECT_EQ(reached_.UnreachedFor(start_ + absl::Minutes(20), start_, kGrace), "");
   EXPECT_FALSE(reached_.OnDown(2, "no route", start_ + absl::Minutes(28)));
-  EXPECT_EQ(reached_.UnreachedFor(start_ + absl::Minutes(29), kGrace),
+  EXPECT_EQ(reached_.UnreachedFor(start_ + absl::Minutes(29), start_, kGrace),
             "node 2 (host2:7000) is not reached: no route, for 15m");
 }
 
 TEST_F(ReachedNodesTest, ANodeThatHasNeverComeCountsFromTheStart) {
   reached_.OnUp(2);
-  EXPECT_EQ(reached_.UnreachedFor(start_ + absl::Minutes(14), absl::Minutes(15)), "");
-  EXPECT_NE(reached_.UnreachedFor(start_ + absl::Minutes(15), absl::Minutes(15)), "");
+  EXPECT_EQ(reached_.UnreachedFor(start_ + absl::Minutes(14), start_, absl::Minutes(15)), "");
+  EXPECT_NE(reached_.UnreachedFor(start_ + absl::Minutes(15), start_, absl::Minutes(15)), "");
+}
+
+// A node whose machine comes late is missed by nobody who needs it only then.
+TEST_F(ReachedNodesTest, NobodyIsMissedBeforeOthersAreNeeded) {
+  const absl::Time needed_since = start_ + absl::Minutes(16);
+  EXPECT_EQ(reached_.UnreachedFor(start_ + absl::Minutes(30), needed_since, absl::Minutes(15)), "");
+  EXPECT_NE(reached_.UnreachedFor(start_ + absl::Minutes(31), needed_since, absl::Minutes(15)), "");
+  EXPECT_EQ(reached_.UnreachedFor(start_ + absl::Hours(9), absl::InfiniteFuture(), absl::Minutes(15)), "");
 }
 
 }  // namespace

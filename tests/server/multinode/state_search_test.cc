@@ -172,6 +172,47 @@ TEST_F(StateSearchTest, WhatHasComeIsDroppedWhereNode0KnowsANewerOne) {
   EXPECT_TRUE(Lacks(3, 4));
 }
 
+// Who decided step 3 is lost with all that had promised it.
+TEST_F(StateSearchTest, AnOlderStateIsEnoughForANewNode0WhoseNodesHaveNoOther) {
+  Lose();
+  for (int said = 0; said < 3; ++said) {
+    EXPECT_TRUE(Lacks(2, 3));
+    ASSERT_EQ(search_.Ask(now_), Next::kAsk);
+  }
+  EXPECT_EQ(search_.Hear(BeginOf(2), now_), Next::kWait);
+  EXPECT_FALSE(Lacks(2, 3));
+  EXPECT_TRUE(Lacks(1, 2));
+  EXPECT_EQ(search_.Ask(now_), Next::kAsk) << "what was said before counts no more";
+}
+
+TEST_F(StateSearchTest, ABeginWithoutTheVersionLeavesTheKnownOne) {
+  Lose();
+  v1::PeerMessage::Begin begin = BeginOf(3);
+  begin.clear_version();
+  EXPECT_EQ(search_.Hear(begin, now_), Next::kWait);
+  EXPECT_TRUE(Lacks(3, 3));
+}
+
+TEST_F(StateSearchTest, WhatComesIsAskedForAnewWhereNode0KnowsANewerOne) {
+  Lose();
+  v1::PeerMessage::State state;
+  state.set_step(3);
+  state.set_version(4);
+  search_.Takes(state, now_);
+  EXPECT_EQ(search_.Hear(BeginOf(3), now_), Next::kWait);
+  const uint64_t transfer = search_.transfer();
+  EXPECT_EQ(search_.Hear(BeginOf(4), now_), Next::kAsk);
+  EXPECT_NE(search_.transfer(), transfer);
+}
+
+TEST_F(StateSearchTest, AStateIsAheadWhereNode0GoesOnFromAnOlderOne) {
+  Lose();
+  search_.Came(3, 4);
+  EXPECT_FALSE(search_.is_ahead());
+  EXPECT_EQ(search_.Hear(BeginOf(2), now_), Next::kWait);
+  EXPECT_TRUE(search_.is_ahead());
+}
+
 TEST_F(StateSearchTest, Node0ThatKnowsOfNoneLeavesTheAskedAlone) {
   Lose();
   const uint64_t transfer = search_.transfer();
