@@ -106,8 +106,14 @@ def placement(shards: int) -> Any:
     return lambda param: Shard(-1) if param.ndim > 1 and param.shape[-1] % shards == 0 else None
 
 
-def shard(model: Model, case: Case, fully_shard: Any) -> None:
+def mesh_of(*sizes: int) -> Any:
+    """Of all ranks; of two dimensions, the first one's are replicas."""
     from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard") if len(sizes) == 2 else None)
+
+
+def shard(model: Model, case: Case, fully_shard: Any) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     dtypes = {"": None, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -116,11 +122,7 @@ def shard(model: Model, case: Case, fully_shard: Any) -> None:
         return MixedPrecisionPolicy(param_dtype=dtypes[param_dtype], reduce_dtype=dtypes[reduce_dtype])
 
     kwargs = {
-        "mesh": init_device_mesh(
-            "cpu",
-            case.mesh or (dist.get_world_size(),),
-            mesh_dim_names=("replicate", "shard") if len(case.mesh) == 2 else None,
-        ),
+        "mesh": mesh_of(*(case.mesh or (dist.get_world_size(),))),
         "mp_policy": policy_of(case.param_dtype, case.reduce_dtype),
         "reshard_after_forward": case.reshard,
     }
@@ -144,6 +146,18 @@ def batch(step: int, micro: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]
 def loss_of(model: nn.Module, step: int, micro: int, rank: int) -> torch.Tensor:
     tokens, targets = batch(step, micro, rank)
     return F.cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
+
+
+def train_steps(model: nn.Module, optimizer: Any, steps: range) -> list[float]:
+    """Trains with this rank's batches of ``steps``; the losses."""
+    losses = []
+    for step in steps:
+        loss = loss_of(model, step, 0, dist.get_rank())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
 
 
 def make_optimizer(model: nn.Module, case: Case, adamw: Any, sgd: Any) -> Any:

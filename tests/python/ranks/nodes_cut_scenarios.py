@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import signal
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from models import Case, Model, build, loss_of, make_optimizer, shard, train_alone
-from rank_main import report
-from ranks.nodes_scenarios import _job_of, _mesh, _text_of
+from models import Case, Model, build, loss_of, make_optimizer, shard, train_alone, train_steps
+from ranks.nodes_scenarios import _job_of, _text_of
+from ranks.rank_life import Death, RankLife
 from state_dicts.state_dict_cases import kinds_of, whole
 
 
@@ -30,17 +29,6 @@ def _trainer(case: Case | None = None, impl: str = "shardd") -> tuple[Model, Any
     model = build(case)
     shard(model, case, fully_shard)
     return model, make_optimizer(model, case, AdamW, SGD)
-
-
-def _steps(model: nn.Module, optimizer: Any, steps: range) -> list[float]:
-    losses = []
-    for step in steps:
-        loss = loss_of(model, step, 0, dist.get_rank())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
 
 
 def _locals(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -92,11 +80,11 @@ def checkpoint(folder: str, case: Case) -> dict[str, Any]:
     out: dict[str, Any] = {"kinds": {}, "losses": {}}
     for impl in ("torch", "shardd"):
         model, optimizer = _trainer(case, impl)
-        _steps(model, optimizer, range(3))
+        train_steps(model, optimizer, range(3))
         state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
         out["kinds"][impl] = kinds_of(state)
         dcp.save(state, checkpoint_id=f"{folder}/{impl}")
-        out["losses"][impl] = _steps(model, optimizer, range(3, 6))
+        out["losses"][impl] = train_steps(model, optimizer, range(3, 6))
         if impl == "shardd":
             finish(model)
     for impl, source in (("torch", "shardd"), ("shardd", "torch"), ("shardd", "shardd")):
@@ -104,7 +92,7 @@ def checkpoint(folder: str, case: Case) -> dict[str, Any]:
         state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
         dcp.load(state, checkpoint_id=f"{folder}/{source}")
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        out["losses"][f"{impl} of {source}"] = _steps(model, optimizer, range(3, 6))
+        out["losses"][f"{impl} of {source}"] = train_steps(model, optimizer, range(3, 6))
         if impl == "shardd":
             out[f"of {source}"] = whole(model.state_dict())
             dist.barrier()
@@ -117,14 +105,14 @@ def plain_load(case: Case) -> dict[str, Any]:
     from shardd.torch import finish
 
     model, optimizer = _trainer(case)
-    _steps(model, optimizer, range(3))
+    train_steps(model, optimizer, range(3))
     saved = (model.state_dict(), copy.deepcopy(optimizer.state_dict()))  # which follows the steps
-    on = _steps(model, optimizer, range(3, 5))
+    on = train_steps(model, optimizer, range(3, 5))
     finish(model)
     model, optimizer = _trainer(case)
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
-    again = _steps(model, optimizer, range(3, 5))
+    again = train_steps(model, optimizer, range(3, 5))
     dist.barrier()
     finish(model)
     return {"on": on, "again": again}
@@ -139,20 +127,20 @@ def changed(case: Case, folder: str) -> dict[str, Any]:
     from shardd.torch import counters, finish, summon_full_params
 
     model, optimizer = _trainer(case)
-    _steps(model, optimizer, range(2))
+    train_steps(model, optimizer, range(2))
     saved = {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()}
     kept, before = copy.deepcopy(optimizer.state_dict()), whole(model.state_dict())
     state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
     dcp.save(state, checkpoint_id=folder)
-    on = _steps(model, optimizer, range(2, 4))
+    on = train_steps(model, optimizer, range(2, 4))
     model.load_state_dict(saved)
     optimizer.load_state_dict(kept)
     loaded = whole(model.state_dict())
-    again = [_steps(model, optimizer, range(2, 4))]
+    again = [train_steps(model, optimizer, range(2, 4))]
     state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
     dcp.load(state, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    again.append(_steps(model, optimizer, range(2, 4)))
+    again.append(train_steps(model, optimizer, range(2, 4)))
     now = whole(model.state_dict())
     with summon_full_params(model, writeback=False):
         read = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -169,7 +157,7 @@ def changed(case: Case, folder: str) -> dict[str, Any]:
         for parameter in model.parameters():
             parameter.div_(2)
     edited = whole(model.state_dict())
-    losses = _steps(model, optimizer, range(4, 5))
+    losses = train_steps(model, optimizer, range(4, 5))
     out = {
         "loaded": [torch.equal(loaded[n], before[n]) for n in before],
         "on": on,
@@ -194,7 +182,7 @@ def safetensors(folder: str, case: Case) -> dict[str, Any]:
     from shardd.torch import finish, load_safetensors, save_safetensors
 
     model, optimizer = _trainer(case)
-    _steps(model, optimizer, range(2))
+    train_steps(model, optimizer, range(2))
     save_safetensors(model, folder)
     want = _locals(model)
     finish(model)
@@ -202,7 +190,7 @@ def safetensors(folder: str, case: Case) -> dict[str, Any]:
     loss_of(model, 0, 0, dist.get_rank())  # registered
     load_safetensors(model, folder)
     got = _locals(model)
-    loss = _steps(model, optimizer, range(2, 3))
+    loss = train_steps(model, optimizer, range(2, 3))
     dist.barrier()
     finish(model)
     return {"same": {name: torch.equal(got[name], value) for name, value in want.items()}, "losses": loss}
@@ -299,7 +287,7 @@ def refused() -> dict[str, str]:
 
     uneven = DeviceMesh("cpu", [0, 2, 3])
     model, optimizer = _trainer()
-    _steps(model, optimizer, range(1))
+    train_steps(model, optimizer, range(1))
 
     def summon(**options: bool) -> None:
         with summon_full_params(model, **options):
@@ -318,7 +306,7 @@ def refused() -> dict[str, str]:
         "by one": _text_of(lambda: summon(rank0_only=True)),
     }
     texts["uneven"] = "" if dist.get_rank() == 1 else text(uneven)  # models are told apart by how many there were
-    _steps(model, optimizer, range(1, 2))
+    train_steps(model, optimizer, range(1, 2))
     alone = train_alone(Case(steps=2), dist.get_world_size())["parameters"]
     texts["goes on"] = str(all(torch.allclose(whole(p), alone[n], atol=1e-5) for n, p in model.named_parameters()))
     dist.barrier()
@@ -328,53 +316,21 @@ def refused() -> dict[str, str]:
 # A rank dies.
 
 
-def survive(steps: int, folder: str, victim: int, at_step: int, moment: str, loads: bool = False) -> dict[str, Any]:
+def survive(folder: str, death: Death, steps: int, loads: bool = False) -> dict[str, Any]:
     """One rank dies in its first life; the others, on both nodes, go on in their processes, whose meshes have lost it.
 
     ``loads``: before the step all load what says nothing of the steps before."""
-    import shardd.torch
-    from shardd.torch import counters, ride
+    from shardd.torch import counters
 
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    life = generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-    def make_group() -> None:
-        store = dist.FileStore(f"{folder}/store-{generation}", world)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-
-    def rebuild() -> None:
-        nonlocal generation
-        generation += 1
-        dist.destroy_process_group()
-        make_group()
-        _mesh(world)  # who was started anew makes its groups
-
-    def dies(now: str, step: int) -> None:
-        if life == 0 and (rank, at_step, moment) == (victim, step, now):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    make_group()
+    life = RankLife(folder, death, (int(os.environ["WORLD_SIZE"]),))
     model, optimizer = _trainer()
-    losses: list[float] = []
-    resumed = []
-    for step in shardd.torch.steps(steps, rebuild=rebuild):
-        with step:
-            if step.resumed:
-                resumed.append(int(step))
-                losses = step.state or []
-            report(event="begins", step=step, pid=os.getpid())
-            if loads and int(step) == at_step:
-                state = {name: torch.full_like(value, 0.125) for name, value in model.state_dict().items()}
-                dies("load", step)
-                model.load_state_dict(state)
-                dies("loaded", step)
-            loss = loss_of(model, step, 0, rank)
-            dies("forward", step)
-            loss.backward()
-            dies("backward", step)
-            ride([*losses, loss.item()])
-            optimizer.step()
-            dies("step", step)
-            optimizer.zero_grad()
-            losses = [*losses, loss.item()]
-    return {"losses": losses, "resumed": resumed, "counters": counters(model), "locals": _locals(model)}
+
+    def load(step: int) -> None:
+        if loads and step == death.at_step:
+            state = {name: torch.full_like(value, 0.125) for name, value in model.state_dict().items()}
+            life.dies_at("load", step)
+            model.load_state_dict(state)
+            life.dies_at("loaded", step)
+
+    trained = life.train(model, [optimizer], steps, load)
+    return {**trained, "counters": counters(model), "locals": _locals(model)}

@@ -12,17 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from models import Case, Model, build, loss_of, shard, train_alone
-from rank_main import report
+from models import Case, Model, build, loss_of, mesh_of, shard, train_alone, train_steps
+from raised import text_of as _text_of
+from ranks.rank_life import Death, RankLife
 
 MESH = Case(mesh=(2, 2))
-
-
-def _mesh(*sizes: int) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    names = ("replicate", "shard") if len(sizes) == 2 else None
-    return init_device_mesh("cpu", sizes, mesh_dim_names=names)
 
 
 def _trainer(case: Case = MESH) -> tuple[Model, Any]:
@@ -146,14 +140,6 @@ def wrapped(steps: int) -> dict[str, Any]:
 # What is refused.
 
 
-def _text_of(call: Any) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def refused_meshes() -> dict[str, str]:
     """Models that are not registered: each raises on all ranks, without a daemon's help."""
     from torch.distributed.device_mesh import DeviceMesh
@@ -172,8 +158,8 @@ def refused_meshes() -> dict[str, str]:
     crossing = DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=dims)
     return {
         "crossing": text(crossing),
-        "rows": text(_mesh(4, 1), torch.optim.AdamW),
-        "none": text(_mesh(2, 2), None),
+        "rows": text(mesh_of(4, 1), torch.optim.AdamW),
+        "none": text(mesh_of(2, 2), None),
     }
 
 
@@ -212,17 +198,7 @@ def refused_calls() -> dict[str, str]:
     from shardd.torch import summon_full_params
 
     model, optimizer = _trainer()
-    rank = dist.get_rank()
-    losses = []
-
-    def step(number: int) -> None:
-        loss = loss_of(model, number, 0, rank)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-
-    step(0)
+    losses = train_steps(model, optimizer, range(1))
 
     def summon(**options: bool) -> None:
         with summon_full_params(model, **options):
@@ -232,8 +208,8 @@ def refused_calls() -> dict[str, str]:
         "summon": _text_of(lambda: summon(rank0_only=True)),
         "gradients": _text_of(lambda: summon(with_grads=True)),
     }
-    step(1)
-    alone = train_alone(Case(steps=2), dist.get_world_size())["losses"][rank]
+    losses += train_steps(model, optimizer, range(1, 2))
+    alone = train_alone(Case(steps=2), dist.get_world_size())["losses"][dist.get_rank()]
     texts["losses"] = str([abs(a - b) < 1e-6 for a, b in zip(losses, alone)])
     return texts
 
@@ -243,32 +219,21 @@ def changed() -> dict[str, Any]:
     from shardd.torch import counters, summon_full_params
 
     model, optimizer = _trainer()
-
-    def steps(numbers: range) -> list[float]:
-        losses = []
-        for number in numbers:
-            loss = loss_of(model, number, 0, dist.get_rank())
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
-
-    steps(range(2))
+    train_steps(model, optimizer, range(2))
     saved = {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()}
     kept, before = copy.deepcopy(optimizer.state_dict()), _whole(model)
-    on = steps(range(2, 4))
+    on = train_steps(model, optimizer, range(2, 4))
     model.load_state_dict(saved)
     optimizer.load_state_dict(kept)
     loaded = _whole(model)
-    again = steps(range(2, 4))
+    again = train_steps(model, optimizer, range(2, 4))
     with summon_full_params(model, writeback=False):
         want = {n: p.detach() / 2 for n, p in model.named_parameters()}
     with summon_full_params(model), torch.no_grad():
         for parameter in model.parameters():
             parameter.div_(2)
     edited = _whole(model)
-    steps(range(4, 5))
+    train_steps(model, optimizer, range(4, 5))
     return {
         "loaded": [torch.equal(loaded[n], before[n]) for n in before],
         "on": on,
@@ -314,54 +279,14 @@ def other_values() -> str:
 # A rank dies.
 
 
-def survive(steps: int, folder: str, victim: int, at_step: int, moment: str) -> dict[str, Any]:
+def survive(folder: str, death: Death, steps: int) -> dict[str, Any]:
     """One rank dies in its first life; the others, on both nodes, go on in their processes, whose meshes have lost it."""
-    import shardd.torch
-    from shardd.torch import counters, ride
+    from shardd.torch import counters
 
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    life = generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-    def make_group() -> None:
-        store = dist.FileStore(f"{folder}/store-{generation}", world)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-
-    def rebuild() -> None:
-        nonlocal generation
-        generation += 1
-        dist.destroy_process_group()
-        make_group()
-        _mesh(2, 2)  # who was started anew makes its groups
-
-    def dies(now: str, step: int) -> None:
-        if life == 0 and (rank, at_step, moment) == (victim, step, now):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    make_group()
+    life = RankLife(folder, death, (2, 2))
     model, optimizer = _trainer()
-    losses: list[float] = []
-    resumed = []
-    for step in shardd.torch.steps(steps, rebuild=rebuild):
-        with step:
-            if step.resumed:
-                resumed.append(int(step))
-                losses = step.state or []
-            report(event="begins", step=step, pid=os.getpid())
-            loss = loss_of(model, step, 0, rank)
-            dies("forward", step)
-            loss.backward()
-            dies("backward", step)
-            ride([*losses, loss.item()])
-            optimizer.step()
-            dies("step", step)
-            optimizer.zero_grad()
-            losses = [*losses, loss.item()]
-    return {
-        "losses": losses,
-        "resumed": resumed,
-        "counters": counters(model),
-        "parameters": _whole(model),
-    }
+    trained = life.train(model, [optimizer], steps)
+    return {**trained, "counters": counters(model), "parameters": _whole(model)}
 
 
 def restarted(steps: int, folder: str, victim: int, at_step: int, daemon: int = 0) -> dict[str, Any]:
@@ -460,7 +385,7 @@ def unfreeze_in_steps(steps: int, mesh: tuple[int, ...]) -> dict[str, Any]:
     layers = [nn.Linear(2048, 2048) for _ in range(3)]
     model = nn.Sequential(*layers)
     layers[0].requires_grad_(False)
-    over = _mesh(*mesh) if mesh else None
+    over = mesh_of(*mesh) if mesh else None
     for module in (*layers, model):
         fully_shard(module, mesh=over)
     optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
