@@ -229,13 +229,27 @@ def train_sharded(case: Case, impl: str) -> dict[str, Any]:
     result["placements"] = {name: str(p.placements) for name, p in after.items()}
     result["local_shapes"] = {name: tuple(p.to_local().shape) for name, p in after.items()}
     if impl == "shardd":
-        from shardd.torch import counters, finish
-
-        dist.barrier()
-        result["counters"] = counters(model)
-        dist.barrier()
-        finish(model)
+        result["counters"] = end_and_count(model)
     return result
+
+
+def end_and_count(model: nn.Module) -> dict[str, int]:
+    """Ends the model's job, once all ranks have come here; the daemon's counts of it."""
+    from shardd.torch import counters, finish
+
+    dist.barrier()
+    counted = counters(model)
+    dist.barrier()
+    finish(model)
+    return counted
+
+
+def backward_of_all_ranks(model: nn.Module, step: int, losses: list[list[float]]) -> None:
+    """In one process, with the mean of all ranks' gradients; adds the loss of each to its ``losses``."""
+    for rank, of_rank in enumerate(losses):
+        loss = loss_of(model, step, 0, rank)
+        (loss / len(losses)).backward()
+        of_rank.append(loss.item())
 
 
 def train_alone(case: Case, world: int) -> dict[str, Any]:

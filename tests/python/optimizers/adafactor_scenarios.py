@@ -11,6 +11,7 @@ from torch import nn
 
 from models import Case, build, loss_of
 from optimizers.optim_cases import counts, full_state, model_of, parameters_of
+from raised import text_of
 
 USUAL: dict[str, Any] = {"lr": 0.02}
 OTHER: dict[str, Any] = {"lr": 0.05, "beta2_decay": -0.6, "eps": (1e-6, 1e-2), "d": 1.5, "weight_decay": 0.1, "maximize": True}  # fmt: skip
@@ -209,14 +210,6 @@ def scaled() -> dict[str, Any]:
     return outcome
 
 
-def _said(act: Any) -> str:
-    try:
-        act()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def refusals() -> dict[str, str]:
     from shardd.torch import FullyShardedDataParallel, fully_shard, optim
 
@@ -230,10 +223,10 @@ def refusals() -> dict[str, str]:
     state = optimizer.state_dict()
     state["state"][0]["row_var"] = torch.zeros(2, 2)
     return {
-        "flat": _said(lambda: optim.Adafactor(flat.parameters())),
-        "wrapped": _said(lambda: optim.Adafactor(wrapped.parameters())),
-        "shape": _said(lambda: optimizer.load_state_dict(state)),
-        "lr": _said(lambda: optim.Adafactor(model_of("shardd").parameters(), lr=float("inf"))),
+        "flat": text_of(lambda: optim.Adafactor(flat.parameters())),
+        "wrapped": text_of(lambda: optim.Adafactor(wrapped.parameters())),
+        "shape": text_of(lambda: optimizer.load_state_dict(state)),
+        "lr": text_of(lambda: optim.Adafactor(model_of("shardd").parameters(), lr=float("inf"))),
     }
 
 
@@ -242,4 +235,4 @@ def placed() -> str:
     from shardd.torch import optim
 
     model = model_of("shardd")
-    return _said(lambda: optim.Adafactor(model.parameters()))
+    return text_of(lambda: optim.Adafactor(model.parameters()))

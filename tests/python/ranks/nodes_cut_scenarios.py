@@ -10,10 +10,22 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 
 from models import Case, Model, build, loss_of, make_optimizer, shard, train_alone, train_steps
-from ranks.nodes_scenarios import _job_of, _text_of
+from ranks.nodes_scenarios import (
+    _job_of,
+    _text_of,
+    parameters_of_wrapper,
+    train_with_both_norms,
+    train_wrapped,
+    train_wrapped_alone,
+)
 from ranks.rank_life import Death, RankLife
 from state_dicts.state_dict_cases import kinds_of, whole
 
@@ -37,19 +49,11 @@ def _locals(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def facts(steps: int) -> dict[str, Any]:
     """What daemon and face say of the job, the norms of both, an evaluation, and unshard() between passes."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    from shardd.torch import clip_grad_norm_, finish, memory_plan
+    from shardd.torch import finish, memory_plan
 
     model, optimizer = _trainer()
     plan = memory_plan(model)
-    norms = []
-    for step in range(steps):
-        loss_of(model, step, 0, dist.get_rank()).backward()
-        norm = clip_grad_norm_(model.parameters(), 1e9).item()
-        optimizer.step(max_grad_norm=1e9)
-        optimizer.zero_grad()
-        norms.append((norm, optimizer.last_grad_norm))
+    norms = train_with_both_norms(model, optimizer, steps)
     full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     with torch.no_grad():
         evaluated = loss_of(model, 99, 0, dist.get_rank()).item()
@@ -200,43 +204,15 @@ def safetensors(folder: str, case: Case) -> dict[str, Any]:
 
 
 def wrapped(steps: int, strategy: str, orig: bool, tie: bool, freeze: tuple[str, ...] = ()) -> dict[str, Any]:
-    """FullyShardedDataParallel over the ranks of all nodes; only rank 0 begins with the right values.
+    """FullyShardedDataParallel over the ranks of all nodes.
 
     ``freeze``: once it is wrapped, so that the job cuts the rest of its unit at other places."""
-    from torch.distributed.fsdp import ShardingStrategy, StateDictType
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    from torch.distributed.fsdp import StateDictType
 
-    from models import Block
     from shardd.torch import FullyShardedDataParallel, finish
-    from shardd.torch.optim import AdamW
 
-    rank, case = dist.get_rank(), Case(tie=tie)
-    model = build(case)
-    if rank != 0:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(1.0)
-    wrapper = FullyShardedDataParallel(
-        model,
-        sharding_strategy=ShardingStrategy[strategy],
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
-        sync_module_states=True,
-        use_orig_params=orig,
-    )
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not any(name.startswith(prefix) for prefix in freeze))
-    optimizer = AdamW([p for p in wrapper.parameters() if p.requires_grad], lr=1e-2)
-    losses, norms = [], []
-    for step in range(steps):
-        with wrapper.no_sync():
-            (loss_of(wrapper, step, 0, rank) / 2).backward()
-        loss = loss_of(wrapper, step, 1, rank) / 2
-        loss.backward()
-        norms.append(float(wrapper.clip_grad_norm_(0.1)))
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    parameters = {n: v.detach().clone() for n, v in wrapper.state_dict().items() if n != "bias"}
+    case = Case(tie=tie, freeze=freeze)
+    wrapper, optimizer, trained = train_wrapped(steps, strategy, case, use_orig_params=orig)
     with FullyShardedDataParallel.state_dict_type(wrapper, StateDictType.SHARDED_STATE_DICT):
         rows = {n: v for n, v in wrapper.state_dict().items() if n != "bias"}
     moments = FullyShardedDataParallel.optim_state_dict(wrapper, optimizer)["state"]
@@ -245,20 +221,16 @@ def wrapped(steps: int, strategy: str, orig: bool, tie: bool, freeze: tuple[str,
     with FullyShardedDataParallel.summon_full_params(wrapper), torch.no_grad():
         for parameter in wrapper.parameters():
             parameter.mul_(2)
-    doubled = {n: v.detach().clone() for n, v in wrapper.state_dict().items() if n != "bias"}
+    doubled = parameters_of_wrapper(wrapper)
     dist.barrier()
     finish(wrapper)
-    case = Case(steps=steps, accumulate=2, clip=0.1, tie=tie, freeze=freeze)
-    alone = train_alone(case, dist.get_world_size()) if rank == 0 else None
     return {
-        "losses": losses,
-        "norms": norms,
-        "parameters": parameters,
+        **trained,
         "rows": {n: [tuple(part.tensor.shape) for part in v.local_shards()] for n, v in rows.items()},
         "moments": {n: tuple(entry["exp_avg"].shape) for n, entry in moments.items()},
         "summoned": summoned,
         "doubled": doubled,
-        "alone": alone,
+        "alone": train_wrapped_alone(steps, case),
     }
 
 

@@ -64,14 +64,10 @@ def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
         return {n: p.detach().clone() for n, p in model.named_parameters()}
 
 
-def facts(steps: int) -> dict[str, Any]:
-    """What daemon and face say of the job, and the norm that the daemon clips by."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+def train_with_both_norms(model: nn.Module, optimizer: Any, steps: int) -> list[tuple[float, float]]:
+    """Of each step the gradients' norm, by ``clip_grad_norm_`` and by the daemon, which clips by it."""
+    from shardd.torch import clip_grad_norm_
 
-    from shardd.torch import clip_grad_norm_, finish, memory_plan
-
-    model, optimizer = _trainer()
-    plan = memory_plan(model)
     norms = []
     for step in range(steps):
         loss_of(model, step, 0, dist.get_rank()).backward()
@@ -79,6 +75,18 @@ def facts(steps: int) -> dict[str, Any]:
         optimizer.step(max_grad_norm=1e9)
         optimizer.zero_grad()
         norms.append((norm, optimizer.last_grad_norm))
+    return norms
+
+
+def facts(steps: int) -> dict[str, Any]:
+    """What daemon and face say of the job, and the norm that the daemon clips by."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    from shardd.torch import finish, memory_plan
+
+    model, optimizer = _trainer()
+    plan = memory_plan(model)
+    norms = train_with_both_norms(model, optimizer, steps)
     summoned = _whole(model)
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     job = _job_of(model)
@@ -93,29 +101,33 @@ def facts(steps: int) -> dict[str, Any]:
     }
 
 
-def wrapped(steps: int) -> dict[str, Any]:
-    """FullyShardedDataParallel over the nodes that the launcher tells of; only rank 0 begins with the right values."""
+def train_wrapped(steps: int, strategy: str, case: Case, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """A FullyShardedDataParallel and its optimizer behind ``steps``, two passes each; losses, norms and parameters.
+
+    Only rank 0 begins with the right values. What ``case`` freezes is frozen once it is wrapped."""
     from torch.distributed.fsdp import ShardingStrategy
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     from models import Block
-    from shardd.torch import FullyShardedDataParallel, finish
+    from shardd.torch import FullyShardedDataParallel
     from shardd.torch.optim import AdamW
 
     rank = dist.get_rank()
-    case = Case()
-    model = build(case)
+    model = build(Case(tie=case.tie))
     if rank != 0:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1.0)
     wrapper = FullyShardedDataParallel(
         model,
-        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        sharding_strategy=ShardingStrategy[strategy],
         auto_wrap_policy=ModuleWrapPolicy({Block}),
         sync_module_states=True,
+        **options,
     )
-    optimizer = AdamW(wrapper.parameters(), lr=1e-2)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(name.startswith(prefix) for prefix in case.freeze))
+    optimizer = AdamW([p for p in wrapper.parameters() if p.requires_grad], lr=1e-2)
     losses, norms = [], []
     for step in range(steps):
         with wrapper.no_sync():
@@ -126,15 +138,27 @@ def wrapped(steps: int) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    parameters = {n: v.detach().clone() for n, v in wrapper.state_dict().items() if n != "bias"}
+    return wrapper, optimizer, {"losses": losses, "norms": norms, "parameters": parameters_of_wrapper(wrapper)}
+
+
+def parameters_of_wrapper(wrapper: Any) -> dict[str, torch.Tensor]:
+    return {n: v.detach().clone() for n, v in wrapper.state_dict().items() if n != "bias"}
+
+
+def train_wrapped_alone(steps: int, case: Case) -> dict[str, Any] | None:
+    """What ``train_wrapped`` is to give, from one process; on rank 0 alone."""
+    case = Case(steps=steps, accumulate=2, clip=0.1, tie=case.tie, freeze=case.freeze)
+    return train_alone(case, dist.get_world_size()) if dist.get_rank() == 0 else None
+
+
+def wrapped(steps: int) -> dict[str, Any]:
+    """FullyShardedDataParallel over the nodes that the launcher tells of."""
+    from shardd.torch import finish
+
+    wrapper, _, trained = train_wrapped(steps, "HYBRID_SHARD", Case())
     dist.barrier()
     finish(wrapper)
-    return {
-        "losses": losses,
-        "norms": norms,
-        "parameters": parameters,
-        "alone": train_alone(Case(steps=steps, accumulate=2, clip=0.1), dist.get_world_size()) if rank == 0 else None,
-    }
+    return {**trained, "alone": train_wrapped_alone(steps, Case())}
 
 
 # What is refused.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from models import Case, Model, build, loss_of, shard
+from models import Case, Model, backward_of_all_ranks, build, loss_of, shard
 from optimizers.stock_scenarios import KINDS
 from ranks.rank_life import Death, RankLife
 
@@ -22,10 +22,7 @@ def alone(kind: str, world: int, loads_at: int = -1) -> dict[str, Any]:
     optimizer = KINDS[kind](list(model.parameters()))
     losses: list[list[float]] = [[] for _ in range(world)]
     for step in range(STEPS):
-        for rank in range(world):
-            loss = loss_of(model, step, 0, rank)
-            (loss / world).backward()
-            losses[rank].append(loss.item())
+        backward_of_all_ranks(model, step, losses)
         optimizer.step()
         optimizer.zero_grad()
         if step == loads_at:

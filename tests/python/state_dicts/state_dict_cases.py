@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._state_dict_utils import _gather_state_dict
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -58,6 +60,9 @@ def train(model: nn.Module, optimizer: Any, steps: range) -> list[float]:
 
 def whole(value: Any) -> Any:
     """A copy, each tensor gathered."""
+    if isinstance(value, ShardedTensor):
+        gathered = _gather_state_dict({"value": value}, pg=value._process_group, device=torch.device("cpu"))
+        return gathered["value"].clone()
     if isinstance(value, DTensor):
         return value.full_tensor().detach().clone()
     if torch.is_tensor(value):
