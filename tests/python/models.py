@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,6 +159,17 @@ def train_steps(model: nn.Module, optimizer: Any, steps: range) -> list[float]:
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses
+
+
+def error_of_steps(model: nn.Module, optimizer: Any, steps: range, begin: Callable[[int], None]) -> str:
+    """The RuntimeError with which training ends; "" where it does not. ``begin`` is called where a step begins."""
+    try:
+        for step in steps:
+            begin(step)
+            train_steps(model, optimizer, range(step, step + 1))
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def make_optimizer(model: nn.Module, case: Case, adamw: Any, sgd: Any) -> Any:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from models import Case, build, loss_of
-from optimizers.optim_cases import counts, full_state, model_of, parameters_of
+from optimizers.optim_cases import counts, full_state, model_of, parameters_of, train_all
 from raised import text_of
 
 USUAL: dict[str, Any] = {"lr": 0.02}
@@ -60,25 +60,13 @@ def _loss(model: Any, step: int) -> torch.Tensor:
 
 
 def _train(model: Any, optimizers: list[Any], scheduled: bool = False) -> dict[str, Any]:
-    """In the midst the state goes through a state dict."""
-    losses = []
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizers[0], T_max=STEPS) if scheduled else None
-    for step in range(STEPS):
-        loss = _loss(model, step)
-        loss.backward()
-        losses.append(loss.item())
-        for optimizer in optimizers:
-            optimizer.step()
+
+    def behind() -> None:
         if scheduler is not None:
             scheduler.step()
-        if step == STEPS // 2:
-            for optimizer in optimizers:
-                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizers[0].state_dict()["param_groups"]]
-    return {"losses": losses, "states": [full_state(o) for o in optimizers], "parameters": parameters_of(model),
-            "groups": groups}  # fmt: skip
+
+    return train_all(model, optimizers, STEPS, lambda step: _loss(model, step), behind=behind)
 
 
 def _cut(model: Any, beside: bool) -> tuple[list[Any], list[Any]]:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from models import Case, build, loss_of, train_steps
-from optimizers.optim_cases import counts, full_state, model_of, parameters_of
+from optimizers.optim_cases import counts, model_of, parameters_of, train_all
 from raised import text_of
 
 USUAL: dict[str, Any] = {"lr": 0.02}
@@ -29,29 +29,19 @@ def _cut(model: nn.Module) -> tuple[list[Any], list[Any]]:
 def _train(
     impl: str, optim: Any, arguments: dict[str, Any], mesh: tuple[int, ...], late_momentum: bool = False
 ) -> dict[str, Any]:
-    """In the midst the state goes through a state dict. Momentum begins with the fourth step, if so."""
+    """Momentum begins with the fourth step, if so."""
     model = model_of(impl, Case(mesh=mesh))
     matrices, rest = _cut(model)
     optimizers = [optim.Muon(matrices, **arguments), optim.AdamW(rest, lr=1e-2)]
     if late_momentum:
         optimizers[0].param_groups[0]["momentum"] = 0.0
-    losses = []
-    for step in range(STEPS):
+
+    def begin(step: int) -> None:
         if late_momentum and step == 3:
             optimizers[0].param_groups[0]["momentum"] = 0.95
-        loss = loss_of(model, step, 0, dist.get_rank())
-        loss.backward()
-        losses.append(loss.item())
-        for optimizer in optimizers:
-            optimizer.step()
-        if step == STEPS // 2:
-            for optimizer in optimizers:
-                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizers[0].state_dict()["param_groups"]]
-    return {"losses": losses, "states": [full_state(o) for o in optimizers], "parameters": parameters_of(model),
-            "groups": groups, "counters": counts(impl, model)}  # fmt: skip
+
+    seen = train_all(model, optimizers, STEPS, lambda step: loss_of(model, step, 0, dist.get_rank()), begin)
+    return {**seen, "counters": counts(impl, model)}
 
 
 def both(name: str, mesh: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Any]]:

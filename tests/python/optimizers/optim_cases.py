@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,6 +78,36 @@ def counts(impl: str, model: nn.Module) -> dict[str, int]:
 
     dist.barrier()
     return counters(model)
+
+
+def train_all(
+    model: nn.Module,
+    optimizers: list[Any],
+    steps: int,
+    loss_at: Callable[[int], torch.Tensor],
+    begin: Callable[[int], None] = lambda step: None,
+    behind: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """What is seen of the training with all of ``optimizers``; in the midst their state goes through a state dict.
+
+    ``begin`` is called where a step begins, and ``behind`` behind those of the optimizers."""
+    losses = []
+    for step in range(steps):
+        begin(step)
+        loss = loss_at(step)
+        loss.backward()
+        losses.append(loss.item())
+        for optimizer in optimizers:
+            optimizer.step()
+        behind()
+        if step == steps // 2:
+            for optimizer in optimizers:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizers[0].state_dict()["param_groups"]]
+    return {"losses": losses, "states": [full_state(o) for o in optimizers], "parameters": parameters_of(model),
+            "groups": groups}  # fmt: skip
 
 
 def _commit(impl: str, model: nn.Module) -> None:

@@ -14,20 +14,20 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_state_dict,
-    set_state_dict,
 )
 
 from models import Case, Model, build, loss_of, make_optimizer, shard, train_alone, train_steps
 from ranks.nodes_scenarios import (
     _job_of,
     _text_of,
+    end_and_describe,
     parameters_of_wrapper,
     train_with_both_norms,
     train_wrapped,
     train_wrapped_alone,
 )
 from ranks.rank_life import Death, RankLife
-from state_dicts.state_dict_cases import kinds_of, whole
+from state_dicts.state_dict_cases import kinds_of, load_checkpoint, save_checkpoint, whole
 
 
 def _trainer(case: Case | None = None, impl: str = "shardd") -> tuple[Model, Any]:
@@ -49,7 +49,7 @@ def _locals(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def facts(steps: int) -> dict[str, Any]:
     """What daemon and face say of the job, the norms of both, an evaluation, and unshard() between passes."""
-    from shardd.torch import finish, memory_plan
+    from shardd.torch import memory_plan
 
     model, optimizer = _trainer()
     plan = memory_plan(model)
@@ -61,11 +61,8 @@ def facts(steps: int) -> dict[str, Any]:
     by_hand = {name: p.detach().clone() for name, p in model.layers[1].named_parameters(recurse=False)}
     by_hand |= {"up.weight": model.layers[1].up.weight.detach().clone()}
     model.layers[1].reshard()
-    job = _job_of(model)
-    dist.barrier()
-    finish(model)
     return {
-        "job": job,
+        "job": end_and_describe(model),
         "norms": norms,
         "full": full,
         "evaluated": evaluated,
@@ -93,9 +90,7 @@ def checkpoint(folder: str, case: Case) -> dict[str, Any]:
             finish(model)
     for impl, source in (("torch", "shardd"), ("shardd", "torch"), ("shardd", "shardd")):
         model, optimizer = _trainer(case, impl)
-        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
-        dcp.load(state, checkpoint_id=f"{folder}/{source}")
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        load_checkpoint(model, optimizer, f"{folder}/{source}")
         out["losses"][f"{impl} of {source}"] = train_steps(model, optimizer, range(3, 6))
         if impl == "shardd":
             out[f"of {source}"] = whole(model.state_dict())
@@ -134,16 +129,13 @@ def changed(case: Case, folder: str) -> dict[str, Any]:
     train_steps(model, optimizer, range(2))
     saved = {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()}
     kept, before = copy.deepcopy(optimizer.state_dict()), whole(model.state_dict())
-    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
-    dcp.save(state, checkpoint_id=folder)
+    save_checkpoint(model, optimizer, folder)
     on = train_steps(model, optimizer, range(2, 4))
     model.load_state_dict(saved)
     optimizer.load_state_dict(kept)
     loaded = whole(model.state_dict())
     again = [train_steps(model, optimizer, range(2, 4))]
-    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
-    dcp.load(state, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    load_checkpoint(model, optimizer, folder)
     again.append(train_steps(model, optimizer, range(2, 4)))
     now = whole(model.state_dict())
     with summon_full_params(model, writeback=False):

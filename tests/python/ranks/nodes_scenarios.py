@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from models import Case, Model, build, loss_of, mesh_of, shard, train_alone, train_steps
+from models import Case, Model, build, error_of_steps, loss_of, mesh_of, shard, train_alone, train_steps
 from raised import text_of as _text_of
 from ranks.rank_life import Death, RankLife
 
@@ -64,6 +64,16 @@ def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
         return {n: p.detach().clone() for n, p in model.named_parameters()}
 
 
+def end_and_describe(model: nn.Module) -> dict[str, Any]:
+    """What the daemon says of the model's job, which all ranks end."""
+    from shardd.torch import finish
+
+    described = _job_of(model)
+    dist.barrier()
+    finish(model)
+    return described
+
+
 def train_with_both_norms(model: nn.Module, optimizer: Any, steps: int) -> list[tuple[float, float]]:
     """Of each step the gradients' norm, by ``clip_grad_norm_`` and by the daemon, which clips by it."""
     from shardd.torch import clip_grad_norm_
@@ -82,18 +92,15 @@ def facts(steps: int) -> dict[str, Any]:
     """What daemon and face say of the job, and the norm that the daemon clips by."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    from shardd.torch import finish, memory_plan
+    from shardd.torch import memory_plan
 
     model, optimizer = _trainer()
     plan = memory_plan(model)
     norms = train_with_both_norms(model, optimizer, steps)
     summoned = _whole(model)
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    job = _job_of(model)
-    dist.barrier()
-    finish(model)
     return {
-        "job": job,
+        "job": end_and_describe(model),
         "norms": norms,
         "summoned": summoned,
         "whole": whole,
@@ -440,17 +447,12 @@ def unfreeze_alone(mesh: tuple[int, ...], alone: str) -> str:
     model = build(case)
     shard(model, case, fully_shard)
     optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    rank = dist.get_rank()
-    try:
-        for step in range(3):
-            if step == 1 and rank < (2 if alone == "node" else 1):
-                _thaw(model, optimizer, _UNFROZEN[:1])
-            loss_of(model, step, 0, rank).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    except RuntimeError as error:
-        return str(error)
-    return ""
+
+    def begin(step: int) -> None:
+        if step == 1 and dist.get_rank() < (2 if alone == "node" else 1):
+            _thaw(model, optimizer, _UNFROZEN[:1])
+
+    return error_of_steps(model, optimizer, range(3), begin)
 
 
 def unfreeze_refused() -> dict[str, str]:

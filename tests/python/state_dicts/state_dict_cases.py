@@ -58,6 +58,18 @@ def train(model: nn.Module, optimizer: Any, steps: range) -> list[float]:
     return losses
 
 
+def save_checkpoint(model: Any, optimizer: Any, folder: str) -> None:
+    """By torch.distributed.checkpoint; collective, as is the other one."""
+    values, state = get_state_dict(model, optimizer)
+    dcp.save({"model": values, "optimizer": state}, checkpoint_id=folder)
+
+
+def load_checkpoint(model: Any, optimizer: Any, folder: str) -> None:
+    values, state = get_state_dict(model, optimizer)
+    dcp.load({"model": values, "optimizer": state}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=values, optim_state_dict=state)
+
+
 def whole(value: Any) -> Any:
     """A copy, each tensor gathered."""
     if isinstance(value, ShardedTensor):
