@@ -43,6 +43,20 @@ def free_port() -> int:
     raise AssertionError
 
 
+def rank_environment() -> dict[str, str]:
+    """Of any rank, whoever launches it; its job has no name yet."""
+    env = dict(
+        os.environ,
+        OMP_NUM_THREADS="1",
+        GLOO_SOCKET_IFNAME="lo",
+        PYTHONPATH=f"{PACKAGE}:{Path(__file__).parent}",
+        SHARDD_TIMEOUT_MS="60000",
+    )
+    for name in ("TORCHELASTIC_RUN_ID", "SHARDD_JOB"):
+        env.pop(name, None)
+    return env
+
+
 class RankFailed(AssertionError):
     """A rank ended with a status that the test did not ask for."""
 
@@ -66,22 +80,16 @@ class Cluster:
     ) -> None:
         with open(f"{self.folder}/{rank}.args", "wb") as file:
             pickle.dump((function.__module__, function.__qualname__, arguments), file)
-        env = dict(
-            os.environ,
+        env = rank_environment()
+        env.update(
             RANK=str(rank),
             LOCAL_RANK=str(rank),
             WORLD_SIZE=str(self.world),
             LOCAL_WORLD_SIZE=str(self.world),
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(self.port),
-            OMP_NUM_THREADS="1",
-            GLOO_SOCKET_IFNAME="lo",
             TORCH_CPP_LOG_LEVEL="ERROR",
-            PYTHONPATH=f"{PACKAGE}:{Path(__file__).parent}",
-            SHARDD_TIMEOUT_MS="60000",
         )
-        for name in ("TORCHELASTIC_RUN_ID", "SHARDD_JOB"):
-            env.pop(name, None)
         env.update(self.environment)
         env.update(environment or {})
         self.processes[rank] = rank_server.start(f"{self.folder}/{rank}", f"{self.folder}/{rank}.log", env)

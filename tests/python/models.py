@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,8 +107,14 @@ def placement(shards: int) -> Any:
     return lambda param: Shard(-1) if param.ndim > 1 and param.shape[-1] % shards == 0 else None
 
 
-def shard(model: Model, case: Case, fully_shard: Any) -> None:
+def mesh_of(*sizes: int) -> Any:
+    """Of all ranks; of two dimensions, the first one's are replicas."""
     from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard") if len(sizes) == 2 else None)
+
+
+def shard(model: Model, case: Case, fully_shard: Any) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     dtypes = {"": None, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -116,11 +123,7 @@ def shard(model: Model, case: Case, fully_shard: Any) -> None:
         return MixedPrecisionPolicy(param_dtype=dtypes[param_dtype], reduce_dtype=dtypes[reduce_dtype])
 
     kwargs = {
-        "mesh": init_device_mesh(
-            "cpu",
-            case.mesh or (dist.get_world_size(),),
-            mesh_dim_names=("replicate", "shard") if len(case.mesh) == 2 else None,
-        ),
+        "mesh": mesh_of(*(case.mesh or (dist.get_world_size(),))),
         "mp_policy": policy_of(case.param_dtype, case.reduce_dtype),
         "reshard_after_forward": case.reshard,
     }
@@ -144,6 +147,29 @@ def batch(step: int, micro: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]
 def loss_of(model: nn.Module, step: int, micro: int, rank: int) -> torch.Tensor:
     tokens, targets = batch(step, micro, rank)
     return F.cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
+
+
+def train_steps(model: nn.Module, optimizer: Any, steps: range) -> list[float]:
+    """Trains with this rank's batches of ``steps``; the losses."""
+    losses = []
+    for step in steps:
+        loss = loss_of(model, step, 0, dist.get_rank())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def error_of_steps(model: nn.Module, optimizer: Any, steps: range, begin: Callable[[int], None]) -> str:
+    """The RuntimeError with which training ends; "" where it does not. ``begin`` is called where a step begins."""
+    try:
+        for step in steps:
+            begin(step)
+            train_steps(model, optimizer, range(step, step + 1))
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def make_optimizer(model: nn.Module, case: Case, adamw: Any, sgd: Any) -> Any:
@@ -215,13 +241,27 @@ def train_sharded(case: Case, impl: str) -> dict[str, Any]:
     result["placements"] = {name: str(p.placements) for name, p in after.items()}
     result["local_shapes"] = {name: tuple(p.to_local().shape) for name, p in after.items()}
     if impl == "shardd":
-        from shardd.torch import counters, finish
-
-        dist.barrier()
-        result["counters"] = counters(model)
-        dist.barrier()
-        finish(model)
+        result["counters"] = end_and_count(model)
     return result
+
+
+def end_and_count(model: nn.Module) -> dict[str, int]:
+    """Ends the model's job, once all ranks have come here; the daemon's counts of it."""
+    from shardd.torch import counters, finish
+
+    dist.barrier()
+    counted = counters(model)
+    dist.barrier()
+    finish(model)
+    return counted
+
+
+def backward_of_all_ranks(model: nn.Module, step: int, losses: list[list[float]]) -> None:
+    """In one process, with the mean of all ranks' gradients; adds the loss of each to its ``losses``."""
+    for rank, of_rank in enumerate(losses):
+        loss = loss_of(model, step, 0, rank)
+        (loss / len(losses)).backward()
+        of_rank.append(loss.item())
 
 
 def train_alone(case: Case, world: int) -> dict[str, Any]:

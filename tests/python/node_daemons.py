@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cluster import PACKAGE, Cluster, RankFailed, free_port
+from cluster import Cluster, RankFailed, free_port, rank_environment
 from tcp_proxy import TcpProxy
 
 
@@ -119,17 +119,10 @@ def torchrun_on_nodes(
         port = free_port()
         agents = []
         for node in range(over.count):
-            env = dict(
-                os.environ,
-                SHARDD_ADDRESS=over.address(node),
-                OMP_NUM_THREADS="1",
-                GLOO_SOCKET_IFNAME="lo",
-                TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # else restarted workers may find the dead ones' addresses
-                PYTHONPATH=f"{PACKAGE}:{Path(__file__).parent}",
-                SHARDD_TIMEOUT_MS="60000",
-            )
-            for name in ("TORCHELASTIC_RUN_ID", "SHARDD_JOB"):
-                env.pop(name, None)
+            env = rank_environment() | {
+                "SHARDD_ADDRESS": over.address(node),
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else restarted workers may find the dead ones' addresses
+            }
             command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={over.count}", f"--nproc-per-node={local}",
                        f"--max-restarts={restarts}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
                        f"--rdzv-id=nodes-{port}", *through, str(Path(__file__).with_name("rank_main.py")), folder]  # fmt: skip

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster import PACKAGE, Cluster, free_port
+from cluster import Cluster, free_port, rank_environment
 
 _MAIN = str(Path(__file__).parent / "rank_main.py")
 
@@ -68,17 +68,11 @@ def torchrun(
                 Path(f"{folder}/{rank}.args").write_bytes(
                     pickle.dumps((function.__module__, function.__qualname__, arguments))
                 )
-        env = dict(
-            os.environ,
-            OMP_NUM_THREADS="1",
+        env = rank_environment()
+        env.update(
             TORCH_CPP_LOG_LEVEL="ERROR",
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # else restarted workers may find the dead ones' addresses
-            GLOO_SOCKET_IFNAME="lo",
-            PYTHONPATH=f"{PACKAGE}:{Path(__file__).parent}",
-            SHARDD_TIMEOUT_MS="60000",
         )
-        for name in ("TORCHELASTIC_RUN_ID", "SHARDD_JOB"):
-            env.pop(name, None)
         env.update(environment or {})
         if own_daemon:
             env.pop("SHARDD_ADDRESS", None)

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from job.life_scenarios import counters_of, train, trainer
-from models import Case, build, loss_of, shard
+from job.life_scenarios import counters_of, trainer
+from models import Case, build, loss_of, shard, train_steps
 from rank_main import report
 
 _LIMIT_S = 60
@@ -41,7 +41,7 @@ def ends(how: str) -> None:
     optimizer = AdamW(model.parameters(), lr=1e-2)
     if how == "unregistered":
         return
-    train(model, optimizer, range(2))
+    train_steps(model, optimizer, range(2))
     report(event="trained", total=float(sum(p._local_tensor.sum() for p in model.parameters())))
     if how == "nothing-alive":
         atexit.unregister(read_last)
@@ -68,7 +68,7 @@ def finishes_first(stock: bool, kind: str) -> dict[str, Any]:
 
     rank = dist.get_rank()
     model, optimizer = trainer(stock)
-    train(model, optimizer, range(2))
+    train_steps(model, optimizer, range(2))
     if rank == 0:
         model.layers[1].register_forward_hook(lambda *_: dist.barrier())
     with torch.set_grad_enabled(kind == "backward"):
@@ -111,7 +111,7 @@ def _uses_in_child(model: nn.Module, gradient: Any, unsharded: Any, queue: Any) 
 
 def fork_while_registered(stock: bool) -> dict[str, Any]:
     model, optimizer = trainer(stock)
-    losses = train(model, optimizer, range(2))
+    losses = train_steps(model, optimizer, range(2))
     loss = loss_of(model, 2, 0, dist.get_rank())
     loss.backward()
     context = multiprocessing.get_context("fork")
@@ -129,5 +129,5 @@ def fork_while_registered(stock: bool) -> dict[str, Any]:
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     optimizer.step()
     optimizer.zero_grad()
-    losses += [loss.item(), *train(model, optimizer, range(3, 6))]
+    losses += [loss.item(), *train_steps(model, optimizer, range(3, 6))]
     return {"texts": texts, "codes": (child.exitcode, status), "losses": losses, "counters": counters_of(model)}

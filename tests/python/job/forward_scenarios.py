@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from job.life_scenarios import counters_of, train, trainer
-from models import Case, build, loss_of, shard
+from job.life_scenarios import counters_of, trainer
+from models import Case, backward_of_all_ranks, build, loss_of, shard, train_steps
 
 
 def alone(orders: list[list[int]], world: int) -> list[list[float]]:
@@ -19,10 +19,7 @@ def alone(orders: list[list[int]], world: int) -> list[list[float]]:
     losses: list[list[float]] = [[] for _ in range(world)]
     for step, order in enumerate(orders):
         model.order = order
-        for rank in range(world):
-            loss = loss_of(model, step, 0, rank)
-            (loss / world).backward()
-            losses[rank].append(loss.item())
+        backward_of_all_ranks(model, step, losses)
         optimizer.step()
         optimizer.zero_grad()
     return losses
@@ -34,7 +31,7 @@ def uses_of_groups(orders: list[list[int]], stock: bool) -> dict[str, Any]:
     losses = []
     for step, order in enumerate(orders):
         model.order = order
-        losses += train(model, optimizer, range(step, step + 1))
+        losses += train_steps(model, optimizer, range(step, step + 1))
         with torch.no_grad():
             model.layers[step % 3](torch.ones(2, 10))
         model.layers[(step + 1) % 3](torch.ones(2, 10)).sum()  # no backward follows
@@ -136,7 +133,7 @@ def exception_then_again(where: str, ranks: tuple[int, ...], stock: bool) -> dic
     """The program's own exception in step 1 of some ranks, between forward and backward or in backward; they go on."""
     model, optimizer = trainer(stock)
     rank = dist.get_rank()
-    losses = train(model, optimizer, range(1))
+    losses = train_steps(model, optimizer, range(1))
     caught = 0
     if rank in ranks:
         handle = model.layers[1].register_forward_pre_hook(lambda _, args: (_Fail.apply(args[0]),))
@@ -150,7 +147,7 @@ def exception_then_again(where: str, ranks: tuple[int, ...], stock: bool) -> dic
             del loss
         handle.remove()
         optimizer.zero_grad()
-    losses += train(model, optimizer, range(1, 4))
+    losses += train_steps(model, optimizer, range(1, 4))
     return {"losses": losses, "caught": caught, "counters": counters_of(model)}
 
 
@@ -173,5 +170,5 @@ def optimizer_after_a_use_by_hand(steps: int) -> dict[str, Any]:
     if dist.get_rank() == 0:
         store.set("given up", "1")
         total = 0.0
-    losses = train(model, optimizer, range(steps))
+    losses = train_steps(model, optimizer, range(steps))
     return {"losses": losses, "total": total, "counters": counters_of(model)}

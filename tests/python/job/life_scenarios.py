@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import rank_main
-from models import Case, Model, batch, build, loss_of, shard
+from models import Case, Model, batch, build, loss_of, shard, train_steps
 from rank_main import report
 
 _LIMIT_S = 60
@@ -30,17 +30,6 @@ def trainer(stock: bool = False, case: Case | None = None) -> tuple[Model, Any]:
     model = build(case or Case())
     shard(model, case or Case(), fully_shard)
     return model, (torch.optim.AdamW if stock else AdamW)(model.parameters(), lr=1e-2)
-
-
-def train(model: Any, optimizer: Any, steps: range) -> list[float]:
-    losses = []
-    for step in steps:
-        loss = loss_of(model, step, 0, dist.get_rank())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
 
 
 def counters_of(model: nn.Module) -> dict[str, int]:
@@ -126,7 +115,7 @@ def interrupted_in(wait: str, stock: bool) -> str:
     if wait == "step":
         loss_of(model, 0, 0, dist.get_rank()).backward()
     elif wait != "register":
-        train(model, optimizer, range(1))
+        train_steps(model, optimizer, range(1))
     if dist.get_rank() == 1:
         report(event="sleeping")
         signal.sigwait({signal.SIGUSR1})
@@ -183,13 +172,15 @@ def train_in_threads() -> dict[str, Any]:
     """A model trained in a thread and then in the main one; two models at once, started in another order by each rank."""
     model, optimizer = trainer()
     losses: list[float] = []
-    thread = threading.Thread(target=lambda: losses.extend(train(model, optimizer, range(3))))
+    thread = threading.Thread(target=lambda: losses.extend(train_steps(model, optimizer, range(3))))
     thread.start()
     thread.join()
-    losses.extend(train(model, optimizer, range(3, 6)))
+    losses.extend(train_steps(model, optimizer, range(3, 6)))
     pairs = [trainer(), trainer()]
     at_once: list[list[float]] = [[], []]
-    threads = [threading.Thread(target=lambda i=i: at_once[i].extend(train(*pairs[i], range(6)))) for i in range(2)]
+    threads = [
+        threading.Thread(target=lambda i=i: at_once[i].extend(train_steps(*pairs[i], range(6)))) for i in range(2)
+    ]
     for thread in threads if dist.get_rank() == 0 else reversed(threads):
         thread.start()
         time.sleep(0.2)  # the other order, not only most of the time
@@ -230,7 +221,7 @@ def logs_and_warnings() -> dict[str, Any]:
     logging.getLogger("shardd").addHandler(handler)
     logging.getLogger("shardd").setLevel(logging.INFO)
     model, optimizer = trainer()
-    train(model, optimizer, range(1))
+    train_steps(model, optimizer, range(1))
     model.load_state_dict(model.state_dict())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from job.life_scenarios import train, trainer
+from job.life_scenarios import trainer
+from models import train_steps
 
 
 def resumes(steps: int, dies: bool) -> tuple[int, str]:
@@ -17,7 +18,7 @@ def resumes(steps: int, dies: bool) -> tuple[int, str]:
         start, _ = resume(model)
     except Error as error:
         return -1, str(error)
-    train(model, optimizer, range(start, start + steps))
+    train_steps(model, optimizer, range(start, start + steps))
     if dies:
         os._exit(7)
     return start, ""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from models import Case, build, loss_of, shard
+from models import Case, build, error_of_steps, loss_of, shard
 from rank_main import report
 from training.resume_scenarios import Kills, _Killer, attempt
 
@@ -136,18 +136,13 @@ def alone(impl: str) -> str:
     from shardd.torch.optim import AdamW
 
     case = Case(freeze=_FROZEN)
-    rank = dist.get_rank()
     model = build(case)
     shard(model, case, fully_shard)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained) if impl == "stock" else AdamW(trained, in_place_edits=impl == "daemon")
-    try:
-        for step in range(3):
-            if step == 1 and rank == 0:
-                model.layers[2].requires_grad_(True)
-            loss_of(model, step, 0, rank).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    except RuntimeError as error:
-        return str(error)
-    return ""
+
+    def begin(step: int) -> None:
+        if step == 1 and dist.get_rank() == 0:
+            model.layers[2].requires_grad_(True)
+
+    return error_of_steps(model, optimizer, range(3), begin)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from optimizers.adafactor_scenarios import USUAL, _loss, _said, sharded, whole_model
+from optimizers.adafactor_scenarios import USUAL, _loss, sharded, whole_model
 from optimizers.optim_cases import parameters_of
+from raised import text_of
 
 
 def _steps(model: Any, optimizer: Any, numbers: range) -> None:
@@ -98,17 +99,17 @@ def taken_back() -> dict[str, Any]:
             saved = optimizer.state_dict()
             for name in ("lr", "d"):
                 group[name] = float("inf") if name == "lr" else 0.0
-                out[name] = _said(optimizer.step)
+                out[name] = text_of(optimizer.step)
                 group[name] = USUAL["lr"] if name == "lr" else 1.0
             beside.requires_grad_(True).grad = torch.ones(2)
-            out["beside"] = _said(optimizer.step)
+            out["beside"] = text_of(optimizer.step)
             beside.requires_grad_(False).grad = None
             other = copy.deepcopy(saved)
             other["param_groups"][0]["lr"] = float("inf")
-            out["load"] = _said(functools.partial(optimizer.load_state_dict, other))
+            out["load"] = text_of(functools.partial(optimizer.load_state_dict, other))
             param = next(p for p in state if "row_var" in state[p])
             state[param]["row_var"] = state[param]["row_var"] + 1
-            out["state"] = _said(optimizer.step)
+            out["state"] = text_of(optimizer.step)
             optimizer.load_state_dict(saved)
             optimizer.step()
             optimizer.zero_grad()
@@ -129,7 +130,7 @@ def not_settled() -> str:
     model = sharded()
     optimizer = torch.optim.Adafactor([*model.parameters(), nn.Parameter(torch.ones(2))], **USUAL)
     _loss(model, 0).backward()
-    said = _said(optimizer.step)
+    said = text_of(optimizer.step)
     shardd.torch.uninstall()
     return said
 
@@ -152,5 +153,5 @@ def ranges() -> list[tuple[str, str]]:
 
     model = sharded()
     alone = [nn.Parameter(torch.ones(2))]
-    return [(_said(lambda a=arguments: optim.Adafactor(model.parameters(), **a)),
-             _said(lambda a=arguments: torch.optim.Adafactor(alone, **a))) for arguments in RANGES]  # fmt: skip
+    return [(text_of(lambda a=arguments: optim.Adafactor(model.parameters(), **a)),
+             text_of(lambda a=arguments: torch.optim.Adafactor(alone, **a))) for arguments in RANGES]  # fmt: skip

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from models import Case, build, loss_of
-from optimizers.optim_cases import counts, full_state, model_of, parameters_of
+from optimizers.optim_cases import counts, full_state, model_of, parameters_of, train_all
+from raised import text_of
 
 USUAL: dict[str, Any] = {"lr": 0.02}
 OTHER: dict[str, Any] = {"lr": 0.05, "beta2_decay": -0.6, "eps": (1e-6, 1e-2), "d": 1.5, "weight_decay": 0.1, "maximize": True}  # fmt: skip
@@ -59,25 +60,13 @@ def _loss(model: Any, step: int) -> torch.Tensor:
 
 
 def _train(model: Any, optimizers: list[Any], scheduled: bool = False) -> dict[str, Any]:
-    """In the midst the state goes through a state dict."""
-    losses = []
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizers[0], T_max=STEPS) if scheduled else None
-    for step in range(STEPS):
-        loss = _loss(model, step)
-        loss.backward()
-        losses.append(loss.item())
-        for optimizer in optimizers:
-            optimizer.step()
+
+    def behind() -> None:
         if scheduler is not None:
             scheduler.step()
-        if step == STEPS // 2:
-            for optimizer in optimizers:
-                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizers[0].state_dict()["param_groups"]]
-    return {"losses": losses, "states": [full_state(o) for o in optimizers], "parameters": parameters_of(model),
-            "groups": groups}  # fmt: skip
+
+    return train_all(model, optimizers, STEPS, lambda step: _loss(model, step), behind=behind)
 
 
 def _cut(model: Any, beside: bool) -> tuple[list[Any], list[Any]]:
@@ -209,14 +198,6 @@ def scaled() -> dict[str, Any]:
     return outcome
 
 
-def _said(act: Any) -> str:
-    try:
-        act()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def refusals() -> dict[str, str]:
     from shardd.torch import FullyShardedDataParallel, fully_shard, optim
 
@@ -230,10 +211,10 @@ def refusals() -> dict[str, str]:
     state = optimizer.state_dict()
     state["state"][0]["row_var"] = torch.zeros(2, 2)
     return {
-        "flat": _said(lambda: optim.Adafactor(flat.parameters())),
-        "wrapped": _said(lambda: optim.Adafactor(wrapped.parameters())),
-        "shape": _said(lambda: optimizer.load_state_dict(state)),
-        "lr": _said(lambda: optim.Adafactor(model_of("shardd").parameters(), lr=float("inf"))),
+        "flat": text_of(lambda: optim.Adafactor(flat.parameters())),
+        "wrapped": text_of(lambda: optim.Adafactor(wrapped.parameters())),
+        "shape": text_of(lambda: optimizer.load_state_dict(state)),
+        "lr": text_of(lambda: optim.Adafactor(model_of("shardd").parameters(), lr=float("inf"))),
     }
 
 
@@ -242,4 +223,4 @@ def placed() -> str:
     from shardd.torch import optim
 
     model = model_of("shardd")
-    return _said(lambda: optim.Adafactor(model.parameters()))
+    return text_of(lambda: optim.Adafactor(model.parameters()))

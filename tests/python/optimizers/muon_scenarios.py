@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from models import Case, build, loss_of
-from optimizers.optim_cases import counts, full_state, model_of, parameters_of
+from models import Case, build, loss_of, train_steps
+from optimizers.optim_cases import counts, model_of, parameters_of, train_all
+from raised import text_of
 
 USUAL: dict[str, Any] = {"lr": 0.02}
 OTHER: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.2, "momentum": 0.4, "nesterov": False, "ns_steps": 3, "eps": 1e-5,
@@ -28,29 +29,19 @@ def _cut(model: nn.Module) -> tuple[list[Any], list[Any]]:
 def _train(
     impl: str, optim: Any, arguments: dict[str, Any], mesh: tuple[int, ...], late_momentum: bool = False
 ) -> dict[str, Any]:
-    """In the midst the state goes through a state dict. Momentum begins with the fourth step, if so."""
+    """Momentum begins with the fourth step, if so."""
     model = model_of(impl, Case(mesh=mesh))
     matrices, rest = _cut(model)
     optimizers = [optim.Muon(matrices, **arguments), optim.AdamW(rest, lr=1e-2)]
     if late_momentum:
         optimizers[0].param_groups[0]["momentum"] = 0.0
-    losses = []
-    for step in range(STEPS):
+
+    def begin(step: int) -> None:
         if late_momentum and step == 3:
             optimizers[0].param_groups[0]["momentum"] = 0.95
-        loss = loss_of(model, step, 0, dist.get_rank())
-        loss.backward()
-        losses.append(loss.item())
-        for optimizer in optimizers:
-            optimizer.step()
-        if step == STEPS // 2:
-            for optimizer in optimizers:
-                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizers[0].state_dict()["param_groups"]]
-    return {"losses": losses, "states": [full_state(o) for o in optimizers], "parameters": parameters_of(model),
-            "groups": groups, "counters": counts(impl, model)}  # fmt: skip
+
+    seen = train_all(model, optimizers, STEPS, lambda step: loss_of(model, step, 0, dist.get_rank()), begin)
+    return {**seen, "counters": counts(impl, model)}
 
 
 def both(name: str, mesh: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -149,14 +140,6 @@ def flat_state() -> dict[str, dict[str, Any]]:
     return {"saved": saved["state"], "again": again["state"]}
 
 
-def _said(act: Any) -> str:
-    try:
-        act()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def refusals() -> dict[str, str]:
     from shardd.torch import optim
 
@@ -169,11 +152,11 @@ def refusals() -> dict[str, str]:
         optimizer.step()
 
     return {
-        "vector": _said(lambda: optim.Muon([*matrices, *rest])),
-        "steps": _said(lambda: optim.Muon(matrices, ns_steps=100)),
-        "adjust": _said(lambda: optim.Muon(matrices, adjust_lr_fn="other")),
-        "coefficients": _said(lambda: optim.Muon(matrices, ns_coefficients=(1.0, 2.0))),  # type: ignore[arg-type]
-        "alone": _said(alone),
+        "vector": text_of(lambda: optim.Muon([*matrices, *rest])),
+        "steps": text_of(lambda: optim.Muon(matrices, ns_steps=100)),
+        "adjust": text_of(lambda: optim.Muon(matrices, adjust_lr_fn="other")),
+        "coefficients": text_of(lambda: optim.Muon(matrices, ns_coefficients=(1.0, 2.0))),  # type: ignore[arg-type]
+        "alone": text_of(alone),
     }
 
 
@@ -182,7 +165,7 @@ def placed() -> str:
     from shardd.torch import optim
 
     model = model_of("shardd")
-    return _said(lambda: optim.Muon([p for p in model.parameters() if p.ndim == 2]))
+    return text_of(lambda: optim.Muon([p for p in model.parameters() if p.ndim == 2]))
 
 
 def alone_installed() -> tuple[list[float], list[float]]:
@@ -192,14 +175,7 @@ def alone_installed() -> tuple[list[float], list[float]]:
     def train(impl: str) -> list[float]:
         model = model_of(impl)
         optimizer = torch.optim.Muon(_cut(model)[0], lr=0.02)
-        losses = []
-        for step in range(4):
-            loss = loss_of(model, step, 0, dist.get_rank())
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
+        return train_steps(model, optimizer, range(4))
 
     theirs = train("torch")
     shardd.torch.install()

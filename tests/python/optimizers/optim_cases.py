@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from models import Case, Model, build, loss_of, shard
+from models import Case, Model, build, loss_of, shard, train_steps
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "adam": ("Adam", {"lr": 1e-2, "weight_decay": 0.1}),
@@ -79,6 +80,36 @@ def counts(impl: str, model: nn.Module) -> dict[str, int]:
     return counters(model)
 
 
+def train_all(
+    model: nn.Module,
+    optimizers: list[Any],
+    steps: int,
+    loss_at: Callable[[int], torch.Tensor],
+    begin: Callable[[int], None] = lambda step: None,
+    behind: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """What is seen of the training with all of ``optimizers``; in the midst their state goes through a state dict.
+
+    ``begin`` is called where a step begins, and ``behind`` behind those of the optimizers."""
+    losses = []
+    for step in range(steps):
+        begin(step)
+        loss = loss_at(step)
+        loss.backward()
+        losses.append(loss.item())
+        for optimizer in optimizers:
+            optimizer.step()
+        behind()
+        if step == steps // 2:
+            for optimizer in optimizers:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizers[0].state_dict()["param_groups"]]
+    return {"losses": losses, "states": [full_state(o) for o in optimizers], "parameters": parameters_of(model),
+            "groups": groups}  # fmt: skip
+
+
 def _commit(impl: str, model: nn.Module) -> None:
     """The last step of torch's optimizer; nothing with the daemon's."""
     if impl == "shardd":
@@ -129,16 +160,18 @@ def group_after_first_forward(impl: str) -> dict[str, Any]:
     return {"losses": losses, "counters": counts(impl, model)}
 
 
-def scaled(impl: str, kind: str) -> dict[str, Any]:
-    """GradScaler, with unscale_ and clipping, a step that overflows on one rank, growth and back-off."""
+def train_scaled(
+    model: nn.Module, optimizer: Any, steps: int, overflows: set[tuple[int, int]]
+) -> tuple[list[float], list[float]]:
+    """With a GradScaler, by whom gradients are unscaled, or by the program, which clips them; losses, and scales behind each step.
+
+    ``overflows``: steps, and the rank whose gradients are infinite in it."""
     rank = dist.get_rank()
-    model = model_of(impl)
-    optimizer = optimizer_of(impl, kind, model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
     losses, scales = [], []
-    for step in range(7):
+    for step in range(steps):
         loss = loss_of(model, step, 0, rank)
-        scaler.scale(loss * (float("inf") if step == 3 and rank == 0 else 1.0)).backward()
+        scaler.scale(loss * (float("inf") if (step, rank) in overflows else 1.0)).backward()
         if step % 2:
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -147,6 +180,14 @@ def scaled(impl: str, kind: str) -> dict[str, Any]:
         optimizer.zero_grad()
         losses.append(loss.item())
         scales.append(scaler.get_scale())
+    return losses, scales
+
+
+def scaled(impl: str, kind: str) -> dict[str, Any]:
+    """GradScaler, with unscale_ and clipping, a step that overflows on one rank, growth and back-off."""
+    model = model_of(impl)
+    optimizer = optimizer_of(impl, kind, model.parameters())
+    losses, scales = train_scaled(model, optimizer, 7, {(3, 0)})
     _commit(impl, model)
     return {"losses": losses, "scales": scales, "state": full_state(optimizer), "counters": counts(impl, model)}
 
@@ -221,17 +262,6 @@ def state_is_there_and_follows() -> dict[str, Any]:
     return facts
 
 
-def _train(model: nn.Module, optimizer: Any, steps: range) -> list[float]:
-    losses = []
-    for step in steps:
-        loss = loss_of(model, step, 0, dist.get_rank())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 def save_and_load(kind: str) -> dict[str, Any]:
     """Goes on from a state dict: of shardd's own and of torch's, loaded before and after registration."""
     out: dict[str, Any] = {}
@@ -239,7 +269,7 @@ def save_and_load(kind: str) -> dict[str, Any]:
     for impl in ("torch", "shardd"):
         model = model_of(impl)
         optimizer = optimizer_of(impl, kind, model.parameters())
-        _train(model, optimizer, range(3))
+        train_steps(model, optimizer, range(3))
         state = optimizer.state_dict()
         saved[impl] = (
             {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()},
@@ -247,23 +277,23 @@ def save_and_load(kind: str) -> dict[str, Any]:
              "state": {i: {n: v.clone() if torch.is_tensor(v) else v for n, v in e.items()}
                        for i, e in state["state"].items()}},
         )  # fmt: skip
-        out[f"{impl} went on"] = _train(model, optimizer, range(3, 6))
+        out[f"{impl} went on"] = train_steps(model, optimizer, range(3, 6))
     for source in ("torch", "shardd"):
         for when in ("before", "after"):
             model = model_of("shardd")
             optimizer = optimizer_of("shardd", kind, model.parameters())
             if when == "after":
-                _train(model, optimizer, range(7, 9))
+                train_steps(model, optimizer, range(7, 9))
             model.load_state_dict(saved[source][0])
             optimizer.load_state_dict(saved[source][1])
-            out[f"{source} loaded {when}"] = _train(model, optimizer, range(3, 6))
+            out[f"{source} loaded {when}"] = train_steps(model, optimizer, range(3, 6))
             out[f"{source} {when} steps"] = {s.get("step") for s in full_state(optimizer).values()}
             out[f"{source} {when} counters"] = counts("shardd", model)
     model = model_of("torch")  # and back
     optimizer = optimizer_of("torch", kind, model.parameters())
     model.load_state_dict(saved["shardd"][0])
     optimizer.load_state_dict(saved["shardd"][1])
-    out["shardd loaded into torch"] = _train(model, optimizer, range(3, 6))
+    out["shardd loaded into torch"] = train_steps(model, optimizer, range(3, 6))
     return out
 
 
@@ -273,11 +303,11 @@ def distributed_state_dict() -> dict[str, Any]:
 
     model = model_of("shardd")
     optimizer = optimizer_of("shardd", "adamw", model.parameters())
-    _train(model, optimizer, range(3))
+    train_steps(model, optimizer, range(3))
     options = StateDictOptions(full_state_dict=True)
     # A copy: `step` is a reference, as torch's is, and counts on.
     model_state, optimizer_state = copy.deepcopy(get_state_dict(model, optimizer, options=options))
-    went_on = _train(model, optimizer, range(3, 6))
+    went_on = train_steps(model, optimizer, range(3, 6))
     fresh = model_of("shardd")
     fresh_optimizer = optimizer_of("shardd", "adamw", fresh.parameters())
     set_state_dict(
@@ -287,5 +317,5 @@ def distributed_state_dict() -> dict[str, Any]:
         optim_state_dict=optimizer_state,
         options=options,
     )
-    return {"went on": went_on, "loaded": _train(fresh, fresh_optimizer, range(3, 6)),
+    return {"went on": went_on, "loaded": train_steps(fresh, fresh_optimizer, range(3, 6)),
             "keys": sorted(optimizer_state["state"]), "counters": counts("shardd", fresh)}  # fmt: skip

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from models import loss_of
-from optimizers.optim_cases import _train, counts, full, full_state, model_of, optimizer_of, parameters_of
+from models import loss_of, train_steps
+from optimizers.optim_cases import counts, full, full_state, model_of, optimizer_of, parameters_of
 from rank_main import report
 
 
@@ -35,7 +35,7 @@ def asked_for_state(momentum: float) -> dict[str, Any]:
     optimizer = optimizer_of("shardd", "sgd", model.parameters(), momentum=momentum, nesterov=False)
     commits, entries = [], []
     for steps in (0, 1, 0, 1):
-        _train(model, optimizer, range(steps))
+        train_steps(model, optimizer, range(steps))
         entries.append(len(get_optimizer_state_dict(model, optimizer)["state"]))
         commits.append(counts("shardd", model)["commits"])
     return {"commits": commits, "entries": entries, "parameters": len(list(model.parameters()))}
@@ -94,7 +94,7 @@ def failing_loads(registered: bool) -> dict[str, Any]:
     out: dict[str, Any] = {"errors": {}, "changed": []}
     source = model_of("torch")
     theirs = optimizer_of("torch", "adamw", source.parameters())
-    _train(source, theirs, range(3))
+    train_steps(source, theirs, range(3))
     good = _copied(theirs.state_dict())
     last = max(good["state"])
 
@@ -122,7 +122,7 @@ def failing_loads(registered: bool) -> dict[str, Any]:
     model = model_of("shardd")
     optimizer = optimizer_of("shardd", "adamw", model.parameters())
     if registered:
-        _train(model, optimizer, range(3))
+        train_steps(model, optimizer, range(3))
     before = full_state(optimizer)
     for name, state in cases.items():
         try:
@@ -141,8 +141,8 @@ def failing_loads(registered: bool) -> dict[str, Any]:
             if not same or optimizer.param_groups[0]["lr"] != 1e-2 or list(after) != list(before):
                 out["changed"].append(name)
     if registered:
-        out["went on"] = _train(model, optimizer, range(3, 6))
-        out["reference"] = _train(source, theirs, range(3, 6))
+        out["went on"] = train_steps(model, optimizer, range(3, 6))
+        out["reference"] = train_steps(source, theirs, range(3, 6))
         out["counters"] = counts("shardd", model)
     return out
 
@@ -155,7 +155,7 @@ def hooked_load() -> dict[str, Any]:
     """A pre-hook returns another state dict, before registration and after it."""
     source = model_of("torch")
     theirs = optimizer_of("torch", "adamw", source.parameters())
-    _train(source, theirs, range(3))
+    train_steps(source, theirs, range(3))
     saved = _copied(theirs.state_dict())
     doubled = {**saved, "state": {i: {**e, "exp_avg": e["exp_avg"] * 2} for i, e in saved["state"].items()}}
     out: dict[str, Any] = {}
@@ -163,7 +163,7 @@ def hooked_load() -> dict[str, Any]:
         model = model_of("shardd")
         optimizer = optimizer_of("shardd", "adamw", model.parameters())
         if when == "after":
-            _train(model, optimizer, range(1))
+            train_steps(model, optimizer, range(1))
         seen = out[f"{when} seen by a hook"] = []
         optimizer.register_load_state_dict_pre_hook(lambda _, state: doubled)
         optimizer.register_load_state_dict_post_hook(_noting_step(seen))
@@ -257,7 +257,7 @@ def written_by_the_system(kind: str) -> dict[str, Any]:
         optimizer = optimizer_of("shardd", "adamw", model.parameters())
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    _train(model, optimizer, range(1))
+    train_steps(model, optimizer, range(1))
     weight, other = model.layers[0].up.weight, model.layers[1].down.weight
     even = model.layers[0].norm.weight.detach().to_local()  # the same number of rows on both ranks
     want = even.clone()

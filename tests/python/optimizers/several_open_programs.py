@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from models import loss_of
 from optimizers.optim_cases import parameters_of
-from optimizers.several_programs import end_of_two, two
+from optimizers.several_programs import end_of_two, every_third_time, two
 from optimizers.unseen_programs import Program, backward, model_of, program
 
 __all__ = ["Program"]
@@ -43,17 +43,7 @@ def weights_are_clamped_between_the_steps_of_two() -> dict[str, Any]:
 
 @program("several open")
 def weights_are_clamped_where_one_steps_every_third_time() -> dict[str, Any]:
-    model = model_of()
-    body, rest = two(model, "SGD", "AdamW")
-    losses = []
-    for step in range(7):
-        losses.append(backward(model, step))
-        body.step()
-        body.zero_grad()
-        if step % 3 == 2:
-            rest.step()
-            rest.zero_grad()
-        _clamp(model)
+    model, body, rest, losses = every_third_time(_clamp)
     return end_of_two(model, body, rest, losses=losses)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from models import Case, build, loss_of
 from optimizers.optim_cases import full_state, parameters_of
 from optimizers.unseen_programs import KINDS, Program, backward, end, look, model_of, program
 
-__all__ = ["Program", "end_of_two", "two"]
+__all__ = ["Program", "end_of_two", "every_third_time", "two"]
 
 
 def two(model: nn.Module, first: str = "AdamW", second: str = "SGD", **more: Any) -> tuple[Any, Any]:
@@ -64,12 +65,11 @@ def three_of_other_kinds() -> dict[str, Any]:
     return end(model, optimizers[0], losses=losses, others=[full_state(o) for o in optimizers[1:]])
 
 
-@program("several")
-def one_steps_every_third_time() -> dict[str, Any]:
-    """And its gradients add up meanwhile. The other's parameters do not move where it has not stepped."""
+def every_third_time(behind: Callable[[nn.Module], None]) -> tuple[nn.Module, Any, Any, list[float]]:
+    """The second optimizer steps so, and its gradients add up meanwhile. ``behind``: what each step ends with."""
     model = model_of()
     body, rest = two(model, "SGD", "AdamW")
-    losses, seen = [], []
+    losses = []
     for step in range(7):
         losses.append(backward(model, step))
         body.step()
@@ -77,7 +77,15 @@ def one_steps_every_third_time() -> dict[str, Any]:
         if step % 3 == 2:
             rest.step()
             rest.zero_grad()
-        seen.append(parameters_of(model))
+        behind(model)
+    return model, body, rest, losses
+
+
+@program("several")
+def one_steps_every_third_time() -> dict[str, Any]:
+    """The other's parameters do not move where it has not stepped."""
+    seen: list[Any] = []
+    model, body, rest, losses = every_third_time(lambda model: seen.append(parameters_of(model)))
     return end_of_two(model, body, rest, losses=losses, seen=seen)
 
 

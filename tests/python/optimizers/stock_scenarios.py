@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from models import loss_of
+from models import loss_of, train_steps
 from optimizers.optim_cases import counts, full_state, model_of, parameters_of
 from rank_main import report
 
@@ -301,17 +301,7 @@ def loaded_before_registration(impl: str) -> dict[str, Any]:
     """State and parameters from an earlier model, loaded into one that has not run."""
     model = model_of(impl)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
-    losses: list[float] = []
-
-    def train(steps: range) -> None:
-        for step in steps:
-            loss = loss_of(model, step, 0, dist.get_rank())
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-
-    train(range(2))
+    losses = train_steps(model, optimizer, range(2))
     saved = [{n: v.clone() for n, v in model.state_dict().items()}, copy.deepcopy(optimizer.state_dict())]
     model = model_of(impl)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
@@ -326,7 +316,7 @@ def loaded_before_registration(impl: str) -> dict[str, Any]:
             for s in optimizer.state.values()
             if s["exp_avg"].to_local().numel()
         ]
-    train(range(2, 4))
+    losses += train_steps(model, optimizer, range(2, 4))
     return {"losses": losses, "homes": homes}
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from cluster import run_ranks
+from comparing import close
 from models import PLACED
 from optimizers import muon_scenarios
 
@@ -21,20 +22,16 @@ PARAMETERS = {"usual": 2e-2, "other": 1e-3}
 LOSSES, STATE = 1e-3, 1e-3
 
 
-def _close(got: Any, want: Any, tolerance: float) -> None:
-    torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=tolerance, atol=tolerance)
-
-
 def _is_torchs(theirs: dict[str, Any], ours: dict[str, Any], parameters: float = PARAMETERS["usual"]) -> None:
-    _close(ours["losses"], theirs["losses"], LOSSES)
+    close(ours["losses"], theirs["losses"], LOSSES)
     for got, want in zip(ours["states"], theirs["states"], strict=True):
         assert got.keys() == want.keys()
         for index, entry in want.items():
             assert list(got[index]) == list(entry)
             for name, value in entry.items():
-                _close(got[index][name], value, STATE)
+                close(got[index][name], value, STATE)
     for name, value in theirs["parameters"].items():
-        _close(ours["parameters"][name], value, parameters)
+        close(ours["parameters"][name], value, parameters)
     assert ours["groups"] == theirs["groups"]
     assert ours["counters"]["commits"] >= muon_scenarios.STEPS and ours["counters"]["aborts"] == 0
     assert ours["counters"]["bytes_updated"] > 0
@@ -59,9 +56,9 @@ def test_an_installed_program_with_muon_and_adamw_is_torchs(late_momentum: bool)
 def test_with_stock_optimizers_the_trainers_step_and_numbers_are_torchs() -> None:
     for theirs, ours in run_ranks(muon_scenarios.installed, 2, False, False):
         assert ours["counters"]["bytes_updated"] == 0
-        _close(ours["losses"], theirs["losses"], 1e-5)
+        close(ours["losses"], theirs["losses"], 1e-5)
         for name, value in theirs["parameters"].items():
-            _close(ours["parameters"][name], value, 1e-4)
+            close(ours["parameters"][name], value, 1e-4)
 
 
 @pytest.mark.parametrize("layout", ["dim0", "flat"])
@@ -107,4 +104,4 @@ def test_what_muon_does_not_do_is_refused_by_name() -> None:
 
 def test_an_installed_muon_without_another_optimizer_stays_torchs() -> None:
     for theirs, ours in run_ranks(muon_scenarios.alone_installed, 2):
-        _close(ours, theirs, 1e-5)
+        close(ours, theirs, 1e-5)

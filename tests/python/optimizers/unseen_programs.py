@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from models import Case, loss_of, shard
 from models import build as build_model
-from optimizers.optim_cases import full, full_state, parameters_of
+from optimizers.optim_cases import full, full_state, parameters_of, train_scaled
 
 Program = Callable[[], dict[str, Any]]
 PROGRAMS: dict[str, dict[str, tuple[Program, bool]]] = {}  # by group and name
@@ -411,22 +411,9 @@ def scheduler_before_the_first_step() -> dict[str, Any]:
 
 def _scaled(kind: str, **more: Any) -> dict[str, Any]:
     """Unscaled by the program or by the scaler; one step overflows on one rank, another on the other."""
-    rank = dist.get_rank()
     model = model_of()
     optimizer = KINDS[kind](model.parameters(), **more)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
-    losses, scales = [], []
-    for step in range(8):
-        loss = loss_of(model, step, 0, rank)
-        scaler.scale(loss * (float("inf") if (step, rank) in ((3, 0), (4, 1)) else 1.0)).backward()
-        if step % 2:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        scales.append(scaler.get_scale())
+    losses, scales = train_scaled(model, optimizer, 8, {(3, 0), (4, 1)})
     return end(model, optimizer, losses=losses, scales=scales)
 
 

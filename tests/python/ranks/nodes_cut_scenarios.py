@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import copy
 import os
-import signal
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+)
 
-from models import Case, Model, build, loss_of, make_optimizer, shard, train_alone
-from rank_main import report
-from ranks.nodes_scenarios import _job_of, _mesh, _text_of
-from state_dicts.state_dict_cases import kinds_of, whole
+from models import Case, Model, build, loss_of, make_optimizer, shard, train_alone, train_steps
+from ranks.nodes_scenarios import (
+    _job_of,
+    _text_of,
+    end_and_describe,
+    parameters_of_wrapper,
+    train_with_both_norms,
+    train_wrapped,
+    train_wrapped_alone,
+)
+from ranks.rank_life import Death, RankLife
+from state_dicts.state_dict_cases import kinds_of, load_checkpoint, save_checkpoint, whole
 
 
 def _trainer(case: Case | None = None, impl: str = "shardd") -> tuple[Model, Any]:
@@ -32,36 +43,17 @@ def _trainer(case: Case | None = None, impl: str = "shardd") -> tuple[Model, Any
     return model, make_optimizer(model, case, AdamW, SGD)
 
 
-def _steps(model: nn.Module, optimizer: Any, steps: range) -> list[float]:
-    losses = []
-    for step in steps:
-        loss = loss_of(model, step, 0, dist.get_rank())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 def _locals(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.to_local().detach().clone() for name, p in model.named_parameters()}
 
 
 def facts(steps: int) -> dict[str, Any]:
     """What daemon and face say of the job, the norms of both, an evaluation, and unshard() between passes."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    from shardd.torch import clip_grad_norm_, finish, memory_plan
+    from shardd.torch import memory_plan
 
     model, optimizer = _trainer()
     plan = memory_plan(model)
-    norms = []
-    for step in range(steps):
-        loss_of(model, step, 0, dist.get_rank()).backward()
-        norm = clip_grad_norm_(model.parameters(), 1e9).item()
-        optimizer.step(max_grad_norm=1e9)
-        optimizer.zero_grad()
-        norms.append((norm, optimizer.last_grad_norm))
+    norms = train_with_both_norms(model, optimizer, steps)
     full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     with torch.no_grad():
         evaluated = loss_of(model, 99, 0, dist.get_rank()).item()
@@ -69,11 +61,8 @@ def facts(steps: int) -> dict[str, Any]:
     by_hand = {name: p.detach().clone() for name, p in model.layers[1].named_parameters(recurse=False)}
     by_hand |= {"up.weight": model.layers[1].up.weight.detach().clone()}
     model.layers[1].reshard()
-    job = _job_of(model)
-    dist.barrier()
-    finish(model)
     return {
-        "job": job,
+        "job": end_and_describe(model),
         "norms": norms,
         "full": full,
         "evaluated": evaluated,
@@ -92,19 +81,17 @@ def checkpoint(folder: str, case: Case) -> dict[str, Any]:
     out: dict[str, Any] = {"kinds": {}, "losses": {}}
     for impl in ("torch", "shardd"):
         model, optimizer = _trainer(case, impl)
-        _steps(model, optimizer, range(3))
+        train_steps(model, optimizer, range(3))
         state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
         out["kinds"][impl] = kinds_of(state)
         dcp.save(state, checkpoint_id=f"{folder}/{impl}")
-        out["losses"][impl] = _steps(model, optimizer, range(3, 6))
+        out["losses"][impl] = train_steps(model, optimizer, range(3, 6))
         if impl == "shardd":
             finish(model)
     for impl, source in (("torch", "shardd"), ("shardd", "torch"), ("shardd", "shardd")):
         model, optimizer = _trainer(case, impl)
-        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
-        dcp.load(state, checkpoint_id=f"{folder}/{source}")
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        out["losses"][f"{impl} of {source}"] = _steps(model, optimizer, range(3, 6))
+        load_checkpoint(model, optimizer, f"{folder}/{source}")
+        out["losses"][f"{impl} of {source}"] = train_steps(model, optimizer, range(3, 6))
         if impl == "shardd":
             out[f"of {source}"] = whole(model.state_dict())
             dist.barrier()
@@ -117,14 +104,14 @@ def plain_load(case: Case) -> dict[str, Any]:
     from shardd.torch import finish
 
     model, optimizer = _trainer(case)
-    _steps(model, optimizer, range(3))
+    train_steps(model, optimizer, range(3))
     saved = (model.state_dict(), copy.deepcopy(optimizer.state_dict()))  # which follows the steps
-    on = _steps(model, optimizer, range(3, 5))
+    on = train_steps(model, optimizer, range(3, 5))
     finish(model)
     model, optimizer = _trainer(case)
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
-    again = _steps(model, optimizer, range(3, 5))
+    again = train_steps(model, optimizer, range(3, 5))
     dist.barrier()
     finish(model)
     return {"on": on, "again": again}
@@ -139,20 +126,17 @@ def changed(case: Case, folder: str) -> dict[str, Any]:
     from shardd.torch import counters, finish, summon_full_params
 
     model, optimizer = _trainer(case)
-    _steps(model, optimizer, range(2))
+    train_steps(model, optimizer, range(2))
     saved = {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()}
     kept, before = copy.deepcopy(optimizer.state_dict()), whole(model.state_dict())
-    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
-    dcp.save(state, checkpoint_id=folder)
-    on = _steps(model, optimizer, range(2, 4))
+    save_checkpoint(model, optimizer, folder)
+    on = train_steps(model, optimizer, range(2, 4))
     model.load_state_dict(saved)
     optimizer.load_state_dict(kept)
     loaded = whole(model.state_dict())
-    again = [_steps(model, optimizer, range(2, 4))]
-    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
-    dcp.load(state, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    again.append(_steps(model, optimizer, range(2, 4)))
+    again = [train_steps(model, optimizer, range(2, 4))]
+    load_checkpoint(model, optimizer, folder)
+    again.append(train_steps(model, optimizer, range(2, 4)))
     now = whole(model.state_dict())
     with summon_full_params(model, writeback=False):
         read = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -169,7 +153,7 @@ def changed(case: Case, folder: str) -> dict[str, Any]:
         for parameter in model.parameters():
             parameter.div_(2)
     edited = whole(model.state_dict())
-    losses = _steps(model, optimizer, range(4, 5))
+    losses = train_steps(model, optimizer, range(4, 5))
     out = {
         "loaded": [torch.equal(loaded[n], before[n]) for n in before],
         "on": on,
@@ -194,7 +178,7 @@ def safetensors(folder: str, case: Case) -> dict[str, Any]:
     from shardd.torch import finish, load_safetensors, save_safetensors
 
     model, optimizer = _trainer(case)
-    _steps(model, optimizer, range(2))
+    train_steps(model, optimizer, range(2))
     save_safetensors(model, folder)
     want = _locals(model)
     finish(model)
@@ -202,7 +186,7 @@ def safetensors(folder: str, case: Case) -> dict[str, Any]:
     loss_of(model, 0, 0, dist.get_rank())  # registered
     load_safetensors(model, folder)
     got = _locals(model)
-    loss = _steps(model, optimizer, range(2, 3))
+    loss = train_steps(model, optimizer, range(2, 3))
     dist.barrier()
     finish(model)
     return {"same": {name: torch.equal(got[name], value) for name, value in want.items()}, "losses": loss}
@@ -212,43 +196,15 @@ def safetensors(folder: str, case: Case) -> dict[str, Any]:
 
 
 def wrapped(steps: int, strategy: str, orig: bool, tie: bool, freeze: tuple[str, ...] = ()) -> dict[str, Any]:
-    """FullyShardedDataParallel over the ranks of all nodes; only rank 0 begins with the right values.
+    """FullyShardedDataParallel over the ranks of all nodes.
 
     ``freeze``: once it is wrapped, so that the job cuts the rest of its unit at other places."""
-    from torch.distributed.fsdp import ShardingStrategy, StateDictType
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    from torch.distributed.fsdp import StateDictType
 
-    from models import Block
     from shardd.torch import FullyShardedDataParallel, finish
-    from shardd.torch.optim import AdamW
 
-    rank, case = dist.get_rank(), Case(tie=tie)
-    model = build(case)
-    if rank != 0:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(1.0)
-    wrapper = FullyShardedDataParallel(
-        model,
-        sharding_strategy=ShardingStrategy[strategy],
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
-        sync_module_states=True,
-        use_orig_params=orig,
-    )
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not any(name.startswith(prefix) for prefix in freeze))
-    optimizer = AdamW([p for p in wrapper.parameters() if p.requires_grad], lr=1e-2)
-    losses, norms = [], []
-    for step in range(steps):
-        with wrapper.no_sync():
-            (loss_of(wrapper, step, 0, rank) / 2).backward()
-        loss = loss_of(wrapper, step, 1, rank) / 2
-        loss.backward()
-        norms.append(float(wrapper.clip_grad_norm_(0.1)))
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    parameters = {n: v.detach().clone() for n, v in wrapper.state_dict().items() if n != "bias"}
+    case = Case(tie=tie, freeze=freeze)
+    wrapper, optimizer, trained = train_wrapped(steps, strategy, case, use_orig_params=orig)
     with FullyShardedDataParallel.state_dict_type(wrapper, StateDictType.SHARDED_STATE_DICT):
         rows = {n: v for n, v in wrapper.state_dict().items() if n != "bias"}
     moments = FullyShardedDataParallel.optim_state_dict(wrapper, optimizer)["state"]
@@ -257,20 +213,16 @@ def wrapped(steps: int, strategy: str, orig: bool, tie: bool, freeze: tuple[str,
     with FullyShardedDataParallel.summon_full_params(wrapper), torch.no_grad():
         for parameter in wrapper.parameters():
             parameter.mul_(2)
-    doubled = {n: v.detach().clone() for n, v in wrapper.state_dict().items() if n != "bias"}
+    doubled = parameters_of_wrapper(wrapper)
     dist.barrier()
     finish(wrapper)
-    case = Case(steps=steps, accumulate=2, clip=0.1, tie=tie, freeze=freeze)
-    alone = train_alone(case, dist.get_world_size()) if rank == 0 else None
     return {
-        "losses": losses,
-        "norms": norms,
-        "parameters": parameters,
+        **trained,
         "rows": {n: [tuple(part.tensor.shape) for part in v.local_shards()] for n, v in rows.items()},
         "moments": {n: tuple(entry["exp_avg"].shape) for n, entry in moments.items()},
         "summoned": summoned,
         "doubled": doubled,
-        "alone": alone,
+        "alone": train_wrapped_alone(steps, case),
     }
 
 
@@ -299,7 +251,7 @@ def refused() -> dict[str, str]:
 
     uneven = DeviceMesh("cpu", [0, 2, 3])
     model, optimizer = _trainer()
-    _steps(model, optimizer, range(1))
+    train_steps(model, optimizer, range(1))
 
     def summon(**options: bool) -> None:
         with summon_full_params(model, **options):
@@ -318,7 +270,7 @@ def refused() -> dict[str, str]:
         "by one": _text_of(lambda: summon(rank0_only=True)),
     }
     texts["uneven"] = "" if dist.get_rank() == 1 else text(uneven)  # models are told apart by how many there were
-    _steps(model, optimizer, range(1, 2))
+    train_steps(model, optimizer, range(1, 2))
     alone = train_alone(Case(steps=2), dist.get_world_size())["parameters"]
     texts["goes on"] = str(all(torch.allclose(whole(p), alone[n], atol=1e-5) for n, p in model.named_parameters()))
     dist.barrier()
@@ -328,53 +280,21 @@ def refused() -> dict[str, str]:
 # A rank dies.
 
 
-def survive(steps: int, folder: str, victim: int, at_step: int, moment: str, loads: bool = False) -> dict[str, Any]:
+def survive(folder: str, death: Death, steps: int, loads: bool = False) -> dict[str, Any]:
     """One rank dies in its first life; the others, on both nodes, go on in their processes, whose meshes have lost it.
 
     ``loads``: before the step all load what says nothing of the steps before."""
-    import shardd.torch
-    from shardd.torch import counters, ride
+    from shardd.torch import counters
 
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    life = generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-    def make_group() -> None:
-        store = dist.FileStore(f"{folder}/store-{generation}", world)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-
-    def rebuild() -> None:
-        nonlocal generation
-        generation += 1
-        dist.destroy_process_group()
-        make_group()
-        _mesh(world)  # who was started anew makes its groups
-
-    def dies(now: str, step: int) -> None:
-        if life == 0 and (rank, at_step, moment) == (victim, step, now):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    make_group()
+    life = RankLife(folder, death, (int(os.environ["WORLD_SIZE"]),))
     model, optimizer = _trainer()
-    losses: list[float] = []
-    resumed = []
-    for step in shardd.torch.steps(steps, rebuild=rebuild):
-        with step:
-            if step.resumed:
-                resumed.append(int(step))
-                losses = step.state or []
-            report(event="begins", step=step, pid=os.getpid())
-            if loads and int(step) == at_step:
-                state = {name: torch.full_like(value, 0.125) for name, value in model.state_dict().items()}
-                dies("load", step)
-                model.load_state_dict(state)
-                dies("loaded", step)
-            loss = loss_of(model, step, 0, rank)
-            dies("forward", step)
-            loss.backward()
-            dies("backward", step)
-            ride([*losses, loss.item()])
-            optimizer.step()
-            dies("step", step)
-            optimizer.zero_grad()
-            losses = [*losses, loss.item()]
-    return {"losses": losses, "resumed": resumed, "counters": counters(model), "locals": _locals(model)}
+
+    def load(step: int) -> None:
+        if loads and step == death.at_step:
+            state = {name: torch.full_like(value, 0.125) for name, value in model.state_dict().items()}
+            life.dies_at("load", step)
+            model.load_state_dict(state)
+            life.dies_at("loaded", step)
+
+    trained = life.train(model, [optimizer], steps, load)
+    return {**trained, "counters": counters(model), "locals": _locals(model)}

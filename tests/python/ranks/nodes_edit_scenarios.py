@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from typing import Any
@@ -12,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from models import Case, Model, build, loss_of, shard
+from models import Case, Model, build, loss_of, mesh_of, shard
 from rank_main import report
-from ranks.nodes_scenarios import _mesh, _text_of
+from ranks.nodes_scenarios import _text_of
+from ranks.rank_life import Death, RankLife
 
 STEPS = 9
 
@@ -170,7 +170,7 @@ def refused() -> dict[str, str]:
     from shardd.torch.optim import AdamW
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    fully_shard(model, mesh=_mesh(4, 1))
+    fully_shard(model, mesh=mesh_of(4, 1))
     kept = AdamW(model.parameters(), lr=0.1, in_place_edits=True)
     assert kept.param_groups
     rows = _text_of(lambda: model(torch.ones(1, 4)).sum())
@@ -189,35 +189,22 @@ def refused() -> dict[str, str]:
 # Somebody dies.
 
 
-def survive(cut: bool, steps: int, folder: str, victim: int, at_step: int, moment: str) -> dict[str, Any]:
-    """All ranks halve every parameter where a step begins. One rank, or a node's daemon (``victim`` beyond the ranks: the
+def survive(folder: str, death: Death, cut: bool, steps: int) -> dict[str, Any]:
+    """All ranks halve every parameter where a step begins. One rank, or a node's daemon (the victim is beyond the ranks: the
     test kills it), dies before that is a version, so that it counts once; or ("entered") behind it: then ranks look at a
     parameter to which they have added one, how often they have (``made``), and do not do it again."""
-    import shardd.torch
-    from shardd.torch import counters, hand_in_edits, ride
+    from shardd.torch import counters, hand_in_edits
 
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    life = generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    moment, victim = death.moment, death.victim
+    life = RankLife(folder, death, (int(os.environ["WORLD_SIZE"]),) if cut else (2, 2))
     tries = 0
-
-    def make_group() -> None:
-        store = dist.FileStore(f"{folder}/store-{generation}", world)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    made = []
 
     def rebuild() -> None:
-        nonlocal generation
-        if victim >= world:
-            return  # all ranks live, and ranks of a node may be told twice
-        generation += 1
-        dist.destroy_process_group()
-        make_group()
-        _mesh(*((world,) if cut else (2, 2)))  # who was started anew makes its groups
+        if victim < life.world:  # else all ranks live, and ranks of a node may be told twice
+            life.rebuild()
 
-    def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def edit(model: Model) -> None:
-        dies = life == 0 and rank == victim
+    def edit() -> None:
         scale = model.norm.weight  # every rank has some of it, and a few steps change it by a few hundredths
         if moment == "entered":
             made.append(round(scale.to_local().mean().item() - 1))
@@ -226,37 +213,25 @@ def survive(cut: bool, steps: int, folder: str, victim: int, at_step: int, momen
         with torch.no_grad():
             for param in model.parameters():
                 param.add_(1) if moment == "entered" and param is scale else param.mul_(0.5)
-        if moment == "stored" and dies:
-            die()
-        if moment == "handing" and life == 0 and tries == 1:
-            if rank == (victim + 2 if victim < world else 0) % world:
+        life.dies_at("stored", death.at_step)
+        if moment == "handing" and life.is_first and tries == 1:
+            if life.rank == (victim + 2 if victim < life.world else 0) % life.world:
                 time.sleep(2.0)  # the other node's: without it nothing is agreed on
-            elif dies:
-                threading.Timer(0.4, die).start()
+            elif life.is_victim:
+                threading.Timer(0.4, life.die).start()
             report(event="handing")
             hand_in_edits(model)
-        if moment == "entered" and dies:
+        if moment == "entered" and life.is_victim:
             with torch.no_grad():
-                loss_of(model, 0, 0, rank)
-            die()
+                loss_of(model, 0, 0, life.rank)
+            life.die()
 
-    make_group()
+    def begin(step: int) -> None:
+        nonlocal tries
+        if step == death.at_step:
+            tries += 1
+            edit()
+
     model, optimizer = _trainer(cut)
-    losses: list[float] = []
-    resumed, made = [], []
-    for step in shardd.torch.steps(steps, rebuild=rebuild):
-        with step:
-            if step.resumed:
-                resumed.append(int(step))
-                losses = step.state or []
-            if int(step) == at_step:
-                tries += 1
-                edit(model)
-            loss = loss_of(model, step, 0, rank)
-            loss.backward()
-            ride([*losses, loss.item()])
-            optimizer.step()
-            optimizer.zero_grad()
-            losses = [*losses, loss.item()]
-    out = {"losses": losses, "resumed": resumed, "counters": counters(model), "locals": locals_of(model)}
-    return {**out, "made": made}
+    trained = life.train(model, [optimizer], steps, begin, rebuild)
+    return {**trained, "counters": counters(model), "locals": locals_of(model), "made": made}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import signal
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,8 @@ import torch.distributed as dist
 
 from models import Block, Case, build, loss_of, shard
 from optimizers.optim_cases import parameters_of
-from ranks.nodes_scenarios import _mesh, _text_of
+from ranks.nodes_scenarios import _text_of
+from ranks.rank_life import Death, RankLife
 
 STEPS = 6
 HOOKED = ("before the optimizer", "before the first forward", "opened")
@@ -143,42 +143,11 @@ def resumed(kind: str) -> dict[str, Any]:
     return result
 
 
-def survive(form: str, folder: str, victim: int) -> dict[str, Any]:
+def survive(folder: str, death: Death, form: str) -> dict[str, Any]:
     """One rank dies in the backward of a step, in its first life; the others go on in their processes."""
-    import shardd.torch
-
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    life = generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-    def make_group() -> None:
-        store = dist.FileStore(f"{folder}/store-{generation}", world)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-
-    def rebuild() -> None:
-        nonlocal generation
-        generation += 1
-        dist.destroy_process_group()
-        make_group()
-        if form == "replicas":
-            _mesh(2, world // 2)  # who was started anew makes its groups
-
-    make_group()
+    life = RankLife(folder, death, (2, int(os.environ["WORLD_SIZE"]) // 2) if form == "replicas" else ())
     model, optimizers = _program(form)
-    losses: list[float] = []
-    for step in shardd.torch.steps(STEPS, rebuild=rebuild):
-        with step:
-            if step.resumed:
-                losses = step.state or []
-            loss = loss_of(model, int(step), 0, rank)
-            loss.backward()
-            if (life, rank, int(step)) == (0, victim, 3):
-                os.kill(os.getpid(), signal.SIGKILL)
-            shardd.torch.ride([*losses, loss.item()])
-            for optimizer in optimizers:
-                optimizer.step()
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            losses = [*losses, loss.item()]
+    losses = life.train(model, optimizers, STEPS)["losses"]
     held = {name: p.detach().clone() for name, p in model.named_parameters()}
     if form == "replicas":
         held = {name: p.to_local().clone() for name, p in model.named_parameters()}

@@ -12,17 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from models import Case, Model, build, loss_of, shard, train_alone
-from rank_main import report
+from models import Case, Model, build, error_of_steps, loss_of, mesh_of, shard, train_alone, train_steps
+from raised import text_of as _text_of
+from ranks.rank_life import Death, RankLife
 
 MESH = Case(mesh=(2, 2))
-
-
-def _mesh(*sizes: int) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    names = ("replicate", "shard") if len(sizes) == 2 else None
-    return init_device_mesh("cpu", sizes, mesh_dim_names=names)
 
 
 def _trainer(case: Case = MESH) -> tuple[Model, Any]:
@@ -70,14 +64,20 @@ def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
         return {n: p.detach().clone() for n, p in model.named_parameters()}
 
 
-def facts(steps: int) -> dict[str, Any]:
-    """What daemon and face say of the job, and the norm that the daemon clips by."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+def end_and_describe(model: nn.Module) -> dict[str, Any]:
+    """What the daemon says of the model's job, which all ranks end."""
+    from shardd.torch import finish
 
-    from shardd.torch import clip_grad_norm_, finish, memory_plan
+    described = _job_of(model)
+    dist.barrier()
+    finish(model)
+    return described
 
-    model, optimizer = _trainer()
-    plan = memory_plan(model)
+
+def train_with_both_norms(model: nn.Module, optimizer: Any, steps: int) -> list[tuple[float, float]]:
+    """Of each step the gradients' norm, by ``clip_grad_norm_`` and by the daemon, which clips by it."""
+    from shardd.torch import clip_grad_norm_
+
     norms = []
     for step in range(steps):
         loss_of(model, step, 0, dist.get_rank()).backward()
@@ -85,13 +85,22 @@ def facts(steps: int) -> dict[str, Any]:
         optimizer.step(max_grad_norm=1e9)
         optimizer.zero_grad()
         norms.append((norm, optimizer.last_grad_norm))
+    return norms
+
+
+def facts(steps: int) -> dict[str, Any]:
+    """What daemon and face say of the job, and the norm that the daemon clips by."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    from shardd.torch import memory_plan
+
+    model, optimizer = _trainer()
+    plan = memory_plan(model)
+    norms = train_with_both_norms(model, optimizer, steps)
     summoned = _whole(model)
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    job = _job_of(model)
-    dist.barrier()
-    finish(model)
     return {
-        "job": job,
+        "job": end_and_describe(model),
         "norms": norms,
         "summoned": summoned,
         "whole": whole,
@@ -99,29 +108,33 @@ def facts(steps: int) -> dict[str, Any]:
     }
 
 
-def wrapped(steps: int) -> dict[str, Any]:
-    """FullyShardedDataParallel over the nodes that the launcher tells of; only rank 0 begins with the right values."""
+def train_wrapped(steps: int, strategy: str, case: Case, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """A FullyShardedDataParallel and its optimizer behind ``steps``, two passes each; losses, norms and parameters.
+
+    Only rank 0 begins with the right values. What ``case`` freezes is frozen once it is wrapped."""
     from torch.distributed.fsdp import ShardingStrategy
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     from models import Block
-    from shardd.torch import FullyShardedDataParallel, finish
+    from shardd.torch import FullyShardedDataParallel
     from shardd.torch.optim import AdamW
 
     rank = dist.get_rank()
-    case = Case()
-    model = build(case)
+    model = build(Case(tie=case.tie))
     if rank != 0:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1.0)
     wrapper = FullyShardedDataParallel(
         model,
-        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        sharding_strategy=ShardingStrategy[strategy],
         auto_wrap_policy=ModuleWrapPolicy({Block}),
         sync_module_states=True,
+        **options,
     )
-    optimizer = AdamW(wrapper.parameters(), lr=1e-2)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(name.startswith(prefix) for prefix in case.freeze))
+    optimizer = AdamW([p for p in wrapper.parameters() if p.requires_grad], lr=1e-2)
     losses, norms = [], []
     for step in range(steps):
         with wrapper.no_sync():
@@ -132,26 +145,30 @@ def wrapped(steps: int) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    parameters = {n: v.detach().clone() for n, v in wrapper.state_dict().items() if n != "bias"}
+    return wrapper, optimizer, {"losses": losses, "norms": norms, "parameters": parameters_of_wrapper(wrapper)}
+
+
+def parameters_of_wrapper(wrapper: Any) -> dict[str, torch.Tensor]:
+    return {n: v.detach().clone() for n, v in wrapper.state_dict().items() if n != "bias"}
+
+
+def train_wrapped_alone(steps: int, case: Case) -> dict[str, Any] | None:
+    """What ``train_wrapped`` is to give, from one process; on rank 0 alone."""
+    case = Case(steps=steps, accumulate=2, clip=0.1, tie=case.tie, freeze=case.freeze)
+    return train_alone(case, dist.get_world_size()) if dist.get_rank() == 0 else None
+
+
+def wrapped(steps: int) -> dict[str, Any]:
+    """FullyShardedDataParallel over the nodes that the launcher tells of."""
+    from shardd.torch import finish
+
+    wrapper, _, trained = train_wrapped(steps, "HYBRID_SHARD", Case())
     dist.barrier()
     finish(wrapper)
-    return {
-        "losses": losses,
-        "norms": norms,
-        "parameters": parameters,
-        "alone": train_alone(Case(steps=steps, accumulate=2, clip=0.1), dist.get_world_size()) if rank == 0 else None,
-    }
+    return {**trained, "alone": train_wrapped_alone(steps, Case())}
 
 
 # What is refused.
-
-
-def _text_of(call: Any) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def refused_meshes() -> dict[str, str]:
@@ -172,8 +189,8 @@ def refused_meshes() -> dict[str, str]:
     crossing = DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=dims)
     return {
         "crossing": text(crossing),
-        "rows": text(_mesh(4, 1), torch.optim.AdamW),
-        "none": text(_mesh(2, 2), None),
+        "rows": text(mesh_of(4, 1), torch.optim.AdamW),
+        "none": text(mesh_of(2, 2), None),
     }
 
 
@@ -212,17 +229,7 @@ def refused_calls() -> dict[str, str]:
     from shardd.torch import summon_full_params
 
     model, optimizer = _trainer()
-    rank = dist.get_rank()
-    losses = []
-
-    def step(number: int) -> None:
-        loss = loss_of(model, number, 0, rank)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-
-    step(0)
+    losses = train_steps(model, optimizer, range(1))
 
     def summon(**options: bool) -> None:
         with summon_full_params(model, **options):
@@ -232,8 +239,8 @@ def refused_calls() -> dict[str, str]:
         "summon": _text_of(lambda: summon(rank0_only=True)),
         "gradients": _text_of(lambda: summon(with_grads=True)),
     }
-    step(1)
-    alone = train_alone(Case(steps=2), dist.get_world_size())["losses"][rank]
+    losses += train_steps(model, optimizer, range(1, 2))
+    alone = train_alone(Case(steps=2), dist.get_world_size())["losses"][dist.get_rank()]
     texts["losses"] = str([abs(a - b) < 1e-6 for a, b in zip(losses, alone)])
     return texts
 
@@ -243,32 +250,21 @@ def changed() -> dict[str, Any]:
     from shardd.torch import counters, summon_full_params
 
     model, optimizer = _trainer()
-
-    def steps(numbers: range) -> list[float]:
-        losses = []
-        for number in numbers:
-            loss = loss_of(model, number, 0, dist.get_rank())
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
-
-    steps(range(2))
+    train_steps(model, optimizer, range(2))
     saved = {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()}
     kept, before = copy.deepcopy(optimizer.state_dict()), _whole(model)
-    on = steps(range(2, 4))
+    on = train_steps(model, optimizer, range(2, 4))
     model.load_state_dict(saved)
     optimizer.load_state_dict(kept)
     loaded = _whole(model)
-    again = steps(range(2, 4))
+    again = train_steps(model, optimizer, range(2, 4))
     with summon_full_params(model, writeback=False):
         want = {n: p.detach() / 2 for n, p in model.named_parameters()}
     with summon_full_params(model), torch.no_grad():
         for parameter in model.parameters():
             parameter.div_(2)
     edited = _whole(model)
-    steps(range(4, 5))
+    train_steps(model, optimizer, range(4, 5))
     return {
         "loaded": [torch.equal(loaded[n], before[n]) for n in before],
         "on": on,
@@ -314,54 +310,14 @@ def other_values() -> str:
 # A rank dies.
 
 
-def survive(steps: int, folder: str, victim: int, at_step: int, moment: str) -> dict[str, Any]:
+def survive(folder: str, death: Death, steps: int) -> dict[str, Any]:
     """One rank dies in its first life; the others, on both nodes, go on in their processes, whose meshes have lost it."""
-    import shardd.torch
-    from shardd.torch import counters, ride
+    from shardd.torch import counters
 
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    life = generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-    def make_group() -> None:
-        store = dist.FileStore(f"{folder}/store-{generation}", world)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-
-    def rebuild() -> None:
-        nonlocal generation
-        generation += 1
-        dist.destroy_process_group()
-        make_group()
-        _mesh(2, 2)  # who was started anew makes its groups
-
-    def dies(now: str, step: int) -> None:
-        if life == 0 and (rank, at_step, moment) == (victim, step, now):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    make_group()
+    life = RankLife(folder, death, (2, 2))
     model, optimizer = _trainer()
-    losses: list[float] = []
-    resumed = []
-    for step in shardd.torch.steps(steps, rebuild=rebuild):
-        with step:
-            if step.resumed:
-                resumed.append(int(step))
-                losses = step.state or []
-            report(event="begins", step=step, pid=os.getpid())
-            loss = loss_of(model, step, 0, rank)
-            dies("forward", step)
-            loss.backward()
-            dies("backward", step)
-            ride([*losses, loss.item()])
-            optimizer.step()
-            dies("step", step)
-            optimizer.zero_grad()
-            losses = [*losses, loss.item()]
-    return {
-        "losses": losses,
-        "resumed": resumed,
-        "counters": counters(model),
-        "parameters": _whole(model),
-    }
+    trained = life.train(model, [optimizer], steps)
+    return {**trained, "counters": counters(model), "parameters": _whole(model)}
 
 
 def restarted(steps: int, folder: str, victim: int, at_step: int, daemon: int = 0) -> dict[str, Any]:
@@ -460,7 +416,7 @@ def unfreeze_in_steps(steps: int, mesh: tuple[int, ...]) -> dict[str, Any]:
     layers = [nn.Linear(2048, 2048) for _ in range(3)]
     model = nn.Sequential(*layers)
     layers[0].requires_grad_(False)
-    over = _mesh(*mesh) if mesh else None
+    over = mesh_of(*mesh) if mesh else None
     for module in (*layers, model):
         fully_shard(module, mesh=over)
     optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
@@ -491,17 +447,12 @@ def unfreeze_alone(mesh: tuple[int, ...], alone: str) -> str:
     model = build(case)
     shard(model, case, fully_shard)
     optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    rank = dist.get_rank()
-    try:
-        for step in range(3):
-            if step == 1 and rank < (2 if alone == "node" else 1):
-                _thaw(model, optimizer, _UNFROZEN[:1])
-            loss_of(model, step, 0, rank).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    except RuntimeError as error:
-        return str(error)
-    return ""
+
+    def begin(step: int) -> None:
+        if step == 1 and dist.get_rank() < (2 if alone == "node" else 1):
+            _thaw(model, optimizer, _UNFROZEN[:1])
+
+    return error_of_steps(model, optimizer, range(3), begin)
 
 
 def unfreeze_refused() -> dict[str, str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
-import signal
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from models import Case, Model, build, loss_of, shard
+from models import Case, Model, backward_of_all_ranks, build, loss_of, shard
 from optimizers.stock_scenarios import KINDS
+from ranks.rank_life import Death, RankLife
 
 STEPS = 8
 
@@ -22,10 +22,7 @@ def alone(kind: str, world: int, loads_at: int = -1) -> dict[str, Any]:
     optimizer = KINDS[kind](list(model.parameters()))
     losses: list[list[float]] = [[] for _ in range(world)]
     for step in range(STEPS):
-        for rank in range(world):
-            loss = loss_of(model, step, 0, rank)
-            (loss / world).backward()
-            losses[rank].append(loss.item())
+        backward_of_all_ranks(model, step, losses)
         optimizer.step()
         optimizer.zero_grad()
         if step == loads_at:
@@ -80,50 +77,13 @@ def trained(kind: str, mesh: tuple[int, ...], edits_at: int = -1, loads: bool = 
     return {"losses": losses, "evaluated": evaluated, "parameters": parameters, "counters": counts}
 
 
-def survive(kind: str, mesh: tuple[int, ...], folder: str, victim: int, at_step: int, moment: str) -> dict[str, Any]:
+def survive(folder: str, death: Death, kind: str, mesh: tuple[int, ...]) -> dict[str, Any]:
     """One rank dies in its first life; the others, on both nodes, go on in their processes."""
-    from torch.distributed.device_mesh import init_device_mesh
+    from shardd.torch import commit, counters
 
-    import shardd.torch
-    from shardd.torch import commit, counters, ride
-
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    life = generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-    def make_group() -> None:
-        store = dist.FileStore(f"{folder}/store-{generation}", world)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-
-    def rebuild() -> None:
-        nonlocal generation
-        generation += 1
-        dist.destroy_process_group()
-        make_group()
-        # Who was started anew makes its groups.
-        init_device_mesh("cpu", mesh or (world,), mesh_dim_names=("replicate", "shard") if len(mesh) == 2 else None)
-
-    def dies(now: str, step: int) -> None:
-        if life == 0 and (rank, at_step, moment) == (victim, step, now):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    make_group()
+    life = RankLife(folder, death, mesh or (int(os.environ["WORLD_SIZE"]),))
     model, optimizer = _trainer(kind, mesh)
-    losses: list[float] = []
-    resumed = []
-    for step in shardd.torch.steps(STEPS, rebuild=rebuild):
-        with step:
-            if step.resumed:
-                resumed.append(int(step))
-                losses = step.state or []
-            loss = loss_of(model, step, 0, rank)
-            dies("forward", step)
-            loss.backward()
-            dies("backward", step)
-            ride([*losses, loss.item()])
-            optimizer.step()
-            dies("step", step)
-            optimizer.zero_grad()
-            losses = [*losses, loss.item()]
+    trained = life.train(model, [optimizer], STEPS)
     commit(model)
     shards = {n: p.to_local().detach().clone() for n, p in model.named_parameters()}
-    return {"losses": losses, "resumed": resumed, "counters": counters(model), "shards": shards}
+    return {**trained, "counters": counters(model), "shards": shards}

@@ -8,29 +8,20 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
 from cluster import ROOT
+from comparing import close
 from models import Case, compare, train_alone
 from node_daemons import Nodes, NodesCluster, nodes, run_on_nodes, torchrun_on_nodes
 from ranks import nodes_scenarios
+from ranks.deaths import run_with_a_death
+from ranks.rank_life import Death
 from training.test_parity import check_results
 
 _STEPS = 12
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Nodes]:
-    with nodes() as made:
-        yield made
-
-
-def _close(got: Any, want: Any, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("case", [
@@ -67,11 +58,11 @@ def test_rows_that_share_a_node_train_as_torchs_do(two: Nodes, case: Case, local
     for result in results:
         ours, stock = result["shardd"], result["torch"]
         for name in ("losses", "norms"):
-            _close(ours[name], stock[name])
+            close(ours[name], stock[name])
         assert (ours["keys"], ours["local_shapes"]) == (stock["keys"], stock["local_shapes"])
         assert (ours["placements"], ours["counters"]["commits"]) == (stock["placements"], case.steps)
         for name, value in stock["parameters"].items():
-            _close(ours["parameters"][name], value)
+            close(ours["parameters"][name], value)
             assert torch.equal(ours["parameters"][name], results[0]["shardd"]["parameters"][name]), name
 
 
@@ -88,23 +79,23 @@ def test_an_unchanged_program_trains_over_two_nodes(two: Nodes) -> None:
     for rank in range(4):
         kinds = results[rank]["kinds"]
         assert kinds[0] and "shardd.torch._sharding.fully_shard" in kinds
-        _close(results[rank]["losses"], alone["losses"][rank], 2e-6)
+        close(results[rank]["losses"], alone["losses"][rank], 2e-6)
         for name, value in alone["parameters"].items():
-            _close(results[rank]["parameters"][name], value, 2e-6)
+            close(results[rank]["parameters"][name], value, 2e-6)
 
 
 def test_bf16_over_two_nodes(two: Nodes) -> None:
     case = Case(mesh=(2, 2), steps=_STEPS, param_dtype="bf16", reduce_dtype="fp32")
     results = run_on_nodes(two, compare, case)
     for result in results:
-        _close(result["shardd"]["losses"], result["torch"]["losses"], 5e-3)
+        close(result["shardd"]["losses"], result["torch"]["losses"], 5e-3)
 
 
 def test_gradient_memory_that_is_given_back_between_steps(two: Nodes) -> None:
     case = Case(mesh=(2, 2), steps=4)
     results = run_on_nodes(two, compare, case, environment={"SHARDD_GIVE_BACK": "1"})
     for result in results:
-        _close(result["shardd"]["losses"], result["torch"]["losses"])
+        close(result["shardd"]["losses"], result["torch"]["losses"])
 
 
 def test_job_facts_are_global_and_daemon_facts_are_per_node(two: Nodes) -> None:
@@ -124,7 +115,7 @@ def test_job_facts_are_global_and_daemon_facts_are_per_node(two: Nodes) -> None:
         assert result["norms"] == results[0]["norms"]
         alone = train_alone(Case(steps=3), 4)["parameters"]
         for name, value in alone.items():
-            _close(result["summoned"][name], value)
+            close(result["summoned"][name], value)
             assert torch.equal(result["summoned"][name], result["whole"][name])
 
 
@@ -139,10 +130,10 @@ def test_the_wrapper_takes_its_rows_from_the_launcher(two: Nodes) -> None:
     results = run_on_nodes(two, nodes_scenarios.wrapped, _STEPS)
     alone = results[0]["alone"]
     for rank, result in enumerate(results):
-        _close(result["losses"], alone["losses"][rank][1::2])
-        _close(result["norms"], alone["norms"])
+        close(result["losses"], alone["losses"][rank][1::2])
+        close(result["norms"], alone["norms"])
         for name, value in alone["parameters"].items():
-            _close(result["parameters"][name], value)
+            close(result["parameters"][name], value)
 
 
 def test_addresses_can_be_given(two: Nodes) -> None:
@@ -227,28 +218,13 @@ def test_initial_values_that_differ_between_nodes_are_named(two: Nodes) -> None:
 @pytest.mark.parametrize(("victim", "moment"), [(3, "forward"), (3, "backward"), (0, "backward"), (2, "step")])
 def test_a_ranks_death_on_one_node_costs_no_step_anywhere(two: Nodes, victim: int, moment: str) -> None:
     expected = train_alone(Case(steps=_STEPS), 4)
-    name = f"nodes-{victim}-{moment}-{os.getpid()}"
-
-    def life(restarts: int) -> dict[str, str]:
-        return {"SHARDD_JOB": name, "TORCHELASTIC_RESTART_COUNT": str(restarts)}
-
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (_STEPS, folder, victim, 5, moment)
-        with NodesCluster(two, 2, folder, {"SHARDD_TEST_NO_GROUP": "1"}) as cluster:
-            for rank in range(4):
-                cluster.start(nodes_scenarios.survive, rank, arguments, life(0))
-            assert cluster.wait(120, [victim]) == {victim: -signal.SIGKILL}, cluster.logs()
-            cluster.start(nodes_scenarios.survive, victim, arguments, life(1))
-            assert set(cluster.wait(120).values()) == {0}, cluster.logs()
-            results = [cluster.result(rank) for rank in range(4)]
-            for rank in set(range(4)) - {victim}:
-                assert len({event["pid"] for event in cluster.events(rank)}) == 1, "it goes on in its process"
+    results = run_with_a_death(two, nodes_scenarios.survive, Death(victim, 5, moment), _STEPS)
     begins = 6 if moment == "step" else 5
     for rank, result in enumerate(results):
         assert result["resumed"] == [begins], (rank, result["resumed"])
-        _close(result["losses"], expected["losses"][rank])
+        close(result["losses"], expected["losses"][rank])
         for name, value in expected["parameters"].items():
-            _close(result["parameters"][name], value)
+            close(result["parameters"][name], value)
             assert torch.equal(result["parameters"][name], results[0]["parameters"][name]), name
         aborts = (0, 1) if moment == "step" else (1,)  # none where nobody had begun the next step
         assert result["counters"]["commits"] == _STEPS and result["counters"]["aborts"] in aborts
@@ -263,7 +239,7 @@ def test_torchrun_restarts_a_killed_rank_into_the_two_node_job(two: Nodes) -> No
     assert max(result["restarts"] for result in results.values()) == 1
     for rank, result in results.items():
         assert result["first"] == 5 and result["commits"] == _STEPS and result["node"] == rank // 2
-        _close(result["losses"], expected[rank])
+        close(result["losses"], expected[rank])
 
 
 def test_a_killed_daemons_node_gets_the_state_from_another() -> None:
@@ -284,9 +260,9 @@ def test_a_killed_daemons_node_gets_the_state_from_another() -> None:
         assert result["first"] == 5
         # The new daemon has not counted what the dead one did; ranks there ride with the state of node 0's.
         assert result["commits"] == (_STEPS - 5 if rank // 2 == node else _STEPS)
-        _close(result["losses"][5:], expected["losses"][rank][5:])
+        close(result["losses"][5:], expected["losses"][rank][5:])
         for name, value in expected["parameters"].items():
-            _close(result["parameters"][name], value)
+            close(result["parameters"][name], value)
 
 
 @pytest.mark.parametrize("more", [(), ("--cut",)], ids=["replicas", "cut"])

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from comparing import close
 from models import PLACED, Case, compare, train_alone
-from node_daemons import Nodes, NodesCluster, nodes, run_on_nodes
+from node_daemons import Nodes, run_on_nodes
 from ranks import nodes_cut_scenarios
+from ranks.deaths import run_with_a_death
+from ranks.rank_life import Death
 from training.test_parity import check_results
 
 _STEPS = 8
 _ELSEWHERE = "is elsewhere (got "
 _SUMMED = ("unshards", "bytes_reduced", "bytes_updated")  # each daemon counts its own
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Nodes]:
-    with nodes() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Nodes]:
-    with nodes(3) as made:
-        yield made
-
-
-def _close(got: Any, want: Any, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=tolerance, atol=tolerance)
 
 
 def _check(over: Nodes, local: int, case: Case, tolerance: float = 1e-6, **more: Any) -> None:
@@ -71,7 +54,7 @@ def test_other_dimensions_than_rows(two: Nodes) -> None:
 def test_bf16_over_two_nodes(two: Nodes) -> None:
     case = Case(steps=_STEPS, param_dtype="bf16", reduce_dtype="fp32")
     for result in run_on_nodes(two, compare, case):
-        _close(result["shardd"]["losses"], result["torch"]["losses"], 5e-3)
+        close(result["shardd"]["losses"], result["torch"]["losses"], 5e-3)
         assert result["shardd"]["local_shapes"] == result["torch"]["local_shapes"]
 
 
@@ -93,7 +76,7 @@ def test_what_is_said_of_the_job(two: Nodes) -> None:
         assert result["norms"] == results[0]["norms"]
         assert result["full"].keys() == alone.keys() | {"bias"}
         for name, value in alone.items():
-            _close(result["full"][name], value)
+            close(result["full"][name], value)
         for name, value in result["by_hand"].items():  # unshard() between passes
             assert torch.equal(value, result["full"][f"layers.1.{name}"]), name
 
@@ -111,9 +94,9 @@ def test_checkpoints_are_torchs(two: Nodes, case: Case, tmp_path: Any) -> None:
     for result in run_on_nodes(two, nodes_cut_scenarios.checkpoint, str(tmp_path), case):
         assert result["kinds"]["shardd"] == result["kinds"]["torch"]
         for losses in result["losses"].values():
-            _close(losses, result["losses"]["torch"])
+            close(losses, result["losses"]["torch"])
         for name, value in result["of torch"].items():
-            _close(value, result["of shardd"][name])
+            close(value, result["of shardd"][name])
 
 
 @_PLACED_CASES
@@ -160,10 +143,10 @@ def test_the_wrapper_over_all_ranks(two: Nodes, how: tuple[Any, ...]) -> None:
     results = run_on_nodes(two, nodes_cut_scenarios.wrapped, _STEPS, *how)
     alone = results[0]["alone"]
     for rank, result in enumerate(results):
-        _close(result["losses"], alone["losses"][rank][1::2])
-        _close(result["norms"], alone["norms"])
+        close(result["losses"], alone["losses"][rank][1::2])
+        close(result["norms"], alone["norms"])
         for name, value in alone["parameters"].items():
-            _close(result["parameters"][name], value)
+            close(result["parameters"][name], value)
             rows = value.chunk(4)[rank : rank + 1]
             assert result["rows"][name] == [tuple(part.shape) for part in rows], name
             assert result["moments"].get(name, tuple(value.shape)) == tuple(value.shape)
@@ -200,21 +183,7 @@ def test_what_no_node_can_do_alone_is_refused_by_name(two: Nodes) -> None:
 
 def _survive(two: Nodes, victim: int, moment: str, *more: bool) -> list[dict[str, Any]]:
     """What each rank has made of ``survive``; nobody dies where ``victim`` is none of them."""
-    name = f"nodes-cut-{victim}-{moment}-{os.getpid()}"
-
-    def life(restarts: int) -> dict[str, str]:
-        return {"SHARDD_JOB": name, "TORCHELASTIC_RESTART_COUNT": str(restarts)}
-
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (_STEPS, folder, victim, 5, moment, *more)
-        with NodesCluster(two, 2, folder, {"SHARDD_TEST_NO_GROUP": "1"}) as cluster:
-            for rank in range(4):
-                cluster.start(nodes_cut_scenarios.survive, rank, arguments, life(0))
-            if victim in range(4):
-                assert cluster.wait(120, [victim]) == {victim: -signal.SIGKILL}, cluster.logs()
-                cluster.start(nodes_cut_scenarios.survive, victim, arguments, life(1))
-            assert set(cluster.wait(120).values()) == {0}, cluster.logs()
-            return [cluster.result(rank) for rank in range(4)]
+    return run_with_a_death(two, nodes_cut_scenarios.survive, Death(victim, 5, moment), _STEPS, *more)
 
 
 @pytest.mark.parametrize(("victim", "moment"), [(3, "forward"), (0, "backward"), (2, "step")])
@@ -224,11 +193,11 @@ def test_a_rank_that_dies_costs_no_step(two: Nodes, victim: int, moment: str) ->
     begins = 6 if moment == "step" else 5
     for rank, result in enumerate(results):
         assert result["resumed"] == [begins], (rank, result["resumed"])
-        _close(result["losses"], expected["losses"][rank])
+        close(result["losses"], expected["losses"][rank])
         assert result["counters"]["commits"] == _STEPS and result["counters"]["aborts"] == 1
         for param, value in expected["parameters"].items():
             rows = value.chunk(4)
-            _close(result["locals"][param], rows[rank] if rank < len(rows) else value[:0])
+            close(result["locals"][param], rows[rank] if rank < len(rows) else value[:0])
 
 
 @pytest.mark.parametrize(("victim", "moment"), [(3, "load"), (0, "loaded")])

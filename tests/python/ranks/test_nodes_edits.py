@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from comparing import close
 from node_daemons import Nodes, NodesCluster, nodes, run_on_nodes
 from ranks import nodes_edit_scenarios as scenarios
+from ranks.deaths import run_with_a_death
+from ranks.rank_life import Death
 
 _forms = pytest.mark.parametrize("cut", [False, True], ids=["replicas", "cut"])
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Nodes]:
-    with nodes() as made:
-        yield made
-
-
-def _close(got: Any, want: Any) -> None:
-    torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=1e-5, atol=1e-5)
 
 
 @_forms
@@ -33,9 +24,9 @@ def test_edits_train_as_torchs(two: Nodes, cut: bool) -> None:
     results = run_on_nodes(two, scenarios.both, cut)
     for result in results:
         ours, theirs = result["shardd"], result["torch"]
-        _close(ours["losses"], theirs["losses"])
+        close(ours["losses"], theirs["losses"])
         for name, value in theirs["locals"].items():
-            _close(ours["locals"][name], value)
+            close(ours["locals"][name], value)
         assert ours["counters"]["aborts"] == 0
     if not cut:
         for one, other in ((0, 2), (1, 3)):
@@ -84,21 +75,7 @@ def test_what_is_not_served_is_refused_by_name(two: Nodes) -> None:
 
 
 def _survive(two: Nodes, cut: bool, victim: int, moment: str) -> list[dict[str, Any]]:
-    name = f"nodes-edits-{cut}-{victim}-{moment}-{os.getpid()}"
-
-    def life(restarts: int) -> dict[str, str]:
-        return {"SHARDD_JOB": name, "TORCHELASTIC_RESTART_COUNT": str(restarts)}
-
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (cut, 5, folder, victim, 2, moment)
-        with NodesCluster(two, 2, folder, {"SHARDD_TEST_NO_GROUP": "1"}) as cluster:
-            for rank in range(4):
-                cluster.start(scenarios.survive, rank, arguments, life(0))
-            if victim in range(4):
-                assert cluster.wait(120, [victim]) == {victim: -signal.SIGKILL}, cluster.logs()
-                cluster.start(scenarios.survive, victim, arguments, life(1))
-            assert set(cluster.wait(120).values()) == {0}, cluster.logs()
-            return [cluster.result(rank) for rank in range(4)]
+    return run_with_a_death(two, scenarios.survive, Death(victim, 2, moment), cut, 5)
 
 
 @_forms
@@ -107,9 +84,9 @@ def test_an_edit_in_which_a_rank_dies_is_as_undisturbed(two: Nodes, cut: bool, v
     undisturbed = _survive(two, cut, -1 if moment == "entered" else -2, moment if moment == "entered" else "stored")
     for rank, result in enumerate(_survive(two, cut, victim, moment)):
         assert result["resumed"] == [2], (rank, result["resumed"])
-        _close(result["losses"], undisturbed[rank]["losses"])
+        close(result["losses"], undisturbed[rank]["losses"])
         for name, value in undisturbed[rank]["locals"].items():
-            _close(result["locals"][name], value)
+            close(result["locals"][name], value)
         assert result["counters"]["commits"] == 5
         if moment == "entered":  # it is neither lost nor made twice
             assert undisturbed[rank]["made"] == [0], undisturbed[rank]["made"]
@@ -125,9 +102,9 @@ def test_a_daemon_that_dies_before_replicas_agree_takes_the_edit_back_everywhere
         NodesCluster(own, 2, folder, environment) as cluster,
     ):
         for rank in range(4):
-            cluster.start(scenarios.survive, rank, (False, 5, folder, 5, 2, "handing"))
+            cluster.start(scenarios.survive, rank, (folder, Death(5, 2, "handing"), False, 5))
         deadline = time.monotonic() + 60
-        while not all(cluster.events(rank) for rank in (2, 3)):
+        while not all(any(event["event"] == "handing" for event in cluster.events(rank)) for rank in (2, 3)):
             assert time.monotonic() < deadline, cluster.logs()
             time.sleep(0.01)
         time.sleep(0.3)  # rank 0 comes later
@@ -139,6 +116,6 @@ def test_a_daemon_that_dies_before_replicas_agree_takes_the_edit_back_everywhere
     for rank, result in enumerate(results):
         assert result["resumed"] == [2], (rank, result["resumed"])
         # What rides with the ranks of the new daemon is node 0's.
-        _close(result["losses"][2:], undisturbed[rank]["losses"][2:])
+        close(result["losses"][2:], undisturbed[rank]["losses"][2:])
         for name, value in undisturbed[rank]["locals"].items():
-            _close(result["locals"][name], value)
+            close(result["locals"][name], value)

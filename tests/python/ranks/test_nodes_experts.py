@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from node_daemons import Nodes, nodes, run_on_nodes
+from node_daemons import Nodes, run_on_nodes
 from units.expert_scenarios import trained_on_both
 from units.test_experts import compare
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Nodes]:
-    with nodes() as made:
-        yield made
 
 
 @pytest.mark.parametrize("kind", ["daemon clip", "torch"])

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 
 from cluster import run_ranks
+from comparing import close
 from models import Case
-from node_daemons import Nodes, nodes, run_on_nodes
+from node_daemons import Nodes, run_on_nodes
 from ranks import nodes_float8_scenarios
 
 _LOSS_BOUND = 0.02  # of the final loss, as nodes.md says
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Nodes]:
-    with nodes() as made:
-        yield made
-
-
-def _close(got: Any, want: Any, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +27,9 @@ def _close(got: Any, want: Any, tolerance: float = 1e-5) -> None:
 def test_two_nodes_train_as_one_process_that_rounds(two: Nodes, case: Case) -> None:
     want = nodes_float8_scenarios.train_alone(case, 2, 2)
     for rank, got in enumerate(run_on_nodes(two, nodes_float8_scenarios.train, case)):
-        _close(got["losses"], want["losses"][rank])
+        close(got["losses"], want["losses"][rank])
         for name, value in want["parameters"].items():
-            _close(got["stored"][name], value)  # not rounded
+            close(got["stored"][name], value)  # not rounded
         for name, value in got["read"].items():
             rounded = nodes_float8_scenarios._as_read(got["stored"][name], 2, 2, torch.float32)
             assert torch.equal(value, rounded), name
@@ -54,7 +42,7 @@ def test_layout_flat_reads_the_same_on_all_ranks(two: Nodes) -> None:
     for got, full in zip(results, exact):
         assert all(torch.equal(got["read"][name], value) for name, value in results[0]["read"].items())
         assert got["losses"] != full["losses"]
-        _close(got["losses"], full["losses"], 0.05)
+        close(got["losses"], full["losses"], 0.05)
 
 
 def test_one_node_refuses_it_by_name() -> None:

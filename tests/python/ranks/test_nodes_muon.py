@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from cluster import run_ranks
-from node_daemons import Nodes, NodesCluster, nodes, run_on_nodes
+from node_daemons import Nodes, run_on_nodes
 from ranks import nodes_muon_scenarios
+from ranks.deaths import run_with_a_death
+from ranks.rank_life import Death
 
 FORMS = pytest.mark.parametrize("form", ["replicas", "hybrid", "flat"])
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Nodes]:
-    with nodes() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Nodes]:
-    with nodes(4) as made:
-        yield made
 
 
 def _same(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
@@ -78,20 +64,7 @@ def test_a_wrapper_resumes_before_its_first_forward(two: Nodes, kind: str) -> No
 @pytest.mark.parametrize("form", ["replicas", "flat"])
 def test_a_killed_rank_costs_no_step(two: Nodes, form: str) -> None:
     def run(victim: int) -> list[dict[str, Any]]:
-        def life(restarts: int) -> dict[str, str]:
-            name = f"nodes-muon-{form}-{victim}-{os.getpid()}"
-            return {"SHARDD_JOB": name, "TORCHELASTIC_RESTART_COUNT": str(restarts)}
-
-        with tempfile.TemporaryDirectory() as folder:
-            arguments = (form, folder, victim)
-            with NodesCluster(two, 2, folder, {"SHARDD_TEST_NO_GROUP": "1"}) as cluster:
-                for rank in range(4):
-                    cluster.start(nodes_muon_scenarios.survive, rank, arguments, life(0))
-                if victim >= 0:
-                    assert cluster.wait(120, [victim]) == {victim: -signal.SIGKILL}, cluster.logs()
-                    cluster.start(nodes_muon_scenarios.survive, victim, arguments, life(1))
-                assert set(cluster.wait(120).values()) == {0}, cluster.logs()
-                return [cluster.result(rank) for rank in range(4)]
+        return run_with_a_death(two, nodes_muon_scenarios.survive, Death(victim, 3, "backward"), form)
 
     for got, want in zip(run(3), run(-1)):
         assert got["losses"] == want["losses"]

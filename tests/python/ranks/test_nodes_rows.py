@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from comparing import close as _close
 from models import PLACED, Case, compare
-from node_daemons import Nodes, NodesCluster, nodes, run_on_nodes
+from node_daemons import Nodes, run_on_nodes
 from ranks import nodes_cut_scenarios, nodes_rows_scenarios, nodes_stock_scenarios
+from ranks.deaths import run_with_a_death
+from ranks.rank_life import Death
 from training.test_parity import check_results
 
 _STEPS = 6
 _MESH = (2, 2)
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Nodes]:
-    with nodes(4) as made:
-        yield made
-
-
-def _close(got: Any, want: Any, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=tolerance, atol=tolerance)
 
 
 def _check(four: Nodes, local: int, case: Case, **more: Any) -> None:
@@ -124,20 +113,8 @@ def test_a_row_of_parts_of_nodes_is_refused_by_name(four: Nodes) -> None:
 @pytest.mark.parametrize(("victim", "moment"), [(3, "forward"), (0, "backward"), (2, "step")])
 def test_a_ranks_death_costs_a_step_at_most(four: Nodes, victim: int, moment: str) -> None:
     want = nodes_stock_scenarios.alone("nadam", 4)
-    name = f"nodes-rows-{victim}-{moment}-{os.getpid()}"
-
-    def life(restarts: int) -> dict[str, str]:
-        return {"SHARDD_JOB": name, "TORCHELASTIC_RESTART_COUNT": str(restarts)}
-
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = ("nadam", _MESH, folder, victim, 4, moment)
-        with NodesCluster(four, 1, folder, {"SHARDD_TEST_NO_GROUP": "1"}) as cluster:
-            for rank in range(4):
-                cluster.start(nodes_stock_scenarios.survive, rank, arguments, life(0))
-            assert cluster.wait(120, [victim]) == {victim: -signal.SIGKILL}, cluster.logs()
-            cluster.start(nodes_stock_scenarios.survive, victim, arguments, life(1))
-            assert set(cluster.wait(120).values()) == {0}, cluster.logs()
-            results = [cluster.result(rank) for rank in range(4)]
+    death = Death(victim, 4, moment)
+    results = run_with_a_death(four, nodes_stock_scenarios.survive, death, "nadam", _MESH, local=1)
     for rank, result in enumerate(results):
         _close(result["losses"], want["losses"][rank])
         assert result["counters"]["aborts"] == 1

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from comparing import close
 from models import Case, compare
-from node_daemons import Nodes, NodesCluster, nodes, run_on_nodes
+from node_daemons import Nodes, run_on_nodes
 from ranks import nodes_stock_scenarios
+from ranks.deaths import run_with_a_death
+from ranks.rank_life import Death
 
 _PLACED = pytest.mark.parametrize("mesh", [(2, 2), ()], ids=["replicas", "cut"])
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Nodes]:
-    with nodes() as made:
-        yield made
-
-
-def _close(got: Any, want: Any, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=tolerance, atol=tolerance)
 
 
 @_PLACED
@@ -36,11 +25,11 @@ def test_fully_shard_trains_as_torch_does(two: Nodes, mesh: tuple[int, ...], mor
     results = run_on_nodes(two, compare, case)
     tolerance = 5e-3 if case.param_dtype else 1e-5
     for result in results:
-        _close(result["shardd"]["losses"], result["torch"]["losses"], tolerance)
-        _close(result["shardd"]["norms"], result["torch"]["norms"], tolerance)
+        close(result["shardd"]["losses"], result["torch"]["losses"], tolerance)
+        close(result["shardd"]["norms"], result["torch"]["norms"], tolerance)
         assert result["shardd"]["local_shapes"] == result["torch"]["local_shapes"]
         for name, value in result["torch"]["parameters"].items():
-            _close(result["shardd"]["parameters"][name], value, tolerance)
+            close(result["shardd"]["parameters"][name], value, tolerance)
             assert torch.equal(result["shardd"]["parameters"][name], results[0]["shardd"]["parameters"][name]), name
         assert (result["shardd"]["counters"]["commits"], result["shardd"]["counters"]["aborts"]) == (case.steps - 1, 0)
 
@@ -50,10 +39,10 @@ def test_fully_shard_trains_as_torch_does(two: Nodes, mesh: tuple[int, ...], mor
 def test_optimizers_train_as_unsharded_ones_do(two: Nodes, mesh: tuple[int, ...], kind: str) -> None:
     want = nodes_stock_scenarios.alone(kind, 4)
     for rank, result in enumerate(run_on_nodes(two, nodes_stock_scenarios.trained, kind, mesh, -1, True)):
-        _close(result["losses"], want["losses"][rank])
-        _close(result["evaluated"], [want["losses"][rank][step] for step in (3, 6)])
+        close(result["losses"], want["losses"][rank])
+        close(result["evaluated"], [want["losses"][rank][step] for step in (3, 6)])
         for name, value in want["parameters"].items():
-            _close(result["parameters"][name], value)
+            close(result["parameters"][name], value)
         assert (result["counters"]["commits"], result["counters"]["aborts"]) == (nodes_stock_scenarios.STEPS, 0)
 
 
@@ -61,28 +50,15 @@ def test_optimizers_train_as_unsharded_ones_do(two: Nodes, mesh: tuple[int, ...]
 def test_edits_between_steps_are_in_the_next_pass(two: Nodes, mesh: tuple[int, ...]) -> None:
     want = nodes_stock_scenarios.alone("adamw", 4, loads_at=4)
     for rank, result in enumerate(run_on_nodes(two, nodes_stock_scenarios.trained, "adamw", mesh, 4)):
-        _close(result["losses"], want["losses"][rank])
+        close(result["losses"], want["losses"][rank])
 
 
 @_PLACED
 @pytest.mark.parametrize(("victim", "moment"), [(3, "forward"), (0, "backward"), (2, "step")])
 def test_a_ranks_death_costs_a_step_at_most(two: Nodes, mesh: tuple[int, ...], victim: int, moment: str) -> None:
     want = nodes_stock_scenarios.alone("nadam", 4)
-    name = f"nodes-stock-{len(mesh)}-{victim}-{moment}-{os.getpid()}"
-
-    def life(restarts: int) -> dict[str, str]:
-        return {"SHARDD_JOB": name, "TORCHELASTIC_RESTART_COUNT": str(restarts)}
-
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = ("nadam", mesh, folder, victim, 4, moment)
-        with NodesCluster(two, 2, folder, {"SHARDD_TEST_NO_GROUP": "1"}) as cluster:
-            for rank in range(4):
-                cluster.start(nodes_stock_scenarios.survive, rank, arguments, life(0))
-            assert cluster.wait(120, [victim]) == {victim: -signal.SIGKILL}, cluster.logs()
-            cluster.start(nodes_stock_scenarios.survive, victim, arguments, life(1))
-            assert set(cluster.wait(120).values()) == {0}, cluster.logs()
-            results = [cluster.result(rank) for rank in range(4)]
+    results = run_with_a_death(two, nodes_stock_scenarios.survive, Death(victim, 4, moment), "nadam", mesh)
     for rank, result in enumerate(results):
         assert result["resumed"] == [4], (rank, result["resumed"])
-        _close(result["losses"], want["losses"][rank])
+        close(result["losses"], want["losses"][rank])
         assert result["counters"]["commits"] >= nodes_stock_scenarios.STEPS

@@ -6,13 +6,13 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from comparing import close
 from node_daemons import Nodes, NodesCluster, nodes, run_on_nodes
 from ranks import nodes_scenarios
 
@@ -20,24 +20,14 @@ _STEPS = 8
 _MESHES = pytest.mark.parametrize("mesh", [(2, 2), ()], ids=["replicas", "cut"])
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Nodes]:
-    with nodes() as made:
-        yield made
-
-
-def _close(got: Any, want: Any) -> None:
-    torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=1e-5, atol=1e-5)
-
-
 @_MESHES
 def test_unfreezing_over_two_nodes_is_pytorchs(two: Nodes, mesh: Any) -> None:
     results = run_on_nodes(two, nodes_scenarios.unfreeze_both, _STEPS, mesh)
     for result in results:
         got, want = result["shardd"], result["torch"]
-        _close(got["losses"], want["losses"])
+        close(got["losses"], want["losses"])
         for name, value in want["parameters"].items():
-            _close(got["parameters"][name], value)
+            close(got["parameters"][name], value)
             assert torch.equal(got["parameters"][name], results[0]["shardd"]["parameters"][name]), name
         assert got["counters"]["commits"] == _STEPS and got["counters"]["aborts"] == 0, got["counters"]
 

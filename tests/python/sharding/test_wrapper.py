@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from cluster import run_ranks
+from comparing import close
 from sharding.wrapper_scenarios import WrapperCase, compare_all, several_dtypes
-
-
-def _close(got: Any, want: Any, tolerance: float) -> None:
-    torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=tolerance, atol=tolerance)
 
 
 def _check(case: WrapperCase, results: list[dict[str, Any]], tolerance: float = 1e-6) -> None:
@@ -20,13 +16,13 @@ def _check(case: WrapperCase, results: list[dict[str, Any]], tolerance: float = 
     reference = results[0]["alone"]
     for rank, result in enumerate(results):
         ours, stock = result["shardd"], result["torch"]
-        _close(ours["losses"], reference["losses"][rank], 5 * tolerance)
+        close(ours["losses"], reference["losses"][rank], 5 * tolerance)
         assert ours["same_objects"]
         for name, value in ours["parameters"].items():
             want = reference["parameters"].get(name, reference["parameters"].get(case.extra.get(name)))
-            _close(value, want, 10 * tolerance)
+            close(value, want, 10 * tolerance)
         if stock is not None:
-            _close(ours["losses"], stock["losses"], tolerance)
+            close(ours["losses"], stock["losses"], tolerance)
             assert case.extra.get("composable") or ours["names"] == stock["names"]
             assert set(ours["parameters"]) == set(stock["parameters"])
     counts = results[0]["shardd"]["counters"]

@@ -17,7 +17,8 @@ from torch.distributed.fsdp._common_utils import TrainingState
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.testing._internal.two_tensor import TwoTensor
 
-from models import Block, Case, Model, build, loss_of
+from models import Block, Case, Model, build, loss_of, train_steps
+from raised import text_of
 from sharding.wrapper_scenarios import WrapperCase, wrap_model
 
 
@@ -245,11 +246,7 @@ def refusals() -> dict[str, str]:
     texts: dict[str, str] = {}
 
     def attempt(name: str, call: Any) -> None:
-        try:
-            call()
-            texts[name] = ""
-        except Exception as error:
-            texts[name] = f"{type(error).__name__}: {error}"
+        texts[name] = text_of(call)
 
     def linear() -> nn.Module:
         return nn.Linear(4, 4)
@@ -329,17 +326,7 @@ def order_of(form: str) -> dict[str, Any]:
             fully_shard(model, layout="flat")
     optimizer = AdamW(model.parameters(), lr=1e-2)
     rank = dist.get_rank()
-    losses = []
-
-    def step(number: int) -> None:
-        loss = loss_of(model, number, 0, rank)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-
-    for number in range(3):
-        step(number)
+    losses = train_steps(model, optimizer, range(3))
     path = f"/tmp/shardd-order-{os.getpid()}.json"
     job = jobs()[-1].name
     trace = None
@@ -352,12 +339,12 @@ def order_of(form: str) -> dict[str, Any]:
     going = torch.ones(1)
     number = 3
     while going.item():
-        step(number)
+        train_steps(model, optimizer, range(number, number + 1))
         number += 1
         if trace is not None:
             going.fill_(1.0 if trace.poll() is None else 0.0)
         dist.broadcast(going, 0)
-    result: dict[str, Any] = {"losses": losses[:3], "counters": counters(model)}
+    result: dict[str, Any] = {"losses": losses, "counters": counters(model)}
     if trace is not None:
         assert trace.returncode == 0
         with open(path) as file:

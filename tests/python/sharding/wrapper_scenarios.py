@@ -25,7 +25,7 @@ from torch.distributed.fsdp.wrap import (
 )
 from torch.distributed.optim import _apply_optimizer_in_backward
 
-from models import Block, Case, Model, build, loss_of, make_optimizer, train_alone
+from models import Block, Case, Model, build, end_and_count, loss_of, make_optimizer, train_alone
 
 
 @dataclass
@@ -148,12 +148,7 @@ def train(case: WrapperCase, impl: str) -> dict[str, Any]:
         "parameters": full_parameters(model),
     }
     if impl == "shardd":
-        from shardd.torch import counters, finish
-
-        dist.barrier()
-        result["counters"] = counters(model)
-        dist.barrier()
-        finish(model)
+        result["counters"] = end_and_count(model)
     return result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.fsdp import ShardingStrategy
 
 from models import loss_of
+from raised import text_of
 from sharding.wrapper_scenarios import WrapperCase, compose, wrap_model
 
 
@@ -116,14 +116,6 @@ def edited_all() -> dict[str, dict[str, Any]]:
     }
 
 
-def _text(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def refused(impl: str) -> dict[str, str]:
     """By what was done: the error, of the next use or of the backward."""
     rank = dist.get_rank()
@@ -136,7 +128,7 @@ def refused(impl: str) -> dict[str, str]:
             p
         ) in model.parameters():  # all: torch does not look at pieces without elements, and the other rank would wait
             p.data = torch.zeros(p.numel() + 1)
-        texts[f"storage {first}"] = _text(lambda model=model: loss_of(model, 0, 0, rank))  # type: ignore[misc]
+        texts[f"storage {first}"] = text_of(lambda model=model: loss_of(model, 0, 0, rank))  # type: ignore[misc]
         dist.barrier()
         model = make(impl)
         if not first:
@@ -144,7 +136,7 @@ def refused(impl: str) -> dict[str, str]:
         for module in list(model.modules()):
             for name, p in list(module.named_parameters(recurse=False)):
                 setattr(module, name, nn.Parameter(torch.zeros(p.numel() + 1)))
-        texts[f"object {first}"] = _text(lambda model=model: loss_of(model, 0, 0, rank))  # type: ignore[misc]
+        texts[f"object {first}"] = text_of(lambda model=model: loss_of(model, 0, 0, rank))  # type: ignore[misc]
         dist.barrier()
     # Whole from forward to backward.
     for what in ("storage", "object"):
@@ -155,7 +147,7 @@ def refused(impl: str) -> dict[str, str]:
                 linear.weight.data = linear.weight.detach().clone()
             else:
                 linear.weight = nn.Parameter(linear.weight.detach().clone())
-        texts[f"between, {what}"] = _text(loss.backward)
+        texts[f"between, {what}"] = text_of(loss.backward)
         dist.barrier()
     return texts
 
@@ -202,12 +194,12 @@ def others() -> dict[str, Any]:
     facts["untied"] = ""
     tied.embed.weight = nn.Parameter(torch.zeros_like(given))
     tied.head.weight = nn.Parameter(torch.zeros_like(given))
-    facts["untied"] = _text(lambda: loss_of(tied, 1, 0, rank))
+    facts["untied"] = text_of(lambda: loss_of(tied, 1, 0, rank))
 
     closed: Any = Wrapper(nn.Linear(4, 4), use_orig_params=True, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)
     optimizer = SGD(closed.parameters(), lr=0.1, in_place_edits=False)
     closed(torch.ones(1, 4)).sum().backward()
     closed.module.weight.data = torch.zeros_like(closed.module.weight)
-    facts["closed"] = _text(lambda: closed(torch.ones(1, 4)))
+    facts["closed"] = text_of(lambda: closed(torch.ones(1, 4)))
     dist.barrier()
     return facts

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._state_dict_utils import _gather_state_dict
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -56,8 +58,23 @@ def train(model: nn.Module, optimizer: Any, steps: range) -> list[float]:
     return losses
 
 
+def save_checkpoint(model: Any, optimizer: Any, folder: str) -> None:
+    """By torch.distributed.checkpoint; collective, as is the other one."""
+    values, state = get_state_dict(model, optimizer)
+    dcp.save({"model": values, "optimizer": state}, checkpoint_id=folder)
+
+
+def load_checkpoint(model: Any, optimizer: Any, folder: str) -> None:
+    values, state = get_state_dict(model, optimizer)
+    dcp.load({"model": values, "optimizer": state}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=values, optim_state_dict=state)
+
+
 def whole(value: Any) -> Any:
     """A copy, each tensor gathered."""
+    if isinstance(value, ShardedTensor):
+        gathered = _gather_state_dict({"value": value}, pg=value._process_group, device=torch.device("cpu"))
+        return gathered["value"].clone()
     if isinstance(value, DTensor):
         return value.full_tensor().detach().clone()
     if torch.is_tensor(value):

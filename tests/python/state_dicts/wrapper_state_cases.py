@@ -11,8 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torch.distributed._state_dict_utils import _gather_state_dict
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -24,11 +22,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullOptimStateDictConfig, FullStateDictConfig, OptimStateKeyType, StateDictType
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.tensor import DTensor
 
 from models import Block, Case, build
 from optimizers.optim_cases import counts, optimizer_of
-from state_dicts.state_dict_cases import kinds_of, train
+from state_dicts.state_dict_cases import kinds_of, train, whole
 
 FULL, SHARDED, LOCAL = StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT, StateDictType.LOCAL_STATE_DICT
 
@@ -67,20 +64,6 @@ def wrapped(
             **({"device_mesh": init_device_mesh("cpu", (dist.get_world_size(),))} if mesh else {}),
             **more,
         )
-
-
-def whole(value: Any) -> Any:
-    if isinstance(value, ShardedTensor):
-        return _gather_state_dict({"value": value}, pg=value._process_group, device=torch.device("cpu"))[
-            "value"
-        ].clone()
-    if isinstance(value, DTensor):
-        return value.full_tensor().detach().clone()
-    if torch.is_tensor(value):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: whole(item) for key, item in value.items()}
-    return [whole(item) for item in value] if isinstance(value, list) else value
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from subclasses.low_scenarios import WIDTH, made, train
+from subclasses.refused_scenarios import raised
 from subclasses.weights import Low, OldLow, lower
 from subclasses.weights_frozen import Adapted
 
@@ -104,7 +104,7 @@ def uneven_rows(width: int) -> str:
     from shardd.torch import fully_shard
 
     model = fully_shard(nn.Sequential(Adapted(width, 13)))
-    return _raised(lambda: model(torch.ones(2, width)))
+    return raised(lambda: model(torch.ones(2, width)))
 
 
 class Failing(Low):
@@ -116,14 +116,6 @@ class Failing(Low):
         if Failing.fails and dist.get_rank() == 1:
             raise ValueError("out of luck")
         return (self._data.bfloat16(),), (1.0,)
-
-
-def _raised(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing raised"
 
 
 def errors_on_all_ranks() -> dict[str, str]:
@@ -144,7 +136,7 @@ def errors_on_all_ranks() -> dict[str, str]:
     model(x).sum().backward()
     model.reshard()
     Failing.fails = True
-    found["raised"] = _raised(lambda: model(x))
+    found["raised"] = raised(lambda: model(x))
     Failing.fails = False
     model.reshard()
     found["after"] = "alike" if torch.equal(model(x), before) else "differs"
@@ -154,7 +146,7 @@ def errors_on_all_ranks() -> dict[str, str]:
     uneven: Any = nn.Sequential(nn.Linear(4, 3))
     lower(uneven, OldLow)
     fully_shard(uneven)
-    found["uneven"] = _raised(lambda: uneven(torch.ones(2, 4)))
+    found["uneven"] = raised(lambda: uneven(torch.ones(2, 4)))
     dist.barrier()
     finish(uneven)
     return found
@@ -198,27 +190,27 @@ def refusals() -> dict[str, str]:
     low, nested = _low_linear()[0], nn.Linear(4, 4)
     nested.weight = nn.Parameter(Low(Low(torch.ones(4, 4))))
     found = {
-        "flat": _raised(lambda: fully_shard(_low_linear(), layout="flat")),
-        "wrapper": _raised(lambda: FullyShardedDataParallel(_low_linear())),
-        "one method": _raised(lambda: fully_shard(bare)),
-        "nested": _raised(lambda: fully_shard(nested)),
-        "gpu": _raised(lambda: check_subclass(low.weight, "fully_shard: a parameter", torch.device("cuda"))),
-        "tensor parallel": _raised(_of_tensor_parallel),
-        "trained rows": _raised(lambda: fully_shard(Trained())(x)),
-        "columns": _raised(lambda: fully_shard(_low_linear(12), shard_placement_fn=lambda p: Shard(p.dim() - 1))),
+        "flat": raised(lambda: fully_shard(_low_linear(), layout="flat")),
+        "wrapper": raised(lambda: FullyShardedDataParallel(_low_linear())),
+        "one method": raised(lambda: fully_shard(bare)),
+        "nested": raised(lambda: fully_shard(nested)),
+        "gpu": raised(lambda: check_subclass(low.weight, "fully_shard: a parameter", torch.device("cuda"))),
+        "tensor parallel": raised(_of_tensor_parallel),
+        "trained rows": raised(lambda: fully_shard(Trained())(x)),
+        "columns": raised(lambda: fully_shard(_low_linear(12), shard_placement_fn=lambda p: Shard(p.dim() - 1))),
     }
     model: Any = fully_shard(_low_linear())
     model(x)
     model.reshard()
     with tempfile.TemporaryDirectory() as folder:
-        found["safetensors"] = _raised(lambda: shardd.torch.save_safetensors(model, folder))
-    found["reattach"] = _raised(lambda: shardd.torch.reattach(model))
+        found["safetensors"] = raised(lambda: shardd.torch.save_safetensors(model, folder))
+    found["reattach"] = raised(lambda: shardd.torch.reattach(model))
 
     def summon() -> None:
         with shardd.torch.summon_full_params(model):
             pass
 
-    found["summon"] = _raised(summon)
+    found["summon"] = raised(summon)
     dist.barrier()
     shardd.torch.finish(model)
     return found

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
+from raised import text_of
 from shardd.torch._process.torch_versions import PLACES_ON_MESHES, ShardPlacementResult, fsdp_init
 from subclasses.weights import Low, lower
 
@@ -18,11 +19,7 @@ WIDTH = 12
 
 
 def raised(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing raised"
+    return text_of(call, "nothing raised")
 
 
 def _looks(model: nn.Module) -> dict[str, Any]:

@@ -8,11 +8,8 @@ import pytest
 import torch
 
 from cluster import run_ranks
+from comparing import close
 from models import Case, compare
-
-
-def _close(got: Any, want: Any, tolerance: float) -> None:
-    torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=tolerance, atol=tolerance)
 
 
 def _distance(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -33,8 +30,8 @@ def check_results(
     world = len(results)
     for rank, result in enumerate(results):
         ours, stock = result["shardd"], result["torch"]
-        _close(ours["losses"], stock["losses"], tolerance)
-        _close(ours["norms"], stock["norms"], tolerance * 5)
+        close(ours["losses"], stock["losses"], tolerance)
+        close(ours["norms"], stock["norms"], tolerance * 5)
         assert ours["keys"] == stock["keys"]
         assert ours["local_shapes"] == stock["local_shapes"]
         assert ours["placements"] == stock["placements"]
@@ -44,7 +41,7 @@ def check_results(
             assert _distance(ours["parameters"][name], value) <= tolerance, name
         if alone:
             reference = results[0]["alone"]
-            _close(ours["losses"], reference["losses"][rank], tolerance * 5)
+            close(ours["losses"], reference["losses"][rank], tolerance * 5)
     # The daemon did the work: every unshard, one commit a step, every trainable parameter's bytes reduced and updated.
     # What torch's own optimizer writes is committed where the next pass begins, which the last step has none of.
     counts = results[0]["shardd"]["counters"]

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from models import Case, build, loss_of, shard, train_alone
+from raised import text_of
 
 
 class _Graphs:
@@ -84,11 +85,7 @@ def refusals() -> dict[str, Any]:
     texts: dict[str, Any] = {}
 
     def attempt(name: str, call: Any) -> None:
-        try:
-            call()
-            texts[name] = ""
-        except Exception as error:
-            texts[name] = f"{type(error).__name__}: {error}"
+        texts[name] = text_of(call)
 
     def compiled_autograd() -> None:
         from torch._dynamo import compiled_autograd

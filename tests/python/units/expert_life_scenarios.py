@@ -7,17 +7,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
 
 from rank_main import report
+from state_dicts.state_dict_cases import load_checkpoint, save_checkpoint
 from training.resume_scenarios import Kills, _Killer, attempt
 from units.expert_models import WIDTH, expert_model, loss_of, meshes
 from units.expert_scenarios import facts_of
@@ -75,12 +73,9 @@ def saved_and_loaded_elsewhere(kind: str) -> dict[str, Any]:
 
         if shape == (2, 2):
             train(range(3))
-            values, state = get_state_dict(model, optimizer)
-            dcp.save({"model": values, "optimizer": state}, checkpoint_id=folder[0])
+            save_checkpoint(model, optimizer, folder[0])
         else:
-            values, state = get_state_dict(model, optimizer)
-            dcp.load({"model": values, "optimizer": state}, checkpoint_id=folder[0])
-            set_state_dict(model, optimizer, model_state_dict=values, optim_state_dict=state)
+            load_checkpoint(model, optimizer, folder[0])
         facts[f"saved {shape}"] = facts_of(model, optimizer)["whole"]
         whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
         facts[f"full {shape}"] = {name: value.clone() for name, value in whole.items()}

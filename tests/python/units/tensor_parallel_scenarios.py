@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from rank_main import report
+from state_dicts.state_dict_cases import load_checkpoint, save_checkpoint
 
 WIDTH = 8
 
@@ -136,12 +137,9 @@ def saved_and_loaded_elsewhere() -> dict[str, Any]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         if shape == (2, 2):
             _train(model, optimizer, shape, range(2), nn.utils.clip_grad_norm_)
-            values, state = get_state_dict(model, optimizer)
-            dcp.save({"model": values, "optimizer": state}, checkpoint_id=folder[0])
+            save_checkpoint(model, optimizer, folder[0])
         else:
-            values, state = get_state_dict(model, optimizer)
-            dcp.load({"model": values, "optimizer": state}, checkpoint_id=folder[0])
-            set_state_dict(model, optimizer, model_state_dict=values, optim_state_dict=state)
+            load_checkpoint(model, optimizer, folder[0])
         facts[str(shape)] = _facts(model, optimizer)["whole"]
         whole = get_model_state_dict(model, options=dcp.state_dict.StateDictOptions(full_state_dict=True))
         facts[f"whole {shape}"] = {name: value.clone() for name, value in whole.items()}
