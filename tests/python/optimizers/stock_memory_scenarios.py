@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from models import loss_of
+from models import Case, build, loss_of
 from optimizers.optim_cases import full_state, model_of, parameters_of
 from optimizers.stock_scenarios import KINDS, in_the_jobs_memory
 
@@ -26,7 +26,7 @@ FOREACH: dict[str, dict[str, Any]] = {
     "NAdam": {"lr": 1e-3},
     "RAdam": {"lr": 1e-3},
     "RMSprop": {"lr": 1e-3, "momentum": 0.9, "centered": True},
-    "Rprop": {"lr": 1e-2, "foreach": False},  # whose foreach implementation torch has not for DTensors
+    "Rprop": {"lr": 1e-2},  # which torch does not step where parameters are DTensors
     "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
 }
 
@@ -128,18 +128,19 @@ def beside_torch(kind: str, hook: str = "", everywhere: bool = False) -> dict[st
 
     ``hook`` runs before the steps of both, as a hook of each or ``everywhere``.
     """
-    from shardd.torch import commit
+    from shardd.torch import FullyShardedDataParallel, commit
     from shardd.torch._torch_optimizers import foreach_chunks
 
     foreach_chunks.CHUNK_BYTES = 1 << 10
-    model = model_of("shardd")
+    model: Any = model_of("shardd")
+    if kind == "Rprop":
+        model = FullyShardedDataParallel(build(Case()), use_orig_params=True)
     params = list(model.parameters())
-    copies = [torch.nn.Parameter(p.to_local().detach().clone()) for p in params]
+    copies = [torch.nn.Parameter(_rows(p).detach().clone()) for p in params]
     if kind == "ByGroupNorm":
         ours, theirs = (ByGroupNorm(each) for each in (params, copies))
     else:
-        options = {"foreach": True, **FOREACH[kind]}
-        ours, theirs = (getattr(torch.optim, kind)(each, **options) for each in (params, copies))
+        ours, theirs = (getattr(torch.optim, kind)(each, foreach=True, **FOREACH[kind]) for each in (params, copies))
     if hook and everywhere:
         register_optimizer_step_pre_hook(_HOOKS[hook])
     elif hook:
@@ -159,11 +160,11 @@ def beside_torch(kind: str, hook: str = "", everywhere: bool = False) -> dict[st
     for step in range(3):
         loss_of(model, step, 0, dist.get_rank()).backward()
         for param, copied in zip(params, copies):
-            copied.grad = param.grad.to_local().clone()
+            copied.grad = None if param.grad is None else _rows(param.grad).clone()
         for optimizer in (ours, theirs):
             stepping[0] = optimizer
             optimizer.step()
-        same.append(all(torch.equal(p.to_local(), c) for p, c in zip(params, copies)))
+        same.append(all(torch.equal(_rows(p), c) for p, c in zip(params, copies)))
         for param, copied in zip(params, copies):
             got, want = ours.state.get(param) or {}, theirs.state.get(copied) or {}
             same.append(list(got) == list(want))

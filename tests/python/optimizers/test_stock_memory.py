@@ -28,7 +28,7 @@ def test_foreach_steps_hold_a_chunk_and_change_no_bit(kind: str) -> None:
         _equal(cut, whole)
 
 
-@pytest.mark.parametrize("kind", sorted({*stock_memory_scenarios.FOREACH} - {"Rprop"}))
+@pytest.mark.parametrize("kind", sorted(stock_memory_scenarios.FOREACH))
 def test_foreach_steps_in_chunks_have_torchs_bits(kind: str) -> None:
     for facts in run_ranks(stock_memory_scenarios.beside_torch, 2, kind):
         assert all(facts["same"]) and facts["theirs"] == 1, facts
@@ -44,6 +44,7 @@ def test_a_programs_optimizer_groups_its_tensors_as_in_torch() -> None:
     ("kind", "hook", "everywhere"),
     [
         ("Rprop", "warm-up", False),
+        ("ASGD", "warm-up", False),
         ("ASGD", "warm-up", True),
         ("Adam", "amsgrad", False),
         ("AdamW", "skip", False),
