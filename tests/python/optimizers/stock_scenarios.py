@@ -32,7 +32,7 @@ KINDS: dict[str, Any] = {
 }
 
 
-def _in_the_jobs_memory(tensor: torch.Tensor) -> bool:
+def in_the_jobs_memory(tensor: torch.Tensor) -> bool:
     address = tensor.data_ptr()
     with open("/proc/self/maps") as maps:
         for line in maps:
@@ -60,7 +60,7 @@ def train(impl: str, kind: str) -> dict[str, Any]:
         for value in state.values():
             rows = value.to_local() if hasattr(value, "to_local") else value
             if torch.is_tensor(rows) and rows.numel() and rows.shape == param.to_local().shape:
-                homes.append(_in_the_jobs_memory(rows))
+                homes.append(in_the_jobs_memory(rows))
     result = {"losses": losses, "state": full_state(optimizer), "parameters": parameters_of(model), "homes": homes}
     if impl == "shardd":
         from shardd.torch import commit
@@ -72,55 +72,6 @@ def train(impl: str, kind: str) -> dict[str, Any]:
 
 def both(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return train("torch", kind), train("shardd", kind)
-
-
-def first_step(kind: str) -> dict[str, Any]:
-    """Of an optimizer's first step: how much state there is in the trainer's own memory when it begins, and in the job's."""
-    model = model_of("shardd")
-    optimizer = KINDS[kind](list(model.parameters()))
-    own: list[bool] = []
-
-    def look(*_: Any) -> None:  # behind the library's hook, before the step
-        for param, state in optimizer.state.items():
-            rows = [v.to_local() for v in state.values() if torch.is_tensor(v) and v.shape == param.shape]
-            own.extend(not _in_the_jobs_memory(value) for value in rows if value.numel())
-
-    optimizer.register_step_pre_hook(look)
-    loss_of(model, 0, 0, dist.get_rank()).backward()
-    optimizer.step()
-    params = sum(p.to_local().numel() > 0 for p in model.parameters())
-    return {"own": sum(own), "in_job": len(own) - sum(own), "params": params}
-
-
-def between_operations(kind: str, chunk_bytes: int) -> dict[str, Any]:
-    """Steps in such chunks, and the most that one operation of theirs has made for the next."""
-    from shardd.torch import commit
-    from shardd.torch._torch_optimizers import foreach_chunks
-
-    foreach_chunks.CHUNK_BYTES = chunk_bytes
-    model = model_of("shardd")
-    params = list(model.parameters())
-    optimizer = KINDS[kind](params)
-    made: list[int] = []
-    whole = torch._foreach_sqrt
-
-    def watched(tensors: Any) -> Any:
-        out = whole(tensors)
-        made.append(sum((t.to_local() if hasattr(t, "to_local") else t).nbytes for t in out))
-        return out
-
-    torch._foreach_sqrt = watched
-    try:
-        for step in range(3):
-            loss_of(model, step, 0, dist.get_rank()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    finally:
-        torch._foreach_sqrt = whole
-    commit(model)
-    local = [p.to_local().nbytes for p in params]
-    return {"most": max(made), "all": sum(local), "largest": max(local), "losses": [],
-            "state": full_state(optimizer), "parameters": parameters_of(model)}  # fmt: skip
 
 
 def train_and_be_killed(kind: str, steps: int) -> dict[str, Any]:
@@ -312,7 +263,7 @@ def loaded_before_registration(impl: str) -> dict[str, Any]:
         loss_of(model, 9, 0, 0).backward()  # registers
         optimizer.zero_grad()
         homes = [
-            _in_the_jobs_memory(s["exp_avg"].to_local())
+            in_the_jobs_memory(s["exp_avg"].to_local())
             for s in optimizer.state.values()
             if s["exp_avg"].to_local().numel()
         ]

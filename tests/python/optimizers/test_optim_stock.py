@@ -29,25 +29,6 @@ def test_state_moves_into_the_jobs_memory_and_changes_no_number(kind: str) -> No
         assert ours["counters"]["commits"] == 6
 
 
-@pytest.mark.parametrize(
-    "kind", ["adamw", "adamw-foreach", "amsgrad", "rmsprop", "nadam", "radam", "adadelta", "adamax", "asgd"]
-)
-def test_the_first_step_finds_its_state_in_the_job(kind: str) -> None:
-    for facts in run_ranks(stock_scenarios.first_step, 2, kind):
-        assert facts["own"] == 0 and facts["in_job"] >= facts["params"], facts
-
-
-@pytest.mark.parametrize("kind", ["adamw-foreach", "amsgrad"])
-def test_foreach_steps_hold_a_chunk_and_change_no_bit(kind: str) -> None:
-    for cut, whole in zip(
-        run_ranks(stock_scenarios.between_operations, 2, kind, 1 << 10),
-        run_ranks(stock_scenarios.between_operations, 2, kind, 1 << 30),
-    ):
-        assert whole["most"] == whole["all"], "nothing is cut"
-        assert cut["most"] <= max(1 << 10, cut["largest"]) < cut["all"] / 2
-        _equal(cut, whole)
-
-
 def _environment(name: str, restarts: int, hold: str = "") -> dict[str, str]:
     return {"TORCHELASTIC_RUN_ID": name, "TORCHELASTIC_RESTART_COUNT": str(restarts), "HOLD": hold}
 

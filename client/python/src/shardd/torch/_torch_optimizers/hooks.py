@@ -21,6 +21,7 @@ from shardd.errors import Error
 from shardd.torch._process.extension import _C
 from shardd.torch._ranks.nodes import JobRanks
 from shardd.torch._torch_optimizers import foreach_chunks
+from shardd.torch._torch_optimizers.known_classes import steps_each_alone
 from shardd.torch._torch_optimizers.new_state import make_state
 from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
 from shardd.torch._torch_optimizers.unserved import refuse_step, settles_in_step
@@ -137,6 +138,7 @@ def _makes_state_only(optimizer: Optimizer) -> bool:
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    foreach_chunks.set_chunked(False)  # a step that raised has left it as it was
     if _but_not(optimizer):
         return
     jobs = _jobs_of(optimizer)
@@ -155,16 +157,18 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         job.engine.begin_step()  # a forward of its closure is followed by stores
         job.memory.give(optimizer)
     if jobs:
-        foreach_chunks.set_chunked(True)
         memories = [job.memory for job in jobs if job.memory is not None]
         closure = any(given is not None for given in (*args[1:], *kwargs.values()))  # the first is the optimizer
-        make_state(optimizer, lambda param: any(memory.keep_of(optimizer, param) for memory in memories), closure)
+        if make_state(optimizer, lambda p: any(m.keep_of(optimizer, p) for m in memories), closure, _before_step):
+            _C.return_freed_memory()
+        fused = any(group.get("fused") for group in optimizer.param_groups)  # holds nothing between operations
+        foreach_chunks.set_chunked(steps_each_alone(optimizer) and not fused)
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    foreach_chunks.set_chunked(False)
     if _but_not(optimizer):
         return
-    foreach_chunks.set_chunked(False)
     jobs = _jobs_of(optimizer)
     for job in jobs:
         assert job.engine is not None

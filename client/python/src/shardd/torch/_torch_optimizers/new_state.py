@@ -12,26 +12,38 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim import optimizer as torchs
 
-# Whose ``_init_group`` makes all the state that their steps use. (SGD makes its in the step, of gradients.)
-_MAKERS = ("Adam", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "Rprop", "ASGD")
+from shardd.torch._torch_optimizers.known_classes import makes_all_state_first
 
 
-def make_state(optimizer: Optimizer, moves: Callable[[Any], bool], closure: bool) -> None:
+def make_state(optimizer: Optimizer, moves: Callable[[Any], bool], closure: bool, hook: Any) -> bool:
     """Makes what the step would make of its parameters that have gradients and no state, and has ``moves`` take each parameter's.
 
-    Nothing where a class of the program's may make state otherwise, or where a ``closure`` decides in the step which gradients
-    there are: then the step makes it.
+    Returns whether ``moves`` took any. Nothing is made where something may still change what the step makes: a class of the
+    program's, a ``closure``, or a hook other than ``hook``, the caller. Nor with parameters on a GPU, whose state lies there.
     """
-    kind: Any = type(optimizer)
-    known = any(c.__name__ in _MAKERS and c.__module__.startswith("torch.optim.") for c in kind.__mro__)
-    if not known or closure or torch.compiler.is_compiling():
-        return
-    if not all(f.__module__.startswith("torch.optim.") for f in (kind._init_group, kind.step)):
-        return
-    lists = len(inspect.signature(kind._init_group).parameters) - 2  # without ``self`` and the group
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            if param.grad is not None and not optimizer.state.get(param):
-                optimizer._init_group({**group, "params": [param]}, *([] for _ in range(lists)))  # type: ignore[attr-defined]
-                moves(param)
+    if closure or torch.compiler.is_compiling() or not makes_all_state_first(optimizer):
+        return False
+    params = [(param, group) for group in optimizer.param_groups for param in group["params"]]
+    if len(optimizer.state) >= len(params) or _hooked(optimizer, hook):
+        return False
+    if any(param.device.type != "cpu" for param, _ in params):
+        return False
+    init: Any = optimizer._init_group  # type: ignore[attr-defined]
+    lists = -1
+    moved = False
+    for param, group in params:
+        if param.grad is not None and not optimizer.state.get(param):
+            if lists < 0:
+                lists = len(inspect.signature(init).parameters) - 1  # without the group
+            init({**group, "params": [param]}, *([] for _ in range(lists)))
+            moved |= moves(param)
+    return moved
+
+
+def _hooked(optimizer: Optimizer, but_for: Any) -> bool:
+    """Whether hooks before the step may change gradients or options; true where this torch does not show them."""
+    own = getattr(optimizer, "_optimizer_step_pre_hooks", None)
+    of_all = getattr(torchs, "_global_optimizer_pre_hooks", None)
+    return own is None or of_all is None or bool(own) or any(hook is not but_for for hook in of_all.values())

@@ -118,8 +118,10 @@ class OptimizerMemory:
 
     def keep(self, optimizer: Optimizer) -> None:
         """Moves into the job what state the optimizer has made since the last call."""
-        taken = [self.keep_of(optimizer, param) for param in _params_of(optimizer)]
-        if any(taken):
+        taken = False
+        for param in _params_of(optimizer):
+            taken |= self.keep_of(optimizer, param)
+        if taken:
             _C.return_freed_memory()
 
     def keep_of(self, optimizer: Optimizer, param: Any) -> bool:
