@@ -152,7 +152,8 @@ void Core::ReviewJobs() {
       job.Close("all ranks have finished");
     }
     if (!job.closed()) {
-      if (job.sessions().attached() > 0 || entry.arriving > 0 || job.nodes().ServesOthers()) {
+      const bool is_busy = job.nodes().ServesOthers() || job.nodes().fetching();
+      if (job.sessions().attached() > 0 || entry.arriving > 0 || is_busy) {
         entry.empty_since = absl::InfiniteFuture();
       } else {
         ReviewEmpty(&entry, now);

@@ -178,7 +178,7 @@ JobCore::JobCore(Init init)
                           nodes_.steps().SayPart();
                           nodes_.BeginWriting();
                         },
-                        [this] { nodes_.sums().EndStep(); }});
+                        [this] { nodes_.sums().EndStep(); }, [this] { return nodes_.generation(); }});
     gradients_.reductions().AddOverNodes(
         {[this](PairKey key, const Pairing::Said& said) { nodes_.sums().SayReady(key, said); },
          [this] { return nodes_.closed(); }, [this] { return nodes_.generation(); }});

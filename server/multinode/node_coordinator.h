@@ -106,7 +106,6 @@ class NodeCoordinator {
     int closed = 0;  // backwards
     std::optional<v1::Step> step;
     std::optional<v1::PeerMessage::Reduced> reduced;
-    uint64_t reduced_in = 0;  // the generation of the last, over this link; 0: none
     std::optional<v1::PeerMessage::Values> values;
     v1::PeerMessage::AsksToWrite asks_to_write;       // the last
     std::optional<v1::PeerMessage::Extends> extends;  // likewise
@@ -188,7 +187,6 @@ class NodeCoordinator {
   bool deciding_ = false;
   int64_t parts_ = 0;                           // that all nodes make, or have made
   absl::Time progress_ = absl::InfinitePast();  // when a node last said something that fits
-  uint64_t decided_in_ = 0;                     // the generation of the decided step; 0: an earlier daemon's
 };
 
 }  // namespace shardd

@@ -61,7 +61,6 @@ absl::Status NodeCoordinator::OnReduced(int node, const v1::PeerMessage::Reduced
                                                       (plan_->params.size() + 7) / 8, ")"));
   }
   from.reduced = reduced;
-  from.reduced_in = generation_;
   if (Missing([](const Node& n) { return n.reduced.has_value(); }) >= 0) {
     return absl::OkStatus();
   }
@@ -77,11 +76,11 @@ absl::Status NodeCoordinator::OnReduced(int node, const v1::PeerMessage::Reduced
 
 void NodeCoordinator::Decide(const v1::PeerMessage::Decided& decided) {
   decided_ = decided;
+  decided_.set_generation(generation_);
   decided_known_ = true;
-  decided_in_ = generation_;
   v1::PeerMessage message;
   message.set_generation(generation_);
-  *message.mutable_decided() = decided;
+  *message.mutable_decided() = decided_;
   leaving_ = !decided.ends_attempt().empty();
   for (Node& node : nodes_) node.leaves = leaving_ && !node.reduced->ends_attempt().empty();
   ForgetStep();

@@ -50,7 +50,7 @@ void NodeMember::HearUp(int node) {
   } else if (node == 0) {
     SayHolds();
   }
-  if (fetching() && search_.from() < 0) GoOnSearching(search_.Ask(MonotonicNow()));
+  if (fetching() && search_.from() < 0 && !search_.has_come()) GoOnSearching(search_.Ask(MonotonicNow()));
   hear_.attempts->NodeIsUp();
 }
 
@@ -207,6 +207,16 @@ bool NodeMember::AgreesOnPromised(const v1::PeerMessage::Begin& begin) const {
 void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
   const bool answers = !std::exchange(heard_, true);  // what the node holds, and not an end
   bool agreed_meanwhile = false;
+  // Who was cut off, and replaced meanwhile, has promised or made the decided step in another attempt, with other sums.
+  // An older daemon does not say in which it was decided.
+  const uint64_t decided_in = begin.decided().generation();
+  const bool made_another = decided_in != 0 && decided_.step() == begin.decided_step() &&
+                            facts_->NodeStep() == begin.decided_step() && decided_.generation() != 0 &&
+                            decided_.generation() != decided_in;
+  const auto makes_promised = [&] {
+    return promised_ && !promised_values_ && begin.has_decided() && begin.decided_step() == facts_->NodeStep() + 1 &&
+           (decided_in == 0 || decided_in == generation_);
+  };
   if (begin.has_decided()) {
     decided_ = begin.decided();
   }
@@ -224,14 +234,15 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
     return;
   }
   if (answers) {
-    if (promised_ && !promised_values_ && begin.has_decided() && begin.decided_step() == facts_->NodeStep() + 1) {
+    if (makes_promised()) {
       said_ = promised_ = false;
       hear_.steps->NodeDecided(begin.decided());
     } else if (AgreesOnPromised(begin)) {
       agreed_meanwhile = true;
       HearAgreed();
-    } else if (begin.initialized() && (!facts_->NodeInitialized() || facts_->NodeStep() < begin.decided_step() ||
-                                       facts_->NodeVersion() < begin.version())) {
+    } else if (begin.initialized() &&
+               (made_another || !facts_->NodeInitialized() || facts_->NodeStep() < begin.decided_step() ||
+                facts_->NodeVersion() < begin.version())) {
       Fetch(0, begin);
       return;
     } else if (begin.decided_step() != facts_->NodeStep() || begin.initialized() != facts_->NodeInitialized() ||

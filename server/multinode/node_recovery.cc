@@ -34,7 +34,6 @@ void NodeCoordinator::OnUp(int node) {
   come.refused.clear();
   come.finished = come.fetching = false;
   come.held_step = 0;
-  come.reduced_in = 0;
   if (node != 0) {
     come.holds.reset();
     come.has_state = false;
@@ -47,7 +46,6 @@ void NodeCoordinator::OnDown(int node, const absl::Status& why) {
   Node& gone = nodes_[static_cast<size_t>(node)];
   gone.holds.reset();
   gone.held_step = 0;
-  gone.reduced_in = 0;
   gone.leaves = false;
   nodes_[0].leaves = false;  // its links go, and nobody is left to wait for that
   const bool was_up = std::exchange(gone.up, false);
@@ -75,22 +73,7 @@ void NodeCoordinator::SendBegin(int node, const absl::Status& cause) {
   begin->set_agreed_generation(agreed_generation_);
   begin->set_held_step(held_step_);
   begin->set_version(Version());
-  // Of rows: it was cut off with a promise of the step, the attempt was given up, and another daemon in its place has
-  // made the step anew with all others. With the sums that it kept it would make another step: it is sent the state. A
-  // daemon of node 0 that has not decided it knows that where others have promised the step later.
-  const auto promised_before = [&] {
-    const auto behind = [this](const Node& of) {
-      return of.holds.has_value() && of.holds->initialized() && of.holds->step() == decided_.step() - 1;
-    };
-    const Node& to = nodes_[static_cast<size_t>(node)];
-    if (!HasRows(*plan_) || !behind(to)) return false;
-    // What it held when its link began says nothing of a promise over it.
-    if (decided_in_ > 0) return to.holds->generation() < decided_in_ && to.reduced_in != decided_in_;
-    return std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& other) {
-      return behind(other) && other.holds->generation() > to.holds->generation();
-    });
-  };
-  if (decided_.step() > 0 && decided_known_ && !promised_before()) {
+  if (decided_.step() > 0 && decided_known_) {
     *begin->mutable_decided() = decided_;
     begin->mutable_decided()->clear_ends_attempt();  // which has ended
   }
@@ -261,7 +244,7 @@ void NodeCoordinator::Recovered(int64_t step) {
   const int source = std::exchange(source_, -1);
   const v1::PeerMessage::Holds& holds = *nodes_[static_cast<size_t>(source)].holds;
   initialized_ = true;
-  agreed_generation_ = decided_in_ = 0;
+  agreed_generation_ = 0;
   values_agreed_ = holds.version() <= static_cast<uint64_t>(holds.step())
                        ? 0
                        : holds.version() - static_cast<uint64_t>(holds.step());

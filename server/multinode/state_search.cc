@@ -146,6 +146,7 @@ void StateSearch::Takes(const v1::PeerMessage::State& state, absl::Time now) {
 }
 
 void StateSearch::Comes(absl::Time now) {
+  if (from_ < 0 || all_here_) return;  // it is of one that is asked no more
   asked_since_ = unanswered_since_ = now;
   silent_.clear();
 }

@@ -52,6 +52,7 @@ v1::PeerMessage::Decided DecisionOf(const v1::DecidedStepRecord& record) {
   decided.set_clip_factor(record.step_clip_factor());
   decided.set_skipped(record.skipped());
   decided.set_present(record.present());
+  decided.set_generation(record.generation());
   return decided;
 }
 

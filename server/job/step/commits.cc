@@ -203,6 +203,7 @@ void Commits::Decide() {
   decision_.Describe(&record);
   record.set_epoch(use_.committed->epoch());
   record.set_step(step);
+  if (nodes_.generation != nullptr) record.set_generation(nodes_.generation());
   for (int rank = 0; rank < world_size(); ++rank) {
     record.add_trainer_states(steps_.step(rank).trainer_state());
   }

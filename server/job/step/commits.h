@@ -76,9 +76,10 @@ class Commits final : public JobPart {
     int node = 0;
     std::function<int64_t()> held_step;  // the last step that all nodes hold
     std::function<void(const Norm& own_norm)> say_reduced;
-    std::function<void()> say_decided;  // the decision is journaled here, and shards are about to change
-    std::function<void()> say_part;     // likewise with a part of the step, of which nothing is journaled
-    std::function<void()> part_made;    // and it is there
+    std::function<void()> say_decided;     // the decision is journaled here, and shards are about to change
+    std::function<void()> say_part;        // likewise with a part of the step, of which nothing is journaled
+    std::function<void()> part_made;       // and it is there
+    std::function<uint64_t()> generation;  // in which the step was promised
   };
   // All of these outlive this.
   Commits(Facts facts, Services services)

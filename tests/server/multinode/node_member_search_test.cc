@@ -64,13 +64,13 @@ class NodeMemberSearchTest : public ::testing::Test,
     return last;
   }
 
-  int64_t NodeStep() const override { return 0; }
-  bool NodeInitialized() const override { return false; }
+  int64_t NodeStep() const override { return step_; }
+  bool NodeInitialized() const override { return initialized_; }
   uint64_t NodeVersion() const override { return 0; }
   void NodeGo(const v1::PeerMessage::Go&) override {}
   void NodesClosed(int) override {}
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>&) override {}
-  void NodeDecided(const v1::PeerMessage::Decided&) override {}
+  void NodeDecided(const v1::PeerMessage::Decided& decided) override { decided_.push_back(decided.step()); }
   void NodeValuesAgreed() override {}
   void NodeSendState(int, uint64_t) override {}
   void NodeStopSending(int) override {}
@@ -80,7 +80,7 @@ class NodeMemberSearchTest : public ::testing::Test,
   void NodeEndFetch() override { ++ended_; }
   void NodeAbort(const absl::Status& cause) override {
     ++aborts_;
-    member_.AttemptEnded(cause);
+    aborted_->AttemptEnded(cause);
   }
   void NodeGeneration(uint64_t) override {}
   void NodeIsUp() override {}
@@ -98,18 +98,77 @@ class NodeMemberSearchTest : public ::testing::Test,
   CoreLoop loop_;
   Links links_;
   const std::shared_ptr<const ShardPlan> plan_ = testing::NodesPlan(/*nodes=*/6, false, /*cut=*/true, /*row=*/2);
-  NodeMember member_{
-      plan_,
-      /*node=*/3, &loop_,
-      &links_,    std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&, bool) { return absl::OkStatus(); }),
-      this};
+  const std::shared_ptr<NodeEvents> events_ =
+      std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&, bool) { return absl::OkStatus(); });
+  NodeMember member_{plan_,
+                     /*node=*/3, &loop_, &links_, events_, this};
   uint64_t generation_ = 7;
+  NodeMember* aborted_ = &member_;  // whose attempts end
+  bool initialized_ = false;
+  int64_t step_ = 0;
+  std::vector<int64_t> decided_;
   std::vector<int> asked_;
   std::vector<int64_t> taken_;
   int ended_ = 0;
   int aborts_ = 0;
   std::vector<std::string> closed_;
 };
+
+// A machine that was cut off, and replaced for a while, has promised the step in an attempt that was given up.
+TEST_F(NodeMemberSearchTest, APromiseMakesTheStepOfItsOwnAttemptAlone) {
+  for (const uint64_t decided_in : {7, 8, 0}) {
+    SCOPED_TRACE(decided_in);
+    loop_.RunAndWait([&] {
+      initialized_ = true;
+      NodeMember member(plan_, /*node=*/3, &loop_, &links_, events_, this);
+      aborted_ = &member;
+      NodeLeft left;
+      left.promised_in = 7;
+      member.TakeUp(left);
+      decided_.clear();
+      asked_.clear();
+      member.Start({this, this, this, this});
+      for (const int node : {0, 1, 2, 4, 5}) member.OnUp(node);
+      v1::PeerMessage message;
+      v1::PeerMessage::Begin& begin = *message.mutable_begin();
+      begin.set_generation(9);
+      begin.set_initialized(true);
+      begin.set_decided_step(1);
+      begin.mutable_decided()->set_step(1);
+      begin.mutable_decided()->set_generation(decided_in);
+      member.OnMessage(0, message);
+      EXPECT_EQ(decided_.size(), decided_in == 8 ? 0u : 1u) << "0: an older daemon does not say";
+      EXPECT_EQ(asked_.size(), decided_in == 8 ? 1u : 0u) << "it is sent the state";
+      member.Stop();
+    });
+  }
+}
+
+TEST_F(NodeMemberSearchTest, AStepThatWasMadeInAnotherAttemptIsSentAnew) {
+  loop_.RunAndWait([&] {
+    initialized_ = true;
+    NodeMember member(plan_, /*node=*/3, &loop_, &links_, events_, this);
+    aborted_ = &member;
+    NodeLeft left;
+    left.decided.set_step(4);
+    left.decided.set_generation(7);
+    step_ = 4;
+    member.TakeUp(left);
+    member.Start({this, this, this, this});
+    for (const int node : {0, 1, 2, 4, 5}) member.OnUp(node);
+    v1::PeerMessage message;
+    v1::PeerMessage::Begin& begin = *message.mutable_begin();
+    begin.set_generation(9);
+    begin.set_initialized(true);
+    begin.set_decided_step(4);
+    begin.mutable_decided()->set_step(4);
+    begin.mutable_decided()->set_generation(8);
+    member.OnMessage(0, message);
+    EXPECT_THAT(asked_, ElementsAre(1));
+    EXPECT_THAT(closed_, IsEmpty());
+    member.Stop();
+  });
+}
 
 TEST_F(NodeMemberSearchTest, AnOlderStateIsNotTaken) {
   Begin();
@@ -149,6 +208,20 @@ TEST_F(NodeMemberSearchTest, WhatHasComeIsWhatTheNodeHolds) {
     Down(1);
     HearBegin();
     EXPECT_THAT(asked_, ElementsAre(1)) << "nobody else is needed";
+  });
+}
+
+// Pieces and links are read on different threads, so its link may end before the last piece is told.
+TEST_F(NodeMemberSearchTest, WhatCameBehindItsSendersEndIsKept) {
+  Begin();
+  loop_.RunAndWait([&] {
+    HearState(1, 3, 4);
+    Down(5);
+    Down(1);
+    member_.search()->Came(3, 4);
+    member_.OnUp(5);
+    EXPECT_THAT(asked_, ElementsAre(1));
+    EXPECT_TRUE(member_.search()->has_come());
   });
 }
 

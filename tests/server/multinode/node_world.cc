@@ -411,6 +411,7 @@ void RandomJob::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduce
     return;
   }
   world_->Node0Decides(step + 1);
+  decided.set_generation(member->generation());
   member->Decide(decided);
   committing_ = true;
   said_reduced_ = false;
@@ -630,10 +631,6 @@ void NodeWorld::Kill(int node) {
   if (leaves && before->initialized) killed.daemon = daemon;
   ForgetSums();
   if (leaves) killed.job->TakeUp(*before);
-  // A daemon of node 0 that has not decided the step itself does not know which attempt's it was.
-  const bool unknown =
-      killed.cut_off != nullptr && killed.cut_off->has_promised() && (node == 0 || killed.cut_off_in_life != life_);
-  if (unknown) killed.cut_off = nullptr;
   if (!leaves && options_.twice && killed.cut_off != nullptr && Random(2) == 0) {
     promised_came_ += killed.cut_off->has_promised() ? 1 : 0;
     killed.job->TakeUp(*std::exchange(killed.cut_off, nullptr));
@@ -644,7 +641,6 @@ void NodeWorld::Kill(int node) {
   if (may_keep) {
     before->member = nullptr;
     killed.cut_off = std::move(before);
-    killed.cut_off_in_life = life_;
   }
   Start(node);
 }

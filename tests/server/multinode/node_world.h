@@ -273,7 +273,6 @@ class NodeWorld {
     std::unique_ptr<RandomJob> job;
     std::unique_ptr<NodeMember> member;
     std::unique_ptr<RandomJob> cut_off;      // what a machine in its place has kept that was replaced
-    int cut_off_in_life = 0;                 // of node 0
     std::map<int, std::deque<Event>> comes;  // by sender
     std::map<uint64_t, size_t> added;        // by generation: how many sums
   };

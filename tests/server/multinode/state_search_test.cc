@@ -141,6 +141,19 @@ TEST_F(StateSearchTest, EveryPieceRestartsTheSendersClocks) {
   EXPECT_EQ(CheckAfter(kSilenceLimit), Next::kAsk);
 }
 
+// The last pieces of one whose link has ended are no sign of the next one.
+TEST_F(StateSearchTest, PiecesOfNobodyWhoIsAskedStartNoClock) {
+  Lose();
+  EXPECT_TRUE(Down(1));
+  Down(5);
+  ASSERT_EQ(search_.Ask(now_), Next::kWait);
+  search_.Comes(now_);
+  now_ += absl::Milliseconds(plan_->config.grace_ms()) - absl::Seconds(1);
+  Up(1);
+  ASSERT_EQ(search_.Ask(now_), Next::kAsk);
+  EXPECT_EQ(CheckAfter(absl::Minutes(1)), Next::kWait);
+}
+
 TEST_F(StateSearchTest, ItIsGivenUpWhereNothingComesForGrace) {
   Lose();
   Next next = Next::kWait;

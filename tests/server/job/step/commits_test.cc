@@ -78,7 +78,8 @@ TEST_F(PartsTest, NoRankIsSilentWhileItsPartIsMade) {
 TEST_F(PartsTest, OverNodesAPartIsShownThoughNobodyHoldsIt) {
   std::vector<std::string> said;
   commits_.SpanNodes({/*node=*/0, [] { return int64_t{0}; }, [&](const Norm&) { said.emplace_back("reduced"); },
-                      [] { FAIL(); }, [&] { said.emplace_back("part"); }, [&] { said.emplace_back("made"); }});
+                      [] { FAIL(); }, [&] { said.emplace_back("part"); }, [&] { said.emplace_back("made"); },
+                      [] { return uint64_t{7}; }});
   gradients_.presence().Set(0, true);
   ASSERT_TRUE(Step(0, Part()).ok() && Step(1, Part()).ok());
   ASSERT_TRUE(commits_.BeginDecision().ok());
@@ -167,7 +168,8 @@ TEST_F(CommitsTest, OverNodesAStepIsVisibleOnceAllAcknowledgeIt) {
   int64_t held = 0;
   std::vector<std::string> said;
   commits_.SpanNodes({/*node=*/0, [&] { return held; }, [&](const Norm&) { said.emplace_back("reduced"); },
-                      [&] { said.emplace_back("decided"); }, [] { FAIL(); }, [] { FAIL(); }});
+                      [&] { said.emplace_back("decided"); }, [] { FAIL(); }, [] { FAIL(); },
+                      [] { return uint64_t{7}; }});
   StepAll();
   EXPECT_THAT(said, ElementsAre("reduced"));
   EXPECT_THAT(device_.labels(), IsEmpty());
@@ -184,8 +186,8 @@ TEST_F(CommitsTest, OverNodesAStepIsVisibleOnceAllAcknowledgeIt) {
 
 // Node 0 has decided it: there is no way back.
 TEST_F(CommitsTest, AnUnjournaledStepOfOtherNodesClosesTheJob) {
-  commits_.SpanNodes(
-      {/*node=*/1, [] { return int64_t{0}; }, [](const Norm&) {}, [] { FAIL(); }, [] { FAIL(); }, [] { FAIL(); }});
+  commits_.SpanNodes({/*node=*/1, [] { return int64_t{0}; }, [](const Norm&) {}, [] { FAIL(); }, [] { FAIL(); },
+                      [] { FAIL(); }, [] { return uint64_t{7}; }});
   v1::Step step = OneGroup();
   step.set_trainer_state(std::string(8192, 'x'));
   StepAll(step);
