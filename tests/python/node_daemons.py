@@ -46,6 +46,13 @@ class Nodes:
                 raise RuntimeError(f"the daemon of node {node} did not start: {self.log(node)}")
             time.sleep(0.01)
 
+    def replace(self, node: int) -> None:
+        """Kills the node's daemon, and starts one that knows nothing of its jobs, as on another machine."""
+        self.processes[node].kill()
+        self.processes[node].wait(timeout=20)
+        Path(f"{self.folder}/{node}.sock").unlink(missing_ok=True)
+        self.start(node)
+
     def log(self, node: int) -> str:
         return f"--- daemon {node}\n{Path(f'{self.folder}/{node}.log').read_text(errors='replace')[-4000:]}"
 

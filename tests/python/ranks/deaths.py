@@ -16,9 +16,16 @@ _jobs = itertools.count()
 
 
 def run_with_a_death(
-    over: Nodes, function: Callable[..., Any], death: Death, *arguments: Any, local: int = 2
+    over: Nodes,
+    function: Callable[..., Any],
+    death: Death,
+    *arguments: Any,
+    local: int = 2,
+    behind: Callable[[], None] = lambda: None,
 ) -> list[Any]:
-    """``function(folder, death, *arguments)`` on every rank of every node, which makes a RankLife; its results by rank."""
+    """``function(folder, death, *arguments)`` on every rank of every node, which makes a RankLife; its results by rank.
+
+    ``behind``: called when the victim is dead, and before it is started anew."""
     name = f"death-{next(_jobs)}-{os.getpid()}"
 
     def life(restarts: int) -> dict[str, str]:
@@ -33,6 +40,7 @@ def run_with_a_death(
             cluster.start(function, rank, (folder, death, *arguments), life(0))
         if victim in ranks:
             assert cluster.wait(120, [victim]) == {victim: -signal.SIGKILL}, cluster.logs()
+            behind()
             cluster.start(function, victim, (folder, death, *arguments), life(1))
         assert set(cluster.wait(120).values()) == {0}, cluster.logs()
         for rank in set(ranks) - {victim}:

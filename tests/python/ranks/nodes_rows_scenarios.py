@@ -10,6 +10,7 @@ from torch import nn
 
 from models import Case, build, loss_of, shard
 from ranks.nodes_scenarios import _job_of, _text_of
+from ranks.rank_life import Death, RankLife
 
 
 def facts() -> dict[str, Any]:
@@ -36,6 +37,20 @@ def facts() -> dict[str, Any]:
     dist.barrier()
     finish(model)
     return {"job": job, "full": full, "summoned": summoned, "of_first": of_first}
+
+
+def survive(folder: str, death: Death) -> dict[str, Any]:
+    """Trains with the daemon's AdamW; one rank dies in its first life, and the others go on in their processes."""
+    from shardd.torch import fully_shard
+    from shardd.torch.optim import AdamW
+
+    case = Case(mesh=(2, 2))
+    life = RankLife(folder, death, case.mesh)
+    model = build(case)
+    shard(model, case, fully_shard)
+    trained = life.train(model, [AdamW(model.parameters(), lr=1e-2)], steps=8)
+    shards = {name: p.to_local().detach().clone() for name, p in model.named_parameters()}
+    return {**trained, "shards": shards}
 
 
 def refused() -> dict[str, str]:

@@ -120,3 +120,20 @@ def test_a_ranks_death_costs_a_step_at_most(four: Nodes, victim: int, moment: st
         assert result["counters"]["aborts"] == 1
         for param, value in result["shards"].items():
             assert torch.equal(value, results[(rank + 2) % 4]["shards"][param]), param
+
+
+@pytest.mark.parametrize("node", [3, 0])
+def test_a_machine_that_is_lost_changes_no_bit(four: Nodes, node: int) -> None:
+    """Its rank and its daemon are killed, and nobody keeps what they had: another row sends it to the next daemon."""
+    nobody = Death(victim=-1, at_step=0, moment="")
+    want = run_with_a_death(four, nodes_rows_scenarios.survive, nobody, local=1)
+    got = run_with_a_death(
+        four, nodes_rows_scenarios.survive, Death(node, 4, "forward"), local=1, behind=lambda: four.replace(node)
+    )
+    for rank, result in enumerate(got):
+        # What rides with the steps is the sender's, too.
+        before = want[(rank + 2) % 4 if rank == node else rank]["losses"][:4]
+        assert result["losses"] == before + want[rank]["losses"][4:]
+        assert result["resumed"] == [4], rank
+        for name, value in want[rank]["shards"].items():
+            assert torch.equal(result["shards"][name], value), name
