@@ -146,8 +146,8 @@ TEST(ViewsTest, GroupsThatAreGatheredInFloat8AreMarked) {
       flat_params { dtype: DTYPE_FLOAT32 unsharded_dtype: DTYPE_BFLOAT16 }
     }
   )pb");
-  EXPECT_THAT(Show(groups, kView), AllOf(HasSubstr(" float32 as bfloat16 by float8 int64  "),
-                                         HasSubstr(" float32 as bfloat16        ")));
+  EXPECT_THAT(Show(groups, kView),
+              AllOf(HasSubstr(" float32 as bfloat16 by float8 int64  "), HasSubstr(" float32 as bfloat16        ")));
 }
 
 TEST(ViewsTest, ParametersShowEachRanksElements) {
