@@ -74,8 +74,8 @@ bool NodeMember::GoOnSearching(StateSearch::Next next) {
     hear_.state->NodeBeginFetch(search_.from(), search_.transfer());
     return true;
   }
-  if (next == StateSearch::Next::kNoneHas && !heard_)
-    return true;                                                   // until node 0 has a link, which knows what there is
+  // Node 0 knows what there is, so the search waits for a link to it.
+  if (next == StateSearch::Next::kNoneHas && !heard_) return true;
   if (next == StateSearch::Next::kNoneHas && !search_.wanted()) {  // all begin anew
     search_.End();
     hear_.state->NodeEndFetch();

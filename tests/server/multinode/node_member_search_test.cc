@@ -48,6 +48,30 @@ class NodeMemberSearchTest : public ::testing::Test,
     message.mutable_begin()->set_version(initialized ? 4 : 0);
     member_.OnMessage(0, message);
   }
+  // What another member does that goes on with `left` at its own step, and hears that `step` was decided in an attempt.
+  void HearDecidedBehind(const NodeLeft& left, int64_t own_step, int64_t step, uint64_t decided_in) {
+    loop_.RunAndWait([&] {
+      initialized_ = true;
+      step_ = own_step;
+      decided_.clear();
+      asked_.clear();
+      NodeMember member(plan_, /*node=*/3, &loop_, &links_, events_, this);
+      aborted_ = &member;
+      member.TakeUp(left);
+      member.Start({this, this, this, this});
+      for (const int node : {0, 1, 2, 4, 5}) member.OnUp(node);
+      v1::PeerMessage message;
+      v1::PeerMessage::Begin& begin = *message.mutable_begin();
+      begin.set_generation(9);
+      begin.set_initialized(true);
+      begin.set_decided_step(step);
+      begin.mutable_decided()->set_step(step);
+      begin.mutable_decided()->set_generation(decided_in);
+      member.OnMessage(0, message);
+      member.Stop();
+      aborted_ = &member_;
+    });
+  }
   void HearState(int node, int64_t step, uint64_t version) {
     v1::PeerMessage message;
     message.mutable_state()->set_transfer(member_.search()->transfer());
@@ -116,58 +140,26 @@ class NodeMemberSearchTest : public ::testing::Test,
 
 // A machine that was cut off, and replaced for a while, has promised the step in an attempt that was given up.
 TEST_F(NodeMemberSearchTest, APromiseMakesTheStepOfItsOwnAttemptAlone) {
+  NodeLeft left;
+  left.promised_in = 7;
   for (const uint64_t decided_in : {7, 8, 0}) {
     SCOPED_TRACE(decided_in);
-    loop_.RunAndWait([&] {
-      initialized_ = true;
-      NodeMember member(plan_, /*node=*/3, &loop_, &links_, events_, this);
-      aborted_ = &member;
-      NodeLeft left;
-      left.promised_in = 7;
-      member.TakeUp(left);
-      decided_.clear();
-      asked_.clear();
-      member.Start({this, this, this, this});
-      for (const int node : {0, 1, 2, 4, 5}) member.OnUp(node);
-      v1::PeerMessage message;
-      v1::PeerMessage::Begin& begin = *message.mutable_begin();
-      begin.set_generation(9);
-      begin.set_initialized(true);
-      begin.set_decided_step(1);
-      begin.mutable_decided()->set_step(1);
-      begin.mutable_decided()->set_generation(decided_in);
-      member.OnMessage(0, message);
-      EXPECT_EQ(decided_.size(), decided_in == 8 ? 0u : 1u) << "0: an older daemon does not say";
-      EXPECT_EQ(asked_.size(), decided_in == 8 ? 1u : 0u) << "it is sent the state";
-      member.Stop();
-    });
+    HearDecidedBehind(left, /*own_step=*/0, /*step=*/1, decided_in);
+    EXPECT_EQ(decided_.size(), decided_in == 8 ? 0u : 1u) << "0: an older daemon does not say";
+    EXPECT_EQ(asked_.size(), decided_in == 8 ? 1u : 0u) << "it is sent the state";
   }
 }
 
 TEST_F(NodeMemberSearchTest, AStepThatWasMadeInAnotherAttemptIsSentAnew) {
-  loop_.RunAndWait([&] {
-    initialized_ = true;
-    NodeMember member(plan_, /*node=*/3, &loop_, &links_, events_, this);
-    aborted_ = &member;
-    NodeLeft left;
-    left.decided.set_step(4);
-    left.decided.set_generation(7);
-    step_ = 4;
-    member.TakeUp(left);
-    member.Start({this, this, this, this});
-    for (const int node : {0, 1, 2, 4, 5}) member.OnUp(node);
-    v1::PeerMessage message;
-    v1::PeerMessage::Begin& begin = *message.mutable_begin();
-    begin.set_generation(9);
-    begin.set_initialized(true);
-    begin.set_decided_step(4);
-    begin.mutable_decided()->set_step(4);
-    begin.mutable_decided()->set_generation(8);
-    member.OnMessage(0, message);
-    EXPECT_THAT(asked_, ElementsAre(1));
+  NodeLeft left;
+  left.decided.set_step(4);
+  left.decided.set_generation(7);
+  for (const uint64_t decided_in : {7, 8}) {
+    SCOPED_TRACE(decided_in);
+    HearDecidedBehind(left, /*own_step=*/4, /*step=*/4, decided_in);
+    EXPECT_EQ(asked_.size(), decided_in == 8 ? 1u : 0u);
     EXPECT_THAT(closed_, IsEmpty());
-    member.Stop();
-  });
+  }
 }
 
 TEST_F(NodeMemberSearchTest, AnOlderStateIsNotTaken) {
