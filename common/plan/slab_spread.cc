@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "common/plan/layout_internal.h"
@@ -56,14 +57,20 @@ std::vector<Near> NearOfGather(const ShardPlan& plan, int gpus) {
 
 std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus);
 
-// Shards, followed by the optimizer state that trainers keep: each byte is near what it is a copy of.
+// Of each snapshot (over nodes there are two): shards, followed by the optimizer state that trainers keep. Each byte is
+// near what it is a copy of.
 std::vector<Near> NearOfKept(const ShardPlan& plan, int gpus) {
-  std::vector<Near> all = NearOf(plan, SpreadSlab::kShards, gpus);
-  if (plan.memory.snapshot_bytes > plan.memory.shards_bytes) {
-    for (Near state : NearOf(plan, SpreadSlab::kOptimizer, gpus)) {
-      state.offset_bytes += plan.memory.shards_bytes;
-      all.push_back(state);
+  const MemoryPlan& memory = plan.memory;
+  std::vector<Near> all;
+  const auto add = [&](SpreadSlab slab, int64_t begin_bytes) {
+    for (Near near : NearOf(plan, slab, gpus)) {
+      near.offset_bytes += begin_bytes;
+      all.push_back(near);
     }
+  };
+  for (int64_t begin_bytes = 0; begin_bytes < memory.kept_bytes; begin_bytes += memory.snapshot_bytes) {
+    add(SpreadSlab::kShards, begin_bytes);
+    if (memory.snapshot_bytes > memory.shards_bytes) add(SpreadSlab::kOptimizer, begin_bytes + memory.shards_bytes);
   }
   return all;
 }
@@ -150,16 +157,34 @@ std::vector<int64_t> Quotas(const std::vector<int64_t>& work, int64_t pages) {
   return quotas;
 }
 
+// What has holes where parameters are cut over nodes.
+std::optional<HeldSlab> HeldSlabOf(SpreadSlab slab) {
+  switch (slab) {
+    case SpreadSlab::kShards:
+      return HeldSlab::kShards;
+    case SpreadSlab::kParameters:
+      return HeldSlab::kParameters;
+    case SpreadSlab::kGradients:
+      return HeldSlab::kGradients;
+    case SpreadSlab::kOptimizer:
+      return HeldSlab::kOptimizer;
+    case SpreadSlab::kKept:
+      return HeldSlab::kKept;
+    case SpreadSlab::kPool:
+    case SpreadSlab::kStaging:
+    case SpreadSlab::kGather:
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
 // Which pages have memory.
 std::vector<bool> HeldPages(const ShardPlan& plan, SpreadSlab slab, int64_t pages, int64_t page_bytes) {
-  const bool is_cut = plan.cut_over_nodes &&
-                      (slab == SpreadSlab::kShards || slab == SpreadSlab::kGradients || slab == SpreadSlab::kOptimizer);
-  std::vector<bool> held(static_cast<size_t>(pages), !is_cut);
+  const std::optional<HeldSlab> cut = plan.cut_over_nodes ? HeldSlabOf(slab) : std::nullopt;
+  std::vector<bool> held(static_cast<size_t>(pages), !cut.has_value());
   held[0] = true;
-  if (!is_cut) return held;
-  for (const ByteRange& range : HeldRanges(plan, slab == SpreadSlab::kShards      ? HeldSlab::kShards
-                                                 : slab == SpreadSlab::kGradients ? HeldSlab::kGradients
-                                                                                  : HeldSlab::kOptimizer)) {
+  if (!cut.has_value()) return held;
+  for (const ByteRange& range : HeldRanges(plan, *cut)) {
     const int64_t end = std::min(pages, (range.end + page_bytes - 1) / page_bytes);
     for (int64_t page = range.first / page_bytes; page < end; ++page) held[static_cast<size_t>(page)] = true;
   }

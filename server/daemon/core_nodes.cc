@@ -51,12 +51,6 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
   nodes->worker = &node_values_;
   std::string serialized = init->spec.SerializeAsString();
   const bool on_gpus = devices_.front()->memory() != nullptr;
-  if (on_gpus && !plan.config.trainers_never_write()) {
-    return absl::UnimplementedError(
-        absl::StrCat("open job \"", init->spec.name(),
-                     "\": optimizers that step in the trainers are not served on GPUs of several nodes (got "
-                     "OPTIMIZER_KIND_TRAINER, want an optimizer of the daemon's)"));
-  }
   if (on_gpus && HasRows(plan)) {
     return absl::UnimplementedError(absl::StrCat(
         "open job \"", init->spec.name(),
@@ -104,6 +98,7 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
     nodes->events->SetExchange(nullptr);
     return absl::Status(why.code(), absl::StrCat("open job \"", init->spec.name(), "\": ", why.message()));
   };
+  const JobSlab* const source = plan.config.pass_copies() ? init->memory->parameters() : init->memory->shards();
   std::shared_ptr<NodeExchange> exchange;
   if (!on_gpus) {
     absl::StatusOr<std::unique_ptr<PeerExchange>> made = PeerExchange::Make(
@@ -112,7 +107,6 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
     if (!made.ok()) return refused(made.status());
     exchange = *std::move(made);
     if (plan.cut_over_nodes) {
-      const JobSlab* const source = plan.config.pass_copies() ? init->memory->parameters() : init->memory->shards();
       nodes->gather = std::make_unique<PeerGather>(init->plan, nodes->links.get(), source->At(0));
     }
 #ifndef SHARDD_NO_GPUS
@@ -132,7 +126,7 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
       gather.links = nodes->links.get();
       gather.exchange = by_nccl;
       gather.devices = init->devices.by_rank;
-      gather.shards = init->memory->shards()->At(0);
+      gather.source = source->At(0);
       gather.staging = staging;
       nodes->gather = std::make_unique<NcclGather>(std::move(gather));
     }

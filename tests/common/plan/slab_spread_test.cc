@@ -149,6 +149,45 @@ TEST(SlabSpread, PagesOfOtherNodesAreOnNoGpu) {
   }
 }
 
+int GpuAt(const std::vector<SlabPiece>& pieces, int64_t offset_bytes) {
+  for (const SlabPiece& piece : pieces) {
+    if (offset_bytes < piece.size_bytes) return piece.gpu;
+    offset_bytes -= piece.size_bytes;
+  }
+  return kNoGpu;
+}
+
+// Over nodes there are two, of which each follows shards by the state that trainers keep.
+TEST(SlabSpread, BothSnapshotsAreWhereTheirShardsAndStatesAre) {
+  for (const v1::Strategy strategy : {v1::STRATEGY_FULL_SHARD, v1::STRATEGY_HYBRID_SHARD}) {
+    SpecBuilder b = Model(2, 2, 48);
+    b.config().set_strategy(strategy);
+    b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+    b.config().mutable_optimizer()->set_trainer_states(2);
+    b.config().set_trainers_never_write(false);
+    b.config().set_pass_copies(true);
+    for (int node = 0; node < 3; ++node) b.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7000"));
+    const ShardPlan plan = *PlanShards(b.spec(), 1);
+    const MemoryPlan& memory = plan.memory;
+    ASSERT_EQ(memory.kept_bytes, 2 * (memory.shards_bytes + memory.optimizer_bytes));
+    const std::vector<SlabPiece> kept = SpreadOverGpus(plan, SpreadSlab::kKept, 2, kPage);
+    int held = 0;
+    const auto expect_alike = [&](SpreadSlab slab, int64_t size_bytes, int64_t begin_bytes) {
+      const std::vector<SlabPiece> pieces = SpreadOverGpus(plan, slab, 2, kPage);
+      for (int64_t at = 0; at < size_bytes; at += kPage) {
+        // The first page of a slab is held, whoever has what it is for.
+        if (at > 0) EXPECT_EQ(GpuAt(kept, begin_bytes + at), GpuAt(pieces, at)) << begin_bytes << " " << at;
+        held += GpuAt(pieces, at) == kNoGpu ? 0 : 1;
+      }
+    };
+    for (const int64_t begin_bytes : {int64_t{0}, memory.snapshot_bytes}) {
+      expect_alike(SpreadSlab::kShards, memory.shards_bytes, begin_bytes);
+      expect_alike(SpreadSlab::kOptimizer, memory.optimizer_bytes, begin_bytes + memory.shards_bytes);
+    }
+    EXPECT_GT(held, 0);
+  }
+}
+
 TEST(SlabSpread, EmptyShardsTakeNothing) {
   SpecBuilder b(3);
   b.config().set_layout(v1::LAYOUT_DIM0);

@@ -229,7 +229,7 @@ TEST_P(NodesDeath, StoppingADaemonLosesNoPartOfAStep) {
 }
 
 TEST_P(NodesDeath, StoppingADaemonLosesNoStepThatRanksMake) {
-  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
+  SHARDD_NEEDS_GPUS(GetParam().gpus);
   ExpectStopsLoseNothing(Training(300).With(InTrainers()));
 }
 

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/nodes/nodes.h"
+#include "tests/testing/fake_cuda.h"
 
 namespace shardd::e2e {
 namespace {
@@ -26,6 +27,10 @@ class NodesPass : public Nodes, public ::testing::WithParamInterface<PassCase> {
 
 TEST_P(NodesPass, UpdatesOfTrainersAreThoseOfTheUnshardedModel) {
   const Args args = kPass.With(GetParam().args);
+  if (args.Int("gpus") > 0) {
+    SHARDD_NEEDS_GPUS(args.Int("gpus"));
+    OnGpus(args.Int("gpus"));
+  }
   Start(args.Int("node_count", 2), args.Int("world", 2));
   ExpectAllOk(RunAll(args));
   for (int k = 0; k < count(); ++k) {
@@ -45,11 +50,42 @@ INSTANTIATE_TEST_SUITE_P(
                       PassCase{"CutEmptyShards", {{"strategy", "FULL_SHARD"}, {"layout", "DIM0"}, {"numel", "3"}}}),
     [](const auto& info) { return info.param.name; });
 
-class NodesPassDeath : public Nodes, public ::testing::WithParamInterface<const char*> {};
+// A host is ahead of its GPU there, so the stores of a step may be on their way when its pass is entered.
+INSTANTIATE_TEST_SUITE_P(
+    OnGpus, NodesPass,
+    ::testing::Values(
+        PassCase{"Replicas", {{"gpus", "2"}}},
+        PassCase{"ReplicasAdamDim0Micro", {{"gpus", "2"}, {"trained", "adam"}, {"layout", "DIM0"}, {"micro", "2"}}},
+        PassCase{"ReplicasReadInPlaceOnOneGpu",
+                 {{"gpus", "1"}, {"by_groups", "0"}, {"writeback", "1"}, {"param_dtype", "bf16"}}},
+        PassCase{"Cut", {{"gpus", "2"}, {"strategy", "FULL_SHARD"}}},
+        PassCase{"CutBehindItsHosts", {{"gpus", "2"}, {"strategy", "FULL_SHARD"}, {"ordered", "0"}}},
+        PassCase{"CutAdamOnThreeNodes",
+                 {{"gpus", "1"},
+                  {"strategy", "FULL_SHARD"},
+                  {"trained", "adam"},
+                  {"node_count", "3"},
+                  {"world", "1"},
+                  {"param_dtype", "bf16"}}},
+        PassCase{"CutDim0Micro", {{"gpus", "2"}, {"strategy", "FULL_SHARD"}, {"layout", "DIM0"}, {"micro", "2"}}}),
+    [](const auto& info) { return info.param.name; });
+
+struct PassDeath {
+  const char* name;
+  const char* strategy;
+  int gpus;  // of each node; 0: CPUs
+};
+
+class NodesPassDeath : public Nodes, public ::testing::WithParamInterface<PassDeath> {};
 
 TEST_P(NodesPassDeath, AKillAnywhereCostsOneStepAtMost) {
+  if (GetParam().gpus > 0) {
+    SHARDD_NEEDS_GPUS(GetParam().gpus);
+    OnGpus(GetParam().gpus);
+  }
   Start(2, 2);
-  const Args args = kPass.With({{"strategy", GetParam()}, {"recover", "1"}, {"trained", "adam"}, {"steps", "8"}});
+  const Args args =
+      kPass.With({{"strategy", GetParam().strategy}, {"recover", "1"}, {"trained", "adam"}, {"steps", "8"}});
   int on = 0;
   for (const char* moment : {"before_pass", "entered", "midway", "before_update", "updating", "updated"}) {
     SCOPED_TRACE(moment);
@@ -66,8 +102,11 @@ TEST_P(NodesPassDeath, AKillAnywhereCostsOneStepAtMost) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Placements, NodesPassDeath, ::testing::Values("HYBRID_SHARD", "FULL_SHARD"),
-                         [](const auto& info) { return std::string(info.param[0] == 'F' ? "Cut" : "Replicas"); });
+INSTANTIATE_TEST_SUITE_P(Placements, NodesPassDeath,
+                         ::testing::Values(PassDeath{"Replicas", "HYBRID_SHARD", 0}, PassDeath{"Cut", "FULL_SHARD", 0},
+                                           PassDeath{"ReplicasOnGpus", "HYBRID_SHARD", 2},
+                                           PassDeath{"CutOnGpus", "FULL_SHARD", 2}),
+                         [](const auto& info) { return info.param.name; });
 
 class NodesPassLost : public Nodes {
  protected:
@@ -78,20 +117,26 @@ class NodesPassLost : public Nodes {
     ranks->erase(lost);
     ranks->emplace(lost, StartRank(lost, 0, args));
   }
+  void LoseBothInTurn() {
+    Start(2, 1);
+    const Args args = kPass.With({{"recover", "1"}, {"trained", "adam"}, {"steps", "60"}});
+    std::map<int, testing::Child> ranks;
+    for (int k = 0; k < 2; ++k) ranks.emplace(k, StartRank(k, 0, args));
+    for (int k = 1; k >= 0; --k) {
+      ASSERT_TRUE(testing::PollUntil([&] { return node(1 - k).Job().committed_step() > 20 - 10 * k; }));
+      ASSERT_NO_FATAL_FAILURE(LoseWithRank(k, args, &ranks));
+    }
+    for (auto& [node, rank] : ranks) EXPECT_EQ(rank.Wait(), 0) << node;
+    ExpectAllOk(Reports(args));
+  }
 };
 
 // Without a custodian its replica is sent what is committed; where parts exist once the job ends by name.
-TEST_F(NodesPassLost, ALostDaemonsReplicaGoesOnFromTheCommittedVersion) {
-  Start(2, 1);
-  const Args args = kPass.With({{"recover", "1"}, {"trained", "adam"}, {"steps", "60"}});
-  std::map<int, testing::Child> ranks;
-  for (int k = 0; k < 2; ++k) ranks.emplace(k, StartRank(k, 0, args));
-  for (int k = 1; k >= 0; --k) {
-    ASSERT_TRUE(testing::PollUntil([&] { return node(1 - k).Job().committed_step() > 20 - 10 * k; }));
-    ASSERT_NO_FATAL_FAILURE(LoseWithRank(k, args, &ranks));
-  }
-  for (auto& [node, rank] : ranks) EXPECT_EQ(rank.Wait(), 0) << node;
-  ExpectAllOk(Reports(args));
+TEST_F(NodesPassLost, ALostDaemonsReplicaGoesOnFromTheCommittedVersion) { LoseBothInTurn(); }
+TEST_F(NodesPassLost, ALostGpuDaemonsReplicaGoesOnFromTheCommittedVersion) {
+  SHARDD_NEEDS_GPUS(1);
+  OnGpus(1);
+  LoseBothInTurn();
 }
 
 TEST_F(NodesPassLost, APartNowhereElseEndsTheJobByName) {

@@ -43,7 +43,7 @@ class NcclGather final : public NodeGather {
     PeerLinks* links = nullptr;              // of as many nodes
     std::shared_ptr<NcclExchange> exchange;  // with `moves`
     std::vector<Device*> devices;            // by local rank
-    const char* shards = nullptr;            // start of slab "shards", in memory that the devices reach
+    const char* source = nullptr;            // start of the slab that RailParts::PackOps reads; the devices reach it
     // By local rank, memory of its device: MemoryPlan::gather_staging, aligned to kRailAlignmentBytes.
     std::vector<char*> staging;
   };
@@ -52,7 +52,7 @@ class NcclGather final : public NodeGather {
     const GatherStaging& of = plan.memory.gather_staging;
     return staging + of.own_bytes + kGatherSlots * of.slot_bytes;
   }
-  // Links, devices, shards and staging must outlive this object.
+  // Links, devices, source and staging must outlive this object.
   explicit NcclGather(Options options);
   // Aborts what is under way, of the exchange's sums too.
   ~NcclGather() override;

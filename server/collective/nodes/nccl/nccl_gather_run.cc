@@ -190,7 +190,7 @@ bool NcclGather::BeginOne() {
   for (int rank = 0; rank < ranks_; ++rank) {
     std::vector<DeviceOp>& ops = PartOf(parts, options_.devices[static_cast<size_t>(rank)]).ops;
     for (DeviceOp& op :
-         Part(order.key.group, node_, rank).PackOps(options_.shards, options_.staging[static_cast<size_t>(rank)])) {
+         Part(order.key.group, node_, rank).PackOps(options_.source, options_.staging[static_cast<size_t>(rank)])) {
       ops.push_back(std::move(op));
     }
   }

@@ -21,15 +21,15 @@ class RailParts {
   RailParts(const ShardPlan& plan, int group, int node, int rank);
 
   int64_t bytes() const { return bytes_; }  // of the whole part; 0: the rank holds nothing of the group
-  // Operations that cast the rank's ranges of slab "shards" into `part`, or write `part` to its places in `image`, the
-  // group's image in a pool slot.
-  std::vector<DeviceOp> PackOps(const char* shards, char* part) const;
+  // Operations that cast the rank's ranges of `source` into `part`, or write `part` to its places in `image`, the
+  // group's image in a pool slot. `source`: slab "shards", or "parameters" where passes read copies.
+  std::vector<DeviceOp> PackOps(const char* source, char* part) const;
   std::vector<DeviceOp> UnpackOps(const char* part, char* image) const;
 
  private:
   struct Range {
     int64_t offset_bytes = 0;  // in the part
-    int64_t shards_bytes = 0;  // from the start of slab "shards"
+    int64_t source_bytes = 0;  // from the start of the slab
     int64_t image_bytes = 0;   // from the start of the group's image
     int64_t numel = 0;
     DType from = v1::DTYPE_UNSPECIFIED;

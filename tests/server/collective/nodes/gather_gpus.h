@@ -58,7 +58,7 @@ class GatherGpus {
     gather.plan = std::move(plan);
     gather.links = links;
     gather.exchange = std::move(exchange);
-    gather.shards = shards;
+    gather.source = shards;
     return std::make_unique<NcclGather>(std::move(gather));
   }
   // The node's gather is gone, and its links go.

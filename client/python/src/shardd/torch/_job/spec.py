@@ -284,11 +284,6 @@ def _check_on_nodes(
     optimizers: list[JobOptimizer], stock: list[torch.optim.Optimizer], on_gpu: bool, rows: int
 ) -> None:
     """Raises for what daemons of several nodes do not agree on: who writes the parameters, and when."""
-    if stock and on_gpu:
-        raise NotImplementedError(
-            f"register model: torch.optim.{type(stock[0]).__name__} has its parameters and it spans GPUs of several nodes, where "
-            "trainers do not write them; use shardd.torch.optim (AdamW, Adam, SGD, Adagrad, RMSprop, Lion), or install() without optimizers=False"
-        )
     if not optimizers and not stock:
         raise NotImplementedError(
             "register model: it is trained on several nodes without an optimizer; build one before the first forward "
