@@ -139,7 +139,7 @@ GatherStaging SizeGatherStaging(const ShardPlan& plan) {
       staging.slot_bytes = std::max(staging.slot_bytes, others_bytes);
     }
   }
-  staging.greeting_bytes = int64_t{2} * NodesOfRow(plan) * kRailAlignmentBytes;
+  staging.greeting_bytes = int64_t{2} * plan.nodes() * kRailAlignmentBytes;
   staging.stride_bytes =
       RoundUp(staging.own_bytes + kGatherSlots * staging.slot_bytes + staging.greeting_bytes, kPoolAlignmentBytes);
   return staging;

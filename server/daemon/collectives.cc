@@ -123,12 +123,11 @@ absl::Status SetCollectives(const CollectiveFlags& flags, const Devices& made, C
       return MakeCollective(communicators, devices);
     };
   }
-  options->node_exchanges =
-      [exchanges = new LazyExchanges(*made.driver, made.gpus, flags.nccl_library)](
-          const std::string& job, int node, int nodes, std::vector<Device*> devices, std::vector<char*> greetings,
-          std::function<void(int, v1::PeerMessage)> send) -> absl::StatusOr<std::unique_ptr<NcclExchange> > {
+  options->node_exchanges = [exchanges = new LazyExchanges(*made.driver, made.gpus, flags.nccl_library)](
+                                const std::string& job,
+                                NcclExchangeOptions of_job) -> absl::StatusOr<std::unique_ptr<NcclExchange> > {
     SHARDD_ASSIGN_OR_RETURN(NcclExchanges * of_daemon, exchanges->Get());
-    return of_daemon->Make(job, node, nodes, std::move(devices), std::move(greetings), std::move(send));
+    return of_daemon->Make(job, std::move(of_job));
   };
   return absl::OkStatus();
 }

@@ -40,6 +40,7 @@ class Device;
 class NcclExchange;
 class SessionStream;
 class TraceSink;
+struct NcclExchangeOptions;
 
 struct CoreOptions {
   bool embedded = false;                             // ends (on_idle) after its last job
@@ -59,9 +60,7 @@ struct CoreOptions {
   // Null: no jobs that span several nodes. Else makes a job's links, on the setup thread; the events outlive them.
   std::function<absl::StatusOr<std::unique_ptr<PeerLinks>>(const PeerJoin&, PeerLinks::Events*)> join_nodes;
   // On GPUs: what adds a job's gradients over its nodes (NcclExchanges::Make).
-  std::function<absl::StatusOr<std::unique_ptr<NcclExchange>>(
-      const std::string& job, int node, int nodes, std::vector<Device*> devices, std::vector<char*> greetings,
-      std::function<void(int node, v1::PeerMessage)> send)>
+  std::function<absl::StatusOr<std::unique_ptr<NcclExchange>>(const std::string& job, NcclExchangeOptions options)>
       node_exchanges;
   std::shared_ptr<Custody> custody;                // null: jobs end with the daemon
   std::function<absl::Time()> certificate_expiry;  // of the one for other daemons; null: there is none. Any thread

@@ -51,13 +51,6 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
   nodes->worker = &node_values_;
   std::string serialized = init->spec.SerializeAsString();
   const bool on_gpus = devices_.front()->memory() != nullptr;
-  if (on_gpus && HasRows(plan)) {
-    return absl::UnimplementedError(absl::StrCat(
-        "open job \"", init->spec.name(),
-        "\": shard groups that span nodes are not served on GPUs (got shard_group_size ",
-        plan.config.shard_group_size(), " with ", plan.world_size, " ranks of a node, want at most these); use ",
-        "STRATEGY_FULL_SHARD, which cuts over all nodes, or shard groups within a node"));
-  }
   PeerJoin join;
   join.data_path = "links";
 #ifndef SHARDD_NO_GPUS
@@ -112,17 +105,24 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
 #ifndef SHARDD_NO_GPUS
   } else {
     const std::vector<char*> staging = init->memory->GatherStagingByRank(plan);  // none: nothing is cut over nodes
-    std::vector<char*> greetings;
-    for (char* const of_rank : staging) greetings.push_back(NcclGather::GreetingOf(plan, of_rank));
-    absl::StatusOr<std::unique_ptr<NcclExchange>> made = options_.node_exchanges(
-        init->spec.name(), node, plan.nodes(), init->devices.by_rank, std::move(greetings),
-        [links = nodes->links.get()](int to, v1::PeerMessage message) { links->Send(to, std::move(message)); });
+    NcclExchangeOptions by_ranks;
+    by_ranks.node = node;
+    by_ranks.nodes = plan.nodes();
+    by_ranks.row_nodes = plan.cut_over_nodes ? NodesOfRow(plan) : 0;
+    by_ranks.devices = init->devices.by_rank;
+    for (char* const of_rank : staging) by_ranks.greetings.push_back(NcclGather::GreetingOf(plan, of_rank));
+    by_ranks.send = [links = nodes->links.get()](int to, v1::PeerMessage message) {
+      links->Send(to, std::move(message));
+    };
+    absl::StatusOr<std::unique_ptr<NcclExchange>> made =
+        options_.node_exchanges(init->spec.name(), std::move(by_ranks));
     if (!made.ok()) return refused(made.status());
     const std::shared_ptr<NcclExchange> by_nccl = *std::move(made);
     exchange = by_nccl;
     if (plan.cut_over_nodes) {
       NcclGather::Options gather;
       gather.plan = init->plan;
+      gather.node = node;
       gather.links = nodes->links.get();
       gather.exchange = by_nccl;
       gather.devices = init->devices.by_rank;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/e2e/nodes/nodes.h"
+#include "tests/testing/fake_cuda.h"
 #include "tests/testing/long_run.h"
 #include "tests/testing/poll.h"
 
@@ -101,6 +102,19 @@ TEST_F(NodesRowsLost, EachNodeInItsTurnIsSentWhatItHeld) {
     ASSERT_NO_FATAL_FAILURE(LoseAndGoOn({k}, args));
     EXPECT_TRUE(node(k).HasEvent("job", "state", absl::StrCat("came from node ", (k + 2) % 4)));
   }
+  EXPECT_FALSE(RankOf(0).Ended()) << "the ranks were too fast";
+  ExpectAsUndisturbed(args);
+}
+
+TEST_F(NodesRowsLost, EachNodeWithAGpuIsSentWhatItHeld) {
+  SHARDD_NEEDS_GPUS(1);
+  OnGpus(1);
+  Start(4, 1);
+  const Args args = Training(100);
+  StartRanks(args);
+  ASSERT_TRUE(AllTrained(2));
+  for (const int k : {3, 0}) ASSERT_NO_FATAL_FAILURE(LoseAndGoOn({k}, args));
+  ASSERT_NO_FATAL_FAILURE(LoseAndGoOn({0, 1}, args));
   EXPECT_FALSE(RankOf(0).Ended()) << "the ranks were too fast";
   ExpectAsUndisturbed(args);
 }

@@ -25,6 +25,25 @@ struct NodeMove {
   MoveOp::Move move;  // `peer` is the other node
 };
 
+struct NcclExchangeOptions {
+  int node = 0;  // of this daemon
+  int nodes = 2;
+  // Parts are cut over the nodes of a row of so many, and rows are copies of each other (common/plan/node_part.h).
+  int row_nodes = 0;             // 0: one row
+  std::vector<Device*> devices;  // by local rank; ranks may share devices; must outlive the exchange
+  std::vector<int> ordinals;     // of the devices, in the driver's numbering
+  // PeerLinks::Send: sends in order, never blocks, may drop a message if the loss ends the generation.
+  std::function<void(int node, v1::PeerMessage message)> send;
+  // There are moves, too, on communicators of their own: a sum and a move may wait for other nodes at the same time.
+  // The same on all nodes.
+  bool moves = false;
+  // With `moves`: by local rank, GreetingBytes of its device's memory, which outlive the exchange. Ranks may share
+  // none.
+  std::vector<char*> greetings;
+  NcclCommunicator::Options communicators;
+  std::shared_ptr<void> claim;  // released with the exchange
+};
+
 // Exchange by NCCL: for each local rank one communicator, whose members are that rank's GPUs on all nodes, in the
 // nodes' order. They are made when the first sum needs them and kept over generations while nothing breaks. Before a
 // generation's first sum every node tells node 0 which communicators it has, and node 0 tells all nodes which to use:
@@ -35,30 +54,18 @@ struct NodeMove {
 // NCCL connects two members when they first send each other something, and holds the call meanwhile, and with it the
 // GPU's issuing thread. A sum and a move could so wait for each other: node 0's thread is held by its first move to
 // node 1, whose thread is held by a sum that node 0 has yet to issue. Therefore new communicators for moves greet all
-// other nodes before anything else is issued. Sums' connections are made with their communicators
-// (NcclLibrary::SetEnvironment).
+// other nodes of the row before anything else is issued. Sums' connections are made with their communicators
+// (NcclLibrary::SetEnvironment), but for those of pieces that rows send each other, which greet likewise.
+//
+// Where there are rows, the nodes with one place in them cut its parts among them: each gets the sums of its pieces,
+// and sends them to the others in a move that follows the sum in the same stream. So all rows have the same bits.
 //
 // If a generation ends (Begin) while sums are under way or communicators are made, this node aborts them; the other
 // nodes do the same in their own Begin. While sums are under way the exchange also asks NCCL whether communicators are
 // broken, aborts those, and refuses further sums of the generation.
 class NcclExchange final : public NodeExchange {
  public:
-  struct Options {
-    int node = 0;  // of this daemon
-    int nodes = 2;
-    std::vector<Device*> devices;  // by local rank; ranks may share devices; must outlive the exchange
-    std::vector<int> ordinals;     // of the devices, in the driver's numbering
-    // PeerLinks::Send: sends in order, never blocks, may drop a message if the loss ends the generation.
-    std::function<void(int node, v1::PeerMessage message)> send;
-    // There are moves, too, on communicators of their own: a sum and a move may wait for other nodes at the same time.
-    // The same on all nodes.
-    bool moves = false;
-    // With `moves`: by local rank, GreetingBytes of its device's memory, which outlive the exchange. Ranks may share
-    // none.
-    std::vector<char*> greetings;
-    NcclCommunicator::Options communicators;
-    std::shared_ptr<void> claim;  // released with the exchange
-  };
+  using Options = NcclExchangeOptions;
   static int64_t GreetingBytes(int nodes) { return int64_t{2} * nodes * kGreetingBytes; }
   NcclExchange(const NcclLibrary& library, const CudaDriver& driver, Options options);
   // Aborts what is under way.
@@ -123,14 +130,18 @@ class NcclExchange final : public NodeExchange {
   void SendReport() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UseOrMake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // All others, on new communicators for moves. OK without moves.
+  // All others that this node moves bytes to or from, on new communicators. OK without moves.
   absl::Status Greet(const Communicators& made) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void IssueNext(Queue& queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   size_t CommunicatorCount() const { return options_.devices.size() * (options_.moves ? 2 : 1); }
   // The operations of each rank's device.
   std::vector<DevicePart> SumParts(const Sum& sum, const Communicators& on) const;
-  std::vector<DevicePart> MoveParts(const Sum& move, const Communicators& on) const;
+  // `first`: the communicator of rank 0, in `on`.
+  std::vector<DevicePart> MoveParts(const std::vector<NodeMove>& moves, const Communicators& on, size_t first) const;
+  // Adds the part to a sum, or its pieces and what this node sends and gets of them.
+  void AddPart(const NodePart& part, SumOp* sum, MoveOp* pieces) const;
+  int row_nodes() const { return options_.row_nodes > 0 ? options_.row_nodes : options_.nodes; }
   absl::Status Check(const Queue& queue, uint64_t sequence, const Sum& sum) const;
   void Enter(Queue* queue, uint64_t sequence, Sum sum) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SumIsDone(const std::shared_ptr<Sum>& sum, const Communicators& on, absl::Status status)

@@ -4,9 +4,8 @@
 
 namespace shardd {
 
-absl::StatusOr<std::unique_ptr<NcclExchange>> NcclExchanges::Make(
-    const std::string& job, int node, int nodes, std::vector<Device*> devices, std::vector<char*> greetings,
-    std::function<void(int node, v1::PeerMessage message)> send) {
+absl::StatusOr<std::unique_ptr<NcclExchange>> NcclExchanges::Make(const std::string& job,
+                                                                  NcclExchange::Options options) {
   auto claim = std::make_shared<std::string>(job);
   {
     absl::MutexLock lock(&mutex_);
@@ -19,14 +18,10 @@ absl::StatusOr<std::unique_ptr<NcclExchange>> NcclExchanges::Make(
     }
     claim_ = claim;
   }
-  NcclExchange::Options options;
-  options.node = node;
-  options.nodes = nodes;
-  for (size_t rank = 0; rank < devices.size(); ++rank) options.ordinals.push_back(ordinals_[rank % ordinals_.size()]);
-  options.devices = std::move(devices);
-  options.moves = !greetings.empty();
-  options.greetings = std::move(greetings);
-  options.send = std::move(send);
+  for (size_t rank = 0; rank < options.devices.size(); ++rank) {
+    options.ordinals.push_back(ordinals_[rank % ordinals_.size()]);
+  }
+  options.moves = !options.greetings.empty();
   options.claim = std::move(claim);
   return std::make_unique<NcclExchange>(library_, driver_, std::move(options));
 }

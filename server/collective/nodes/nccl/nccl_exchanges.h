@@ -1,7 +1,6 @@
 #ifndef SHARDD_SERVER_COLLECTIVE_NODES_NCCL_NCCL_EXCHANGES_H_
 #define SHARDD_SERVER_COLLECTIVE_NODES_NCCL_NCCL_EXCHANGES_H_
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,11 +22,9 @@ class NcclExchanges {
   NcclExchanges(const NcclLibrary& library, const CudaDriver& driver, std::vector<int> ordinals)
       : library_(library), driver_(driver), ordinals_(std::move(ordinals)) {}
 
-  // `devices`: by rank of the job; rank r's is the daemon's r-th, modulo their number. `greetings` and `send`: as
-  // NcclExchange::Options; without greetings there are no moves. FAILED_PRECONDITION: another job has the exchange.
-  absl::StatusOr<std::unique_ptr<NcclExchange>> Make(const std::string& job, int node, int nodes,
-                                                     std::vector<Device*> devices, std::vector<char*> greetings,
-                                                     std::function<void(int node, v1::PeerMessage message)> send)
+  // Fills in ordinals, moves and claim: the GPU of rank r of the job is the daemon's r-th, modulo their number; without
+  // greetings there are no moves. FAILED_PRECONDITION: another job has the exchange.
+  absl::StatusOr<std::unique_ptr<NcclExchange>> Make(const std::string& job, NcclExchange::Options options)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -22,14 +22,15 @@ int64_t RoundUp(int64_t bytes) { return (bytes + kRailAlignmentBytes - 1) / kRai
 
 NcclGather::NcclGather(Options options)
     : options_(std::move(options)),
-      node_(options_.plan->node),
+      node_(options_.node),
       nodes_(options_.plan->nodes()),
+      row_nodes_(NodesOfRow(*options_.plan)),
       ranks_(options_.plan->world_size),
       groups_(static_cast<int>(options_.plan->groups.size())),
       up_(static_cast<size_t>(nodes_)) {
   for (int group = 0; group < groups_; ++group) {
-    for (int node = 0; node < nodes_; ++node) {
-      for (int rank = 0; rank < ranks_; ++rank) parts_.emplace_back(*options_.plan, group, node, rank);
+    for (int place = 0; place < row_nodes_; ++place) {
+      for (int rank = 0; rank < ranks_; ++rank) parts_.emplace_back(*options_.plan, group, place, rank);
     }
   }
   const GatherStaging& staging = options_.plan->memory.gather_staging;
@@ -51,7 +52,7 @@ NcclGather::~NcclGather() {
 
 char* NcclGather::At(int rank, int slot, int group, int node) const {
   int64_t offset = own_bytes_ + slot * slot_bytes_;
-  for (int before = 0; before < node; ++before) {
+  for (int before = node - node % row_nodes_; before < node; ++before) {
     if (before != node_) offset += RoundUp(Part(group, before, rank).bytes());
   }
   return options_.staging[static_cast<size_t>(rank)] + offset;
@@ -74,7 +75,7 @@ void NcclGather::Gather(uint64_t generation, int group, uint64_t version, char* 
     bool others_have_some = false;
     for (int node = 0; node < nodes_; ++node) {
       for (int rank = 0; rank < ranks_; ++rank) {
-        others_have_some = others_have_some || (node != node_ && Part(group, node, rank).bytes() > 0);
+        others_have_some = others_have_some || (node != node_ && IsInRow(node) && Part(group, node, rank).bytes() > 0);
       }
     }
     if (!others_have_some) EndLocked(call, absl::OkStatus());

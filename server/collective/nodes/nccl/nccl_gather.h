@@ -7,8 +7,9 @@
 //   needs a group --Pull--> node 0 --Pull with receivers--> all nodes: pack, move, unpack
 //
 // A node that cannot go on tells node 0, and node 0 tells all (Pull with a code): whoever waits for it then ends.
-// An order says which nodes receive. The other nodes only send, without a slot for the group, so nodes may still need
-// groups in any order. Those that have asked for the same group by then receive in one order.
+// An order says which nodes receive, each from the nodes of its row. The other nodes only send, without a slot for the
+// group, so nodes may still need groups in any order. Those that have asked for the same group by then receive in one
+// order.
 
 #include <array>
 #include <cstdint>
@@ -40,6 +41,7 @@ class NcclGather final : public NodeGather {
  public:
   struct Options {
     std::shared_ptr<const ShardPlan> plan;   // cut_over_nodes and POOLED
+    int node = 0;                            // of all, where the plan has its place in a row
     PeerLinks* links = nullptr;              // of as many nodes
     std::shared_ptr<NcclExchange> exchange;  // with `moves`
     std::vector<Device*> devices;            // by local rank
@@ -129,17 +131,19 @@ class NcclGather final : public NodeGather {
   absl::Status CheckCallLocked(uint64_t generation, const Key& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeLocked(int node, const v1::PeerMessage::Pull& pull) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsThere(const Key& key) const { return key.group >= 0 && key.group < groups_ && key.version > 0; }
+  // Of a node of any row.
   const RailParts& Part(int group, int node, int rank) const {
-    return parts_[static_cast<size_t>((group * nodes_ + node) * ranks_ + rank)];
+    return parts_[static_cast<size_t>((group * row_nodes_ + node % row_nodes_) * ranks_ + rank)];
   }
-  // Where the part of `node` begins in a slot of the rank.
+  bool IsInRow(int node) const { return node / row_nodes_ == node_ / row_nodes_; }
+  // Where the part of `node`, another one of the row, begins in a slot of the rank.
   char* At(int rank, int slot, int group, int node) const;
   std::string NameOf(int group) const { return options_.plan->groups[static_cast<size_t>(group)].name; }
 
   // Constant after construction.
   const Options options_;
-  const int node_, nodes_, ranks_, groups_;
-  std::vector<RailParts> parts_;  // by group, node and rank
+  const int node_, nodes_, row_nodes_, ranks_, groups_;
+  std::vector<RailParts> parts_;  // by group, place in a row, and rank
   int64_t own_bytes_ = 0;         // of the staging, what this node sends; then slots of
   int64_t slot_bytes_ = 0;
   std::thread thread_;

@@ -61,7 +61,7 @@ bool NcclGather::CopyOne() {
     for (int rank = 0; rank < ranks_; ++rank) {
       std::vector<DeviceOp>& ops = PartOf(parts, options_.devices[static_cast<size_t>(rank)]).ops;
       for (int node = 0; node < nodes_; ++node) {
-        if (node == node_) continue;
+        if (node == node_ || !IsInRow(node)) continue;
         for (DeviceOp& op : Part(group, node, rank).UnpackOps(At(rank, slot, group, node), copied->image)) {
           ops.push_back(std::move(op));
         }
@@ -143,7 +143,10 @@ bool NcclGather::Receives(const Order& order) const {
   return std::find(order.receivers.begin(), order.receivers.end(), node_) != order.receivers.end();
 }
 
-bool NcclGather::Sends(const Order& order) const { return order.receivers.size() > (Receives(order) ? 1 : 0); }
+bool NcclGather::Sends(const Order& order) const {
+  return std::any_of(order.receivers.begin(), order.receivers.end(),
+                     [this](int node) { return node != node_ && IsInRow(node); });
+}
 
 bool NcclGather::Holds(int group) const {
   for (int rank = 0; rank < ranks_; ++rank) {
@@ -206,12 +209,12 @@ std::vector<NodeMove> NcclGather::MovesOf(const Order& order) const {
   for (int rank = 0; rank < ranks_; ++rank) {
     const int64_t own_bytes = Part(group, node_, rank).bytes();
     for (const int node : order.receivers) {
-      if (node == node_ || own_bytes == 0) continue;
+      if (node == node_ || !IsInRow(node) || own_bytes == 0) continue;
       moves.push_back({rank, {node, options_.staging[static_cast<size_t>(rank)], nullptr, own_bytes}});
     }
     for (int node = 0; order.slot >= 0 && node < nodes_; ++node) {
       const int64_t bytes = Part(group, node, rank).bytes();
-      if (node == node_ || bytes == 0) continue;
+      if (node == node_ || !IsInRow(node) || bytes == 0) continue;
       moves.push_back({rank, {node, nullptr, At(rank, order.slot, group, node), bytes}});
     }
   }

@@ -59,6 +59,7 @@ class NcclExchangeTest : public ::testing::Test {
     NcclExchange::Options options;
     options.node = node;
     options.nodes = nodes();
+    options.row_nodes = row_nodes_;
     options.communicators.limit = limit_;
     options.moves = moves_;
     for (int rank = 0; rank < ranks_; ++rank) {
@@ -214,7 +215,7 @@ class NcclExchangeTest : public ::testing::Test {
   FakeCudaWorld gpus_{/*delay_seed=*/7, kGpus, /*queue_limit=*/1024};
   absl::Duration limit_ = absl::Seconds(30);
   bool moves_ = false;
-  int ranks_ = 0, each_ = 0;
+  int ranks_ = 0, each_ = 0, row_nodes_ = 0;
   std::vector<std::unique_ptr<Device>> devices_;
   absl::Mutex mutex_;  // exchanges come and go under it
   std::vector<Daemon> daemons_;

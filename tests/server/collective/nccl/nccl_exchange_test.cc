@@ -266,6 +266,70 @@ TEST_F(NcclExchangeTest, PartsOfNodesAreAddedWhereTheyBelong) {
   EXPECT_EQ(reduces, 8);
 }
 
+// The nodes with one place in their rows all have the sums of its parts.
+class NcclExchangeRowsTest : public NcclExchangeTest, public ::testing::WithParamInterface<std::pair<int, int>> {
+ protected:
+  // Of one rank of each node, for places behind one another in `begins`.
+  std::vector<float*> Scatter(uint64_t sequence, const std::vector<int64_t>& numels,
+                              const std::vector<int64_t>& begins) {
+    std::vector<std::shared_ptr<Pending>> all;
+    for (int node = 0; node < nodes(); ++node) {
+      auto pending = all.emplace_back(std::make_shared<Pending>());
+      auto* const data = static_cast<float*>(gpus_.memory()->allocate(static_cast<size_t>(begins.back()) * 4, 64));
+      FillNodeValues(node, 0, sequence, data, begins.back());
+      pending->data.push_back(data);
+      std::vector<NodePart> parts;
+      for (int place = 0; place < row_nodes_; ++place) {
+        const auto at = static_cast<size_t>(place);
+        if (numels[at] > 0) parts.push_back({0, data + begins[at], numels[at], place});
+      }
+      daemon(node).exchange->ReduceScatter(1, sequence, std::move(parts), "sum", [pending](absl::Status status) {
+        pending->status = std::move(status);
+        pending->done.Notify();
+      });
+    }
+    std::vector<float*> data;
+    for (const auto& pending : all) {
+      EXPECT_TRUE(Await(pending).ok()) << pending->status;
+      data.push_back(pending->data[0]);
+    }
+    return data;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Nodes, NcclExchangeRowsTest,
+                         ::testing::Values(std::pair(4, 2), std::pair(6, 3), std::pair(6, 2)), [](const auto& info) {
+                           return absl::StrCat(info.param.first, "InRowsOf", info.param.second);
+                         });
+
+TEST_P(NcclExchangeRowsTest, NodesWithOnePlaceHaveTheSameSums) {
+  moves_ = true;
+  row_nodes_ = GetParam().second;
+  Start(/*nodes=*/GetParam().first, /*ranks=*/1);
+  // Whole pieces, fewer elements than there are rows, and none.
+  const std::vector<int64_t> of_sums[] = {{1000, 16, 300'000}, {1, 17, 64}, {0, 5, 33}, {40'000, 0, 1}};
+  for (uint64_t sequence = 0; sequence < 4; ++sequence) {
+    const std::vector<int64_t>& numels = of_sums[sequence];
+    std::vector<int64_t> begins = {0};
+    for (const int64_t numel : numels) begins.push_back(begins.back() + (numel + 15) / 16 * 16);
+    const std::vector<float*> data = Scatter(sequence, numels, begins);
+    ASSERT_FALSE(HasFailure());
+    for (int place = 0; place < row_nodes_; ++place) {
+      const auto at = static_cast<size_t>(place);
+      const float* const first = data[at] + begins[at];
+      for (size_t node = at; node < data.size(); node += static_cast<size_t>(row_nodes_)) {
+        EXPECT_EQ(std::memcmp(data[node] + begins[at], first, static_cast<size_t>(numels[at]) * 4), 0)
+            << "node " << node << ", sum " << sequence;
+      }
+      for (int64_t i = 0; i < numels[at]; ++i) {
+        double want = 0;
+        for (int node = 0; node < nodes(); ++node) want += NodeValue(node, 0, sequence, begins[at] + i);
+        ASSERT_NEAR(first[i], want, nodes() * 0x1p-23) << "place " << place << ", element " << i;
+      }
+    }
+  }
+}
+
 class NcclExchangeFailureTest : public NcclExchangeTest {
  protected:
   // `node`'s library is `table`; what it fails once, it does not in the next generation.
@@ -442,14 +506,17 @@ TEST_F(NcclExchangeTest, OneJobAtATimeHasTheDaemonsGpus) {
   Start(/*nodes=*/1, /*ranks=*/2);
   NcclExchanges exchanges(NcclLibrary(fake_nccl::Table(), 22809), gpus_.driver(), {4, 5});
   const std::vector<Device*> devices = {devices_[4].get(), devices_[5].get(), devices_[4].get()};
-  auto first = exchanges.Make("first", 0, 2, devices, {}, [](int, v1::PeerMessage) {});
+  NcclExchangeOptions options;
+  options.devices = devices;
+  options.send = [](int, v1::PeerMessage) {};
+  auto first = exchanges.Make("first", options);
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_THAT((*first)->Describe(), HasSubstr("members here cuda:4, cuda:5, cuda:4"));
-  const absl::Status second = exchanges.Make("second", 0, 2, devices, {}, [](int, v1::PeerMessage) {}).status();
+  const absl::Status second = exchanges.Make("second", options).status();
   EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(second.message()), HasSubstr("and job \"first\" is there"));
   first->reset();
-  EXPECT_TRUE(exchanges.Make("second", 0, 2, devices, {}, [](int, v1::PeerMessage) {}).ok());
+  EXPECT_TRUE(exchanges.Make("second", options).ok());
 }
 
 }  // namespace

@@ -33,11 +33,12 @@ class GatherGpus {
   }
   std::pmr::memory_resource* memory() { return &pool_; }
 
-  std::unique_ptr<NodeGather> Make(std::shared_ptr<const ShardPlan> plan, PeerLinks* links, const char* shards) {
-    const int node = plan->node;
+  std::unique_ptr<NodeGather> Make(std::shared_ptr<const ShardPlan> plan, int node, PeerLinks* links,
+                                   const char* shards) {
     NcclExchange::Options options;
     options.node = node;
     options.nodes = plan->nodes();
+    options.row_nodes = NodesOfRow(*plan);
     options.moves = true;
     NcclGather::Options gather;
     for (int rank = 0; rank < plan->world_size; ++rank) {
@@ -55,6 +56,7 @@ class GatherGpus {
       absl::MutexLock lock(&mutex_);
       exchanges_[static_cast<size_t>(node)] = exchange;
     }
+    gather.node = node;
     gather.plan = std::move(plan);
     gather.links = links;
     gather.exchange = std::move(exchange);

@@ -88,6 +88,7 @@ class GatherNode final : public PeerLinks::Events {
   // `gpus`: it gathers by these, and what it has lies there; else by its links.
   GatherNode(const v1::JobSpec& spec, int node, GatherGpus* gpus = nullptr)
       : plan(std::make_shared<ShardPlan>(*PlanShards(spec, node))),
+        number(node),
         memory_(gpus == nullptr ? std::pmr::new_delete_resource() : gpus->memory()),
         shards(memory_),
         gpus_(gpus) {
@@ -95,7 +96,7 @@ class GatherNode final : public PeerLinks::Events {
     up_.resize(static_cast<size_t>(plan->nodes()));
   }
   void Start(PeerLinks* links) {
-    std::unique_ptr<NodeGather> made = gpus_ != nullptr ? gpus_->Make(plan, links, shards.data())
+    std::unique_ptr<NodeGather> made = gpus_ != nullptr ? gpus_->Make(plan, number, links, shards.data())
                                                         : std::make_unique<PeerGather>(plan, links, shards.data());
     absl::MutexLock lock(&mutex_);
     gather_ = std::move(made);
@@ -110,7 +111,7 @@ class GatherNode final : public PeerLinks::Events {
       gone = std::move(gather_);
     }
     gone.reset();
-    if (gpus_ != nullptr) gpus_->Stopped(plan->node);
+    if (gpus_ != nullptr) gpus_->Stopped(number);
   }
   void Forget() {  // no event says that links have gone with their owner
     absl::MutexLock lock(&mutex_);
@@ -193,7 +194,7 @@ class GatherNode final : public PeerLinks::Events {
     if (gather_ != nullptr) gather_->OnDown(node, why);
   }
   void OnMessage(int node, v1::PeerMessage message, PeerReceipt /*receipt*/) override {
-    if (gpus_ != nullptr && message.has_exchange()) return gpus_->OnMessage(plan->node, node, message.exchange());
+    if (gpus_ != nullptr && message.has_exchange()) return gpus_->OnMessage(number, node, message.exchange());
     absl::ReaderMutexLock lock(&mutex_);
     if (gather_ != nullptr && message.has_pull()) gather_->OnPull(node, message);
   }
@@ -203,6 +204,7 @@ class GatherNode final : public PeerLinks::Events {
   }
 
   const std::shared_ptr<const ShardPlan> plan;
+  const int number;  // of all nodes
 
  private:
   std::pmr::memory_resource* const memory_;

@@ -55,7 +55,9 @@ INSTANTIATE_TEST_SUITE_P(Nodes, NodeGatherTest, kOneSided, NameOf);
 INSTANTIATE_TEST_SUITE_P(Nodes, OneSidedGatherTest, kOneSided, NameOf);
 INSTANTIATE_TEST_SUITE_P(OnGpus, NodeGatherTest,
                          ::testing::Values(Case{2, false, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED, true},
-                                           Case{3, false, v1::LAYOUT_DIM0, v1::DTYPE_BFLOAT16, true}),
+                                           Case{3, false, v1::LAYOUT_DIM0, v1::DTYPE_BFLOAT16, true},
+                                           Case{4, false, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16, true, 2},
+                                           Case{6, false, v1::LAYOUT_DIM0, v1::DTYPE_UNSPECIFIED, true, 3}),
                          NameOf);
 
 TEST_P(NodeGatherTest, AllNodesHaveWhatTheOthersHold) {
