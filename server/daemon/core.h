@@ -171,6 +171,8 @@ class Core final : public JobsSource {
     int64_t reserved_bytes = 0;  // of the host, and not there yet
     int64_t taken_up_bytes = 0;  // of the daemon before
     int64_t claimed_bytes = 0;   // of the host, by jobs that are being taken up, whether there or not
+    // Of the host, what is not to be promised again.
+    int64_t HostBytes() const;
     // ABORTED where a job did not get what it may get when others have been taken up.
     absl::Status Refusal(const absl::Status& status) const;
   };

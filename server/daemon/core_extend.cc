@@ -227,8 +227,7 @@ absl::StatusOr<std::shared_ptr<JobCore::Init>> Core::Extending::Make() const {
     return failed(status);
   }
   absl::StatusOr<JobCore::Init> made =
-      core->MakeInit(found.new_id, job->identity().owner, extension->spec, extension->plan,
-                     found.promised.reserved_bytes + found.promised.claimed_bytes,
+      core->MakeInit(found.new_id, job->identity().owner, extension->spec, extension->plan, found.promised.HostBytes(),
                      /*extends=*/true, job->nodes().node(), job->identity().link_key);
   if (!made.ok()) {
     return failed(found.promised.Refusal(made.status()));

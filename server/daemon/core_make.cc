@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/shm/slab.h"
 #include "common/status/status_macros.h"
 #include "server/collective/local/local_collective.h"
 #include "server/collective/trainers/trainer_collective.h"
@@ -88,6 +89,14 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
   init.events = &events_;
   init.reserved_by_all = [this, uid = owner.uid] { return PromisedBeside(nullptr, uid).reserved_bytes; };
   return init;
+}
+
+int64_t Core::Promised::HostBytes() const {
+  int64_t bytes = reserved_bytes + claimed_bytes;
+  if (const absl::StatusOr<MemoryLimits> limits = GetMemoryLimits(); limits.ok() && limits->of_own_cgroup) {
+    bytes += taken_up_bytes;  // charged to the daemon before, and to whatever is around both
+  }
+  return bytes;
 }
 
 absl::Status Core::Promised::Refusal(const absl::Status& status) const {

@@ -278,12 +278,8 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
                      options_.max_jobs_per_uid, "); close one or raise --max_jobs_per_uid"));
   }
   SHARDD_RETURN_IF_ERROR(CheckByteQuota(what, options_.max_bytes_per_uid, peer.uid, promised.bytes_of_uid, bytes));
-  int64_t reserved_bytes = promised.reserved_bytes + promised.claimed_bytes;
-  if (const absl::StatusOr<MemoryLimits> limits = GetMemoryLimits(); limits.ok() && limits->of_own_cgroup) {
-    reserved_bytes += promised.taken_up_bytes;  // charged to the daemon before, and to whatever is around both
-  }
   SHARDD_ASSIGN_OR_RETURN(std::string link_key, secret.LinkKey(name));
-  absl::StatusOr<JobCore::Init> init = MakeInit(found.new_id, caller, spec, *std::move(plan), reserved_bytes,
+  absl::StatusOr<JobCore::Init> init = MakeInit(found.new_id, caller, spec, *std::move(plan), promised.HostBytes(),
                                                 /*extends=*/false, request.node(), std::move(link_key));
   if (!init.ok()) return promised.Refusal(init.status());
   return OnLoop<v1::OpenJobResponse>([&]() -> absl::StatusOr<v1::OpenJobResponse> {

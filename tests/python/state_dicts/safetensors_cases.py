@@ -77,6 +77,97 @@ def load_only(folder: str, edits: bool) -> dict[str, Any]:
     return out
 
 
+def torn_save(folder: str) -> dict[str, Any]:
+    """A save that ends at every rename of its files, over an earlier one of as many files; then one that does not end."""
+    from shardd.torch import save_safetensors
+    from shardd.torch._state_dicts import safetensors
+
+    model = sharded("shardd", Case(tie=True))
+    optimizer = optimizer_of("shardd", "adamw", model.parameters())
+    train(model, optimizer, range(1))
+    save_safetensors(model, folder, max_shard_bytes=3000)
+    out: dict[str, Any] = {"first": whole(model.state_dict()), "files": [sorted(os.listdir(folder))], "read": []}
+    train(model, optimizer, range(1, 2))
+    theirs = os.replace
+    for renames in range(len(out["files"][0])):
+        safetensors.os.replace = _Renames(renames)  # type: ignore[attr-defined]
+        try:
+            save_safetensors(model, folder, max_shard_bytes=3000)
+            out["read"].append("it did not raise")
+        except (OSError, RuntimeError):
+            pass
+        finally:
+            safetensors.os.replace = theirs  # type: ignore[attr-defined]
+        out["read"].append(read_whole(folder))
+    for _ in range(2):
+        save_safetensors(model, folder, max_shard_bytes=3000)
+        out["files"].append(sorted(os.listdir(folder)))
+    out["last"] = whole(model.state_dict())
+    out["read"].append(read_whole(folder))
+    out["counters"] = counts("shardd", model)
+    return out
+
+
+class _Renames:
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def __call__(self, source: str, target: str) -> None:
+        if self._left == 0:
+            raise OSError("no more renames")
+        self._left -= 1
+        os.rename(source, target)
+
+
+def read_whole(folder: str) -> dict[str, torch.Tensor]:
+    """Into a model without a job."""
+    from shardd.torch import load_safetensors
+
+    model = sharded("shardd", Case(tie=True))
+    load_safetensors(model, folder)
+    return whole(model.state_dict())
+
+
+def torn_load(folder: str, edits: bool) -> dict[str, Any]:
+    """One rank cannot read its third piece; the load is given up on all, and may be made again."""
+    from shardd.torch import load_safetensors, save_safetensors
+    from shardd.torch._state_dicts import safetensors
+
+    model = sharded("shardd", Case(tie=True))
+    optimizer = optimizer_of("shardd", "adamw", model.parameters(), in_place_edits=edits)
+    train(model, optimizer, range(1))
+    save_safetensors(model, folder)
+    saved = whole(model.state_dict())
+    train(model, optimizer, range(1, 2))
+    before = whole(model.state_dict())
+    theirs, reads = safetensors._read, 0
+
+    def read(fd: int, data: memoryview, offset: int, path: str) -> None:
+        nonlocal reads
+        reads += 1
+        if reads == 3 and dist.get_rank() == 1:
+            raise OSError("the disk is gone")
+        theirs(fd, data, offset, path)
+
+    safetensors._read = read
+    out: dict[str, Any] = {"before": before, "saved": saved}
+    try:
+        load_safetensors(model, folder)
+    except (OSError, RuntimeError) as error:
+        out["error"] = str(error)
+    finally:
+        safetensors._read = theirs
+    out["committed"] = counts("shardd", model)["commits"]
+    if not edits:
+        out["behind"] = whole(model.state_dict())
+        out["went on"] = train(model, optimizer, range(2, 3))
+    load_safetensors(model, folder)
+    out["again"] = whole(model.state_dict())
+    train(model, optimizer, range(3, 4))
+    out["counters"] = counts("shardd", model)
+    return out
+
+
 class Stack(nn.Module):
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()

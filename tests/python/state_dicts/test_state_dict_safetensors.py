@@ -91,6 +91,37 @@ def test_directories_follow_the_format_and_load_in_another_world(edits: bool, tm
         assert out["used counters"]["commits"] == 2  # optimizer steps; loads are none
 
 
+def test_a_save_that_dies_leaves_the_one_before(tmp_path: Path) -> None:
+    for rank, out in enumerate(run_ranks(safetensors_cases.torn_save, 2, str(tmp_path))):
+        plain, second, third = out["files"]
+        assert (
+            len(plain) > 2
+            and third == plain
+            and second
+            == sorted(
+                name.replace(".safetensors", "-b.safetensors") if name.startswith("model-") else name for name in plain
+            )
+        )
+        *torn, last = out["read"]
+        assert len(torn) == len(plain)
+        for read in torn:
+            same(read, out["first"], f"{rank}")
+        same(last, out["last"], f"{rank}")
+        assert any(not torch.equal(value, out["first"][name]) for name, value in last.items())
+        assert out["counters"]["commits"] == 2
+
+
+@pytest.mark.parametrize("edits", [True, False])
+def test_a_load_that_fails_halfway_commits_nothing(edits: bool, tmp_path: Path) -> None:
+    for rank, out in enumerate(run_ranks(safetensors_cases.torn_load, 2, str(tmp_path), edits)):
+        assert "the disk is gone" in out["error"], out["error"]
+        assert out["committed"] == 2
+        if not edits:
+            same(out["behind"], out["before"], f"{rank}")
+        same(out["again"], out["saved"], f"{rank}")
+        assert out["counters"]["commits"] == (3 if edits else 4)
+
+
 def test_saves_and_loads_hold_no_more_than_a_ranks_shard(tmp_path: Path) -> None:
     for out in run_ranks(safetensors_cases.memory, 2, str(tmp_path)):
         assert out["same"] and out["counters"]["commits"] >= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
-from shardd.torch._job.job import job_of
+from shardd.torch._job.job import TorchJob, job_of
 from shardd.torch._ranks.agreement import Meeting
 from shardd.torch._state_dicts.pieces import Piece, jobs_of, meeting_of, pieces_of
 from shardd.torch._state_dicts.safetensors_format import (
@@ -31,6 +32,8 @@ __all__ = ["load_safetensors", "save_safetensors"]
 _CHUNK_BYTES = 16 << 20  # of what is cast on its way
 _HAND_IN_BYTES = 4 << 20
 _PARTIAL = ".partial"
+_SECOND = "-b"  # ends the names of files beside those of an earlier save
+_OURS = re.compile(rf"model-\d{{5}}-of-\d{{5}}({_SECOND})?\.safetensors({re.escape(_PARTIAL)})?")
 _FILE_LIMIT_S = 24 * 3600.0  # disks have their own pace; a rank that dies ends the wait
 
 
@@ -38,7 +41,7 @@ def _together(meeting: Meeting, what: str, part: str, work: Callable[[], Any]) -
     """``work`` on this rank, which is ``part`` of it; raises on all ranks where it raised on one."""
     try:
         result = work()
-    except Exception as error:
+    except BaseException as error:  # Ctrl-C, too: the others would wait
         meeting.agree(what, error, part=part)
         raise
     meeting.agree(what, limit_s=_FILE_LIMIT_S, part=part)
@@ -97,8 +100,9 @@ def save_safetensors(
     transformers and safetensors read it. Names are those of the bare model. All ranks call it; each writes the elements
     of its own shards, so ``directory``, which is made where it is missing, is one that all ranks see. ``dtype``:
     floating-point values are cast to it. Tied parameters are stored once, under their first name, the others in the
-    metadata, as ``safetensors.torch.save_model`` does. Raises on all ranks where one fails; the index, without which the
-    files say nothing, is then not there.
+    metadata, as ``safetensors.torch.save_model`` does. Raises on all ranks where one fails. What an earlier save left in
+    ``directory`` is there until all of this one is on the disk: whoever dies meanwhile, it can be read as before. Where
+    both would have the same names, the new files' end in ``-b``, or no longer do.
     """
     folder = os.fspath(directory)
     what = f"save_safetensors {folder}"
@@ -107,17 +111,49 @@ def save_safetensors(
         pieces, targets, headers = _together(
             meeting, what, "save: plan", lambda: _plan(model, folder, dtype, max_shard_bytes, meeting.rank == 0)
         )
-        _together(meeting, what, "save: write", lambda: _write_pieces(folder, pieces, targets, len(headers)))
+        names = _together(meeting, what, "save: write", lambda: _write_pieces(folder, pieces, targets, len(headers)))
     _together(
         meeting,
         what,
         "save: finish",
-        lambda: _finish(folder, pieces, targets, len(headers)) if meeting.rank == 0 else None,
+        lambda: _finish(folder, pieces, targets, names) if meeting.rank == 0 else None,
     )
 
 
-def _name(number: int, count: int) -> str:
-    return f"model-{number + 1:05}-of-{count:05}.safetensors"
+def _names(count: int, ending: str) -> list[str]:
+    return [f"model-{number + 1:05}-of-{count:05}{ending}.safetensors" for number in range(count)]
+
+
+def _read_now(folder: str) -> set[str]:
+    """The files that the directory's index names, which a save must not touch."""
+    try:
+        with open(os.path.join(folder, INDEX), encoding="utf-8") as file:
+            return set(json.load(file)["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return set()  # nobody reads it
+
+
+def _new_names(folder: str, count: int) -> list[str]:
+    """Names of files that nobody reads: of two saves in turns, where each has as many files."""
+    read_now = _read_now(folder)
+    plain = _names(count, "")
+    return _names(count, _SECOND) if read_now.intersection(plain) else plain
+
+
+def _begun_names(folder: str, count: int) -> list[str]:
+    """What rank 0 has found and begun."""
+    plain = _names(count, "")
+    begun = not plain or os.path.exists(os.path.join(folder, plain[0] + _PARTIAL))
+    return plain if begun else _names(count, _SECOND)
+
+
+def _sync(folder: str) -> None:
+    """What has been renamed or removed in it is so behind a power failure."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _plan(
@@ -131,45 +167,45 @@ def _plan(
         Target(p.fqn, p.shape, dtype if dtype is not None and p.dtype.is_floating_point else p.dtype) for p in pieces
     ]
     count = plan_files(targets, max_shard_bytes)
+    names: list[str] = []
+    if makes_files:
+        names = _new_names(folder, count)
+        os.makedirs(folder, exist_ok=True)
+        for name in os.listdir(folder):  # of a save that did not end
+            if name.endswith(_PARTIAL) and _OURS.fullmatch(name):
+                os.remove(os.path.join(folder, name))
     headers = []
     for number in range(count):
         inside = [t for t in targets if t.file == number]
         aliases = {a: p.fqn for p, t in zip(pieces, targets) if t.file == number for a in p.aliases}
         headers.append(encode_header(inside, {"format": "pt", **aliases}))
         if makes_files:
-            os.makedirs(folder, exist_ok=True)
-            with open(os.path.join(folder, _name(number, count) + _PARTIAL), "wb") as file:
+            with open(os.path.join(folder, names[number] + _PARTIAL), "wb") as file:
                 file.write(headers[-1])
                 file.truncate(len(headers[-1]) + sum(t.bytes for t in inside))
     return pieces, targets, headers
 
 
-def _write_pieces(folder: str, pieces: list[Piece], targets: list[Target], count: int) -> None:
+def _write_pieces(folder: str, pieces: list[Piece], targets: list[Target], count: int) -> list[str]:
+    """Returns the names of the files, which still end in `_PARTIAL`."""
+    names = _begun_names(folder, count)
     with _Files(os.O_RDWR) as files:
         for piece, target in zip(pieces, targets):
             if not piece.writes or not piece.local.numel():
                 continue
-            fd = files.fd(os.path.join(folder, _name(target.file, count) + _PARTIAL))
+            fd = files.fd(os.path.join(folder, names[target.file] + _PARTIAL))
             size, done = target.dtype.itemsize, 0
             for part in piece.local.split(_CHUNK_BYTES // max(piece.dtype.itemsize, size)):
                 data = _bytes_of(part.to("cpu", target.dtype))
                 for element, begin, end in piece.runs(done, done + part.numel()):
                     _write(fd, data[begin * size : end * size], target.offset_bytes + element * size)
                 done += part.numel()
+    return names
 
 
-def _finish(folder: str, pieces: list[Piece], targets: list[Target], count: int) -> None:
-    """Replaces what an earlier save left; there is no index meanwhile."""
+def _finish(folder: str, pieces: list[Piece], targets: list[Target], names: list[str]) -> None:
+    """Readers find what an earlier save left until the index is replaced, and this one from there on."""
     index = os.path.join(folder, INDEX)
-    for stale in (index, os.path.join(folder, SINGLE)):  # readers prefer the single file to the index
-        if os.path.exists(stale):
-            os.remove(stale)
-    names = [_name(number, count) for number in range(count)]
-    for name in names:
-        os.replace(os.path.join(folder, name + _PARTIAL), os.path.join(folder, name))
-    for name in os.listdir(folder):
-        if re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors(\.partial)?", name) and name not in names:
-            os.remove(os.path.join(folder, name))
     content = {
         "metadata": {
             "total_size": sum(t.bytes for t in targets),
@@ -181,7 +217,18 @@ def _finish(folder: str, pieces: list[Piece], targets: list[Target], count: int)
         json.dump(content, file, indent=2)
         file.flush()
         os.fsync(file.fileno())
+    for name in names:
+        os.replace(os.path.join(folder, name + _PARTIAL), os.path.join(folder, name))
+    _sync(folder)
     os.replace(index + _PARTIAL, index)
+    _sync(folder)
+    single = os.path.join(folder, SINGLE)
+    if os.path.exists(single):  # which other readers prefer to the index
+        os.remove(single)
+    for name in os.listdir(folder):
+        if _OURS.fullmatch(name) and name not in names:
+            os.remove(os.path.join(folder, name))
+    _sync(folder)
 
 
 def load_safetensors(model: nn.Module, directory: str | os.PathLike[str], *, strict: bool = True) -> _IncompatibleKeys:
@@ -197,7 +244,16 @@ def load_safetensors(model: nn.Module, directory: str | os.PathLike[str], *, str
     meeting = meeting_of(model, "safetensors")
     with torch.no_grad():
         keys, found = _together(meeting, what, "load: check", lambda: _check(model, folder, strict))
-        _together(meeting, what, "load: read", lambda: _load(model, found))
+        streamed = [job for job in jobs_of(model) if not job.passes]
+        try:
+            _together(meeting, what, "load: begin", lambda: _begin_load(model, streamed))
+            _together(meeting, what, "load: read", lambda: _read_pieces(model, found, streamed))
+        except BaseException:
+            for job in streamed:
+                with contextlib.suppress(Exception):  # who was never in it, or has lost its daemon
+                    job.engine.leave_full_params()  # without a commit: the daemon puts back what was there
+            raise
+        _together(meeting, what, "load: commit", lambda: _commit_load(model, streamed))
     return keys
 
 
@@ -231,31 +287,32 @@ def _check(model: nn.Module, folder: str, strict: bool) -> tuple[_IncompatibleKe
     return _IncompatibleKeys(missing, unexpected), found
 
 
-def _load(model: nn.Module, found: list[tuple[Piece, Stored]]) -> None:
-    jobs = jobs_of(model)
-    for state in (s for m in model.modules() if (s := state_of(m)) is not None):
-        state.loaded = state.loaded or job_of(state) is None
-    streamed = [
-        job for job in jobs if not job.passes
-    ]  # their shards are read-only here: the daemon is given the values
-    for job in jobs:
+def _begin_load(model: nn.Module, streamed: list[TorchJob]) -> None:
+    """`streamed`: their shards are read-only here, so the daemon is given the values."""
+    for job in jobs_of(model):
         if job.passes:
             job.open_write(model)
     for job in streamed:
         job.engine.enter_full_params(True)
+
+
+def _read_pieces(model: nn.Module, found: list[tuple[Piece, Stored]], streamed: list[TorchJob]) -> None:
     stores = _Stores(model, [piece for piece, _ in found])
-    try:
-        with _Files(os.O_RDONLY) as files:
-            for piece, item in found:
-                if piece.local.numel():
-                    _load_piece(files.fd(item.path), piece, item, None if piece.job in streamed else stores)
-    finally:  # the other ranks wait for it
-        for job in streamed:
-            job.engine.commit()
-            job.engine.leave_full_params()
-        for job in jobs:
-            if job.passes:
-                job.commit_write(model)
+    with _Files(os.O_RDONLY) as files:
+        for piece, item in found:
+            if piece.local.numel():
+                _load_piece(files.fd(item.path), piece, item, None if piece.job in streamed else stores)
+
+
+def _commit_load(model: nn.Module, streamed: list[TorchJob]) -> None:
+    for state in (s for m in model.modules() if (s := state_of(m)) is not None):
+        state.loaded = state.loaded or job_of(state) is None
+    for job in streamed:
+        job.engine.commit()
+        job.engine.leave_full_params()
+    for job in jobs_of(model):
+        if job.passes:
+            job.commit_write(model)
 
 
 class _Stores:
