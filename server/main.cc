@@ -32,6 +32,7 @@
 #include "server/observe/log.h"
 #include "server/observe/notify.h"
 #include "server/peer/link_certificate.h"
+#include "server/peer/peer_flags.h"
 #include "server/peer/peer_network.h"
 #include "server/service/grpc_server.h"
 #include "server/service/jobs_service.h"
@@ -139,36 +140,16 @@ absl::StatusOr<std::shared_ptr<Custody>> ConnectCustody(const std::string& path)
   return nullptr;
 }
 
-// The network for --peer_listen; null: not requested.
-absl::StatusOr<std::unique_ptr<PeerNetwork>> MakePeerNetwork(std::string* address) {
-  PeerNetwork::Options options;
-  options.listen = absl::GetFlag(FLAGS_peer_listen);
-  *address = absl::GetFlag(FLAGS_peer_address);
-  if (options.listen.empty()) {
-    if (address->empty()) return nullptr;
-    return absl::InvalidArgumentError("--peer_address: nothing listens there (got no --peer_listen, want host:port)");
-  }
-  options.certificate = absl::GetFlag(FLAGS_peer_cert);
-  options.key = absl::GetFlag(FLAGS_peer_key);
-  options.ca = absl::GetFlag(FLAGS_peer_ca);
-  options.insecure = absl::GetFlag(FLAGS_peer_insecure);
-  options.keepalive_ms = absl::GetFlag(FLAGS_peer_keepalive_ms);
-  if (options.keepalive_ms < 1'000 || options.keepalive_ms > 600'000) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--peer_keepalive_ms: out of range (got ", options.keepalive_ms, ", want 1000 to 600000)"));
-  }
-  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<PeerNetwork> network, PeerNetwork::Create(options));
-  const std::string host = options.listen.substr(0, options.listen.rfind(':'));
-  if (address->empty() && (host == "0.0.0.0" || host == "[::]" || host.empty())) {
-    return absl::InvalidArgumentError(absl::StrCat("--peer_listen: others cannot reach a wildcard (got ",
-                                                   options.listen,
-                                                   " and no --peer_address, want this host's name there)"));
-  }
-  if (address->empty()) {  // with the actual port, if any was allowed
-    *address = absl::StrCat(options.listen.substr(0, options.listen.rfind(':') + 1), network->port());
-  }
-  LogInfo(absl::StrCat("other nodes reach this daemon at ", *address, " (listens on ", network->Describe(), ")"));
-  return network;
+PeerFlags FlagsOfPeers() {
+  PeerFlags flags;
+  flags.address = absl::GetFlag(FLAGS_peer_address);
+  flags.network.listen = absl::GetFlag(FLAGS_peer_listen);
+  flags.network.certificate = absl::GetFlag(FLAGS_peer_cert);
+  flags.network.key = absl::GetFlag(FLAGS_peer_key);
+  flags.network.ca = absl::GetFlag(FLAGS_peer_ca);
+  flags.network.insecure = absl::GetFlag(FLAGS_peer_insecure);
+  flags.network.keepalive_ms = absl::GetFlag(FLAGS_peer_keepalive_ms);
+  return flags;
 }
 
 absl::StatusOr<int> OffloadThreads(int asked) {
@@ -273,25 +254,38 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   SHARDD_ASSIGN_OR_RETURN(options.offload_threads, OffloadThreads(absl::GetFlag(FLAGS_offload_threads)));
   options.gpus = std::move(made.gpus);
   options.device_warnings = std::move(made.warnings);
-  if (absl::GetFlag(FLAGS_take_over)) SHARDD_RETURN_IF_ERROR(TakeOver(path));
-  SHARDD_ASSIGN_OR_RETURN(options.custody, ConnectCustody(path));
-  if (const std::string certificate = absl::GetFlag(FLAGS_peer_cert); !certificate.empty()) {
-    options.certificate_expiry = [certificate] { return CertificateExpiry(certificate); };
+  PeerFlags of_peers = FlagsOfPeers();
+  SHARDD_RETURN_IF_ERROR(CheckPeerFlags(of_peers));
+  if (const std::string custodian = absl::GetFlag(FLAGS_custodian); !custodian.empty()) {
+    SHARDD_RETURN_IF_ERROR(ParseUnixAddress(custodian).status());
   }
-  // Outlives the core, which is never destroyed.
-  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<PeerNetwork> made_network, MakePeerNetwork(&options.peer_address));
-  if (PeerNetwork* const network = made_network.release(); network != nullptr) {
-    options.join_nodes = [network](const PeerJoin& join, PeerLinks::Events* events) {
-      return network->Join(join, events);
-    };
-  }
-  options.on_idle = [] { kill(getpid(), SIGTERM); };
+  ListenerOptions listening;
+  SHARDD_ASSIGN_OR_RETURN(
+      listening.view_gid,
+      FindViewGroup("--view_group", absl::GetFlag(FLAGS_embedded) ? "" : absl::GetFlag(FLAGS_view_group)));
   History* history = nullptr;  // outlives the core
   if (const std::string folder = absl::GetFlag(FLAGS_history_dir); !folder.empty()) {
     SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<History> opened,
                             History::Open(folder, int64_t{absl::GetFlag(FLAGS_history_mib)} << 20));
     options.history = history = opened.release();
   }
+  // What is wrong with flags and files is known here: the other daemon goes on then.
+  if (absl::GetFlag(FLAGS_take_over)) SHARDD_RETURN_IF_ERROR(TakeOver(path));
+  SHARDD_ASSIGN_OR_RETURN(options.custody, ConnectCustody(path));
+  if (const std::string certificate = absl::GetFlag(FLAGS_peer_cert); !certificate.empty()) {
+    options.certificate_expiry = [certificate] { return CertificateExpiry(certificate); };
+  }
+  SHARDD_ASSIGN_OR_RETURN(
+      std::unique_ptr<PeerNetwork> made_network,
+      ListenForPeers(&of_peers, absl::GetFlag(FLAGS_take_over) ? kFormerDaemon : absl::ZeroDuration()));
+  options.peer_address = of_peers.address;
+  PeerNetwork* const network = made_network.release();  // outlives the core, which is never destroyed
+  if (network != nullptr) {
+    options.join_nodes = [network](const PeerJoin& join, PeerLinks::Events* events) {
+      return network->Join(join, events);
+    };
+  }
+  options.on_idle = [] { kill(getpid(), SIGTERM); };
   // Never destroyed: the process ends after the shutdown, and a hung GPU would block the release of the driver's
   // resources.
   Core* const core = new Core(options, std::move(made.devices));
@@ -306,10 +300,6 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   serving.reflection = absl::GetFlag(FLAGS_reflection) ? &peers : nullptr;
   serving.channelz = absl::GetFlag(FLAGS_channelz);
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server, GrpcServer::Create(std::move(services), serving));
-  ListenerOptions listening;
-  SHARDD_ASSIGN_OR_RETURN(
-      listening.view_gid,
-      FindViewGroup("--view_group", absl::GetFlag(FLAGS_embedded) ? "" : absl::GetFlag(FLAGS_view_group)));
   if (rlimit files{}; getrlimit(RLIMIT_NOFILE, &files) == 0) {
     // One uid's connections (four descriptors each) leave room for sessions (ten each) and for everybody else.
     listening.max_connections_per_uid = std::min<size_t>(listening.max_connections_per_uid, files.rlim_cur / 8);
@@ -337,7 +327,11 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second signal must be able to end a shutdown that hangs
   if (metrics != nullptr) metrics->Terminate();
   // It ends all sessions, so that their streams can finish.
-  core->Shutdown([&listener] { listener->Stop(); }, [&handover](bool is_quiet) { handover.Complete(is_quiet); });
+  core->Shutdown([&listener] { listener->Stop(); },
+                 [&handover, network](bool is_quiet) {
+                   if (network != nullptr) network->StopListening();  // the next daemon does, as soon as it is told
+                   handover.Complete(is_quiet);
+                 });
   (void)AwaitSessionStreams(kLastWords);
   server->Shutdown(kShutdownGrace);
   if (history != nullptr) history->Flush(kLastWords);

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/observe/log.h"
 
 namespace shardd {
 namespace {
@@ -52,7 +53,11 @@ absl::StatusOr<HistoryFiles> HistoryFiles::Open(std::string folder, int64_t most
   HistoryFiles files(std::move(folder), most_bytes);
   const std::vector<int64_t> numbers = HistoryNumbers(files.folder_);
   files.last_number_ = numbers.empty() ? 0 : numbers.back();
-  SHARDD_RETURN_IF_ERROR(files.OpenCurrent());
+  // A daemon starts where the disk cannot be written now, as it goes on where that happens later.
+  if (const absl::Status opened = files.OpenCurrent(); !opened.ok()) {
+    if (access(files.folder_.c_str(), W_OK) == 0 || errno != EROFS) return opened;
+    LogWarning(absl::StrCat(opened.message(), "; lines are lost until it can be written"));
+  }
   files.half_line_ = files.size_bytes_ > 0;  // of a killed daemon
   return files;
 }

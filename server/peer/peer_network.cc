@@ -107,6 +107,7 @@ class GrpcPeerNetwork final : public PeerNetwork {
     return entrance_->Serve(acceptor_.get());
   }
 
+  void StopListening() override { entrance_->Stop(); }
   int port() const override { return entrance_->port(); }
   std::string Describe() const override {
     return absl::StrCat(options_.listen, absl::EndsWith(options_.listen, ":0") ? absl::StrCat(" (", port(), ")") : "",
@@ -166,6 +167,8 @@ class GrpcPeerNetwork final : public PeerNetwork {
 };
 
 }  // namespace
+
+absl::Status PeerNetwork::Check(const Options& options) { return MakeLinkCredentials(options).status(); }
 
 absl::StatusOr<std::unique_ptr<PeerNetwork>> PeerNetwork::Create(const Options& options) {
   SHARDD_ASSIGN_OR_RETURN(LinkCredentials credentials, MakeLinkCredentials(options));

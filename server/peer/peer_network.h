@@ -37,9 +37,13 @@ class PeerNetwork {
   // Serves when it returns. INVALID_ARGUMENT: bad options. NOT_FOUND: a file cannot be read. UNAVAILABLE: the address
   // cannot be listened on, or gRPC rejects the certificates.
   static absl::StatusOr<std::unique_ptr<PeerNetwork>> Create(const Options& options);
+  // What Create says of its options, and of the files, before it asks for the port.
+  static absl::Status Check(const Options& options);
   // REQUIRES: none of its PeerLinks lives.
   virtual ~PeerNetwork() = default;
 
+  // Lets go of the port, which another process may listen on from here on. What is connected goes on. Idempotent.
+  virtual void StopListening() = 0;
   virtual int port() const = 0;
   // "10.0.0.1:4711, mutual TLS", for status and log.
   virtual std::string Describe() const = 0;

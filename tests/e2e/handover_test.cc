@@ -141,6 +141,33 @@ TEST_F(Handover, OneThatCannotStartLeavesTheDaemonAsItWas) {
   ExpectUndisturbed(args, ranks);
 }
 
+// What can be known of flags and files is known before the daemon lets go of anything.
+TEST_F(Handover, OneWithWrongFlagsLeavesTheDaemonAsItWas) {
+  StartCustodian();
+  PutThere(testing::ProgramPath("shardd"));
+  StartReplaceable();
+  const Args args = Training(600);
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
+  const int64_t pid = DaemonStatus().pid();
+  for (const std::string flags :
+       {"--view_group=99999999999", "--custodian=/no/scheme", "--peer_listen=0.0.0.0:0 --peer_insecure",
+        "--peer_listen=127.0.0.1:0 --peer_keepalive_ms=5",
+        "--peer_listen=127.0.0.1:0 --peer_cert=/no/cert.pem --peer_key=/no/key.pem --peer_ca=/no/ca.pem",
+        "--history_dir=/proc/nothing", "--history_dir=/tmp --history_mib=1"}) {
+    std::filesystem::remove(File("shardd"));
+    std::ofstream(File("shardd")) << "#!/bin/sh\nexec " << testing::ProgramPath("shardd") << " \"$@\" " << flags
+                                  << "\n";
+    std::filesystem::permissions(File("shardd"), std::filesystem::perms::owner_all);
+    const int64_t before = Committed();
+    EXPECT_EQ(HandOver(), 1) << flags;
+    EXPECT_TRUE(absl::StrContains(Said(), "has ended before it was ready")) << flags << ": " << Said();
+    EXPECT_EQ(DaemonStatus().pid(), pid) << flags;
+    EXPECT_TRUE(PollUntil([&] { return Committed() > before || ranks[0].Ended(); })) << flags;
+  }
+  ExpectUndisturbed(args, ranks);
+}
+
 TEST_F(Handover, IsRefusedWhereJobsWouldEnd) {
   StartDaemon();
   const Args args = Training(5).With({{"pause", "end@5"}});

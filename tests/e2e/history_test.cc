@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -121,6 +123,16 @@ TEST_F(HistoryOnAFullDisk, ADaemonStarts) {
   Fill();
   StartDaemon({"--history_dir=" + Disk() + "/history"});
   RunRanks({{"steps", "2"}, {"name", "again"}});
+}
+
+TEST_F(HistoryOnAFullDisk, ADaemonStartsWhereItCannotBeWritten) {
+  StartDaemon({"--history_dir=" + Disk() + "/history"});
+  RunRanks({{"steps", "2"}});
+  EXPECT_EQ(StopDaemon(), 0);
+  ASSERT_EQ(mount("", Disk().c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr), 0) << strerror(errno);
+  StartDaemon({"--history_dir=" + Disk() + "/history"});
+  for (const TrainerReport& report : RunRanks({{"steps", "2"}, {"name", "again"}})) EXPECT_EQ(report.code, 0);
+  EXPECT_EQ(Said("Read-only file system; lines are lost until it can be written"), 1);
 }
 
 // `ulimit -f`, LimitFSIZE=: by default what exceeds it ends a process.

@@ -27,6 +27,7 @@ class Node final : public Cluster {
   using Cluster::daemon_pid;
   using Cluster::DaemonAlive;
   using Cluster::DaemonFootprint;
+  using Cluster::DaemonStatus;
   using Cluster::Empty;
   using Cluster::EmptyWith;
   using Cluster::EndRanks;
@@ -41,6 +42,7 @@ class Node final : public Cluster {
   using Cluster::Ranks;
   using Cluster::RanksFind;
   using Cluster::Report;
+  using Cluster::socket;
   using Cluster::StartDaemon;
   using Cluster::StartRank;
   using Cluster::StopDaemon;

@@ -14,6 +14,7 @@
 #include "tests/testing/fake_cuda.h"
 #include "tests/testing/long_run.h"
 #include "tests/testing/poll.h"
+#include "tests/testing/programs.h"
 
 namespace shardd::e2e {
 namespace {
@@ -32,6 +33,14 @@ struct NodesCase {
 
 class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase> {
  protected:
+  ~NodesDeath() override {
+    for (int k = 0; handed_over_ && k < count(); ++k) {  // successors are nobody's children
+      const auto pid = static_cast<pid_t>(node(k).DaemonStatus().pid());
+      if (pid <= 0 || pid == node(k).daemon_pid()) continue;
+      kill(pid, SIGTERM);
+      EXPECT_TRUE(PollUntil([pid] { return kill(pid, 0) != 0; }));
+    }
+  }
   void StartKept() {
     WithCustodians();
     if (GetParam().gpus > 0) OnGpus(GetParam().gpus);
@@ -73,7 +82,16 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
       return true;
     });
   }
-  void ExpectAsUndisturbed(const Args& args, std::vector<Child>& ranks) {
+  // By `shardctl handover`, which returns when the next daemon listens.
+  void HandOver(int k) {
+    handed_over_ = true;
+    const int64_t pid = node(k).DaemonStatus().pid();
+    Child ctl = testing::Spawn({testing::ProgramPath("shardctl"), "handover", "--address=unix:" + node(k).socket()},
+                               {.log = node(k).File("handover.log")});
+    ASSERT_EQ(ctl.Wait(), 0) << "node " << k << ": " << testing::ReadWholeFile(node(k).File("handover.log"));
+    EXPECT_NE(node(k).DaemonStatus().pid(), pid);
+  }
+  void ExpectBitsOfUndisturbed(const Args& args, std::vector<Child>& ranks) {
     for (int k = 0; k < count(); ++k) {
       // Of a long run many steps are left behind the last kill.
       EXPECT_EQ(ranks[static_cast<size_t>(k)].Wait(10 * testing::kLimit), 0)
@@ -86,6 +104,9 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
     const std::vector<TrainerReport> want = RunAll(args.With({{"name", "undisturbed"}}));
     for (const TrainerReport& report : want) EXPECT_FALSE(report.bits.empty());
     ExpectSame(reports, want);
+  }
+  void ExpectAsUndisturbed(const Args& args, std::vector<Child>& ranks) {
+    ExpectBitsOfUndisturbed(args, ranks);
     ExpectNothingLeft();
   }
   // Each daemon is told to end while ranks train, and gives its job to the next one.
@@ -141,6 +162,8 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
     EXPECT_GE(kills, kills_wanted / 2) << "the ranks were too fast";
     ExpectAsUndisturbed(args, ranks);
   }
+
+  bool handed_over_ = false;
 };
 
 TEST_P(NodesDeath, KillsAtAnyMomentLoseNothing) {
@@ -221,6 +244,21 @@ TEST_P(NodesDeath, ARankKilledBetweenTwoPartsTakesAllNodesBack) {
 TEST_P(NodesDeath, StoppingADaemonLosesNoStepOnAnyNode) {
   SHARDD_NEEDS_GPUS(GetParam().gpus);
   ExpectStopsLoseNothing(Training(300));
+}
+
+// The next daemon listens for other nodes where the one before it did, while that is still there.
+TEST_P(NodesDeath, HandingOverADaemonLosesNoStepOnAnyNode) {
+  SHARDD_NEEDS_GPUS(GetParam().gpus);
+  StartKept();
+  const Args args = Training(300);
+  std::vector<Child> ranks = StartRanks(args);
+  for (int turn = 0; turn < 2 * count(); ++turn) {
+    ASSERT_TRUE(AllTrained(20 * turn + 10));
+    ASSERT_NO_FATAL_FAILURE(HandOver((turn + 1) % count()));
+  }
+  EXPECT_FALSE(ranks[0].Ended()) << "the ranks were too fast";
+  ExpectBitsOfUndisturbed(args, ranks);
+  for (int k = 0; k < count(); ++k) EXPECT_EQ(Report(k, 0, args).Note("lost a step"), "") << "node " << k;
 }
 
 TEST_P(NodesDeath, StoppingADaemonLosesNoPartOfAStep) {
