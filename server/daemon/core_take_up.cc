@@ -190,7 +190,8 @@ absl::Status Core::TakeUp() {
   for (const auto& device : devices_) on->devices.push_back(device.get());
   on->place = [this](int world_size) { return PlaceOf(0, world_size); };
   const bool on_gpus = on->place(1).memory != nullptr;
-  std::vector<std::pair<uint64_t, absl::StatusOr<JobMemory::Kept>>> left = custody_.TakeUp(on_gpus);
+  // Where the daemon before still ends this one does: nobody else would take its jobs up when it has.
+  SHARDD_ASSIGN_OR_RETURN(auto left, custody_.TakeUp(on_gpus));
   // Above all that the daemon before has given: of two jobs of a name the later one counts.
   loop_.RunAndWait([&] {
     if (!left.empty()) next_job_id_ = std::max(next_job_id_, left.back().first + kJobsOfADaemon);
@@ -203,7 +204,7 @@ absl::Status Core::TakeUp() {
   const auto name_of = [](const v1::CustodyJob& job) { return TakeUps::Name(job.owner_uid(), job.spec().name()); };
   std::vector<absl::StatusOr<v1::CustodyJob>> jobs;
   for (auto& [id, kept] : left) {
-    jobs.push_back(kept.ok() ? ReadCustodyJob(*kept) : kept.status());
+    jobs.push_back(ReadCustodyJob(kept));
     if (absl::IsResourceExhausted(jobs.back().status())) return jobs.back().status();
     if (jobs.back().ok() && jobs.back()->spec().config().has_nodes()) of_nodes.insert(name_of(*jobs.back()));
   }

@@ -37,9 +37,10 @@ absl::Status AwaitEnd(const UniqueFd& daemon) {
     ended = poll(&polled, 1, static_cast<int>(absl::ToInt64Milliseconds(kFormerDaemon)));
   } while (ended < 0 && errno == EINTR);
   return ended > 0 ? absl::OkStatus()
-                   : absl::FailedPreconditionError(
-                         absl::StrCat("the daemon before has not ended within ", absl::FormatDuration(kFormerDaemon),
-                                      ", and its GPUs may still write its jobs' memory; end it, and restart this one"));
+                   : absl::UnavailableError(absl::StrCat(
+                         "the daemon before has not ended within ", absl::FormatDuration(kFormerDaemon),
+                         ", and its GPUs may still write its jobs' memory; this one ends, and the next one "
+                         "waits again: see that the former process ends"));
 }
 
 // Whether what is to be handed over can be had back, by this driver.
@@ -135,8 +136,8 @@ absl::StatusOr<JobMemory::Kept> JobCustody::LeftOf(uint64_t job) const {
   return kept;
 }
 
-std::vector<std::pair<uint64_t, absl::StatusOr<JobMemory::Kept>>> JobCustody::TakeUp(bool on_gpus) const {
-  std::vector<std::pair<uint64_t, absl::StatusOr<JobMemory::Kept>>> result;
+absl::StatusOr<std::vector<std::pair<uint64_t, JobMemory::Kept>>> JobCustody::TakeUp(bool on_gpus) const {
+  std::vector<std::pair<uint64_t, JobMemory::Kept>> result;
   if (custody_ == nullptr) return result;
   std::map<uint64_t, JobMemory::Kept> jobs;
   for (auto& [key, fd] : custody_->TakeUp()) jobs[key.first][key.second] = std::move(fd);
@@ -158,17 +159,14 @@ std::vector<std::pair<uint64_t, absl::StatusOr<JobMemory::Kept>>> JobCustody::Ta
   }
   const UniqueFd former = TakeKept(jobs[0], kCustodyDaemonName);
   jobs.erase(0);
-  const absl::Status may = on_gpus && !jobs.empty() ? AwaitEnd(former) : absl::OkStatus();
+  if (on_gpus && !jobs.empty()) SHARDD_RETURN_IF_ERROR(AwaitEnd(former));
   // From here on this one's GPUs write the jobs' memory.
   const UniqueFd self(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
-  if (const absl::Status put =
-          self.valid() && may.ok() ? custody_->Put(0, kCustodyDaemonName, self.get()) : absl::OkStatus();
+  if (const absl::Status put = self.valid() ? custody_->Put(0, kCustodyDaemonName, self.get()) : absl::OkStatus();
       !put.ok()) {
     LogWarning(absl::StrCat("the next daemon will not know when this one has ended: ", put.message()));
   }
-  for (auto& [id, kept] : jobs) {
-    result.emplace_back(id, may.ok() ? absl::StatusOr<JobMemory::Kept>(std::move(kept)) : may);
-  }
+  for (auto& [id, kept] : jobs) result.emplace_back(id, std::move(kept));
   return result;
 }
 

@@ -38,9 +38,9 @@ class JobCustody {
   // The job has ended.
   void Drop(uint64_t job) const;
   // What the daemon before has left of each job, for LeftJob: by id, in the order in which they were opened.
-  // Once. The custodian has it still. Of a job, FAILED_PRECONDITION: that daemon has not ended, and this one is on
+  // Once. The custodian has it still, also behind an error. UNAVAILABLE: that daemon has not ended, and this one is on
   // GPUs.
-  std::vector<std::pair<uint64_t, absl::StatusOr<JobMemory::Kept>>> TakeUp(bool on_gpus) const;
+  absl::StatusOr<std::vector<std::pair<uint64_t, JobMemory::Kept>>> TakeUp(bool on_gpus) const;
   // The same of one job, again. REQUIRES: nothing else goes on with it.
   absl::StatusOr<JobMemory::Kept> LeftOf(uint64_t job) const;
 
