@@ -275,7 +275,7 @@ absl::Status Core::Extending::TakePlace(JobCore::Init* init, bool decided) const
   job->EndCustody();  // last: a daemon that is killed before leaves two, of which the later one counts
   it->second.empty_since = absl::InfiniteFuture();
   it->second.links_anew = MonotonicNow();
-  core->freed_.Replace(job->identity().id, it->second.job->identity().id);
+  core->freed_.Replace(job->identity().id, it->second.job->identity().id, job->identity().owner.uid);
   job->Close(absl::StrCat("it goes on with more to train: ", extension->what), JobCore::CloseOn::kReplaced);
   it->second.job->StartNodes();
   return absl::OkStatus();

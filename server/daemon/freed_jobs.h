@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <deque>
 #include <string>
-#include <utility>
 
 #include "absl/time/time.h"
 #include "server/loop/monotonic_now.h"
@@ -18,14 +17,15 @@ namespace shardd {
 // Loop-confined.
 class FreedJobs {
  public:
-  // `now` as MonotonicNow. The one before of the user's jobs of that name is forgotten, and the oldest where there are
-  // too many.
+  // `now` as MonotonicNow. The one before of the user's jobs of that name is forgotten, and where there are too many,
+  // the oldest of the user who has most.
   void Add(const std::string& name, const Tenant& owner, v1::LostJob lost, absl::Time now);
   // Null: none whose owner admits the caller.
   const v1::LostJob* Find(const std::string& name, const Tenant& caller) const;
   void Forget(const std::string& name, uint32_t uid);
-  // `successor`, of its name, has taken the job's place. The oldest are forgotten, whose ranks have long come again.
-  void Replace(uint64_t id, uint64_t successor);
+  // `successor`, of its name, has taken the job's place. The oldest are forgotten likewise: their ranks have long come
+  // again.
+  void Replace(uint64_t id, uint64_t successor, uint32_t uid);
   bool replaced(uint64_t id) const;
   // What goes on in the job's place; the job itself where nothing does, or that is forgotten.
   uint64_t Newest(uint64_t id) const;
@@ -39,8 +39,13 @@ class FreedJobs {
     v1::LostJob lost;
     absl::Time time;
   };
-  std::deque<Freed> jobs_;                              // oldest first
-  std::deque<std::pair<uint64_t, uint64_t>> replaced_;  // each with its successor; oldest first
+  struct Replaced {
+    uint64_t id;
+    uint64_t successor;
+    uint32_t uid;
+  };
+  std::deque<Freed> jobs_;         // oldest first
+  std::deque<Replaced> replaced_;  // likewise
 };
 
 }  // namespace shardd

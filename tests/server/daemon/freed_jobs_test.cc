@@ -43,10 +43,22 @@ TEST(FreedJobsTest, ForgetsTheOldestOfMany) {
   EXPECT_NE(jobs.Find("job299", {7}), nullptr);
 }
 
+TEST(FreedJobsTest, AUserOfManyTakesNoOthersPlace) {
+  FreedJobs jobs;
+  jobs.Add("llm", {8}, Lost(5), kNow);
+  jobs.Replace(5000, 5001, 8);
+  for (int i = 0; i < 600; ++i) jobs.Add("job" + std::to_string(i), {7}, Lost(i), kNow);
+  for (uint64_t id = 1; id <= 600; ++id) jobs.Replace(id, 1000 + id, 7);
+  EXPECT_NE(jobs.Find("llm", {8}), nullptr);
+  EXPECT_TRUE(jobs.replaced(5000));
+  EXPECT_NE(jobs.Find("job599", {7}), nullptr);
+  EXPECT_TRUE(jobs.replaced(600));
+}
+
 TEST(FreedJobsTest, KnowsTheNewestThatAreReplaced) {
   FreedJobs jobs;
   EXPECT_FALSE(jobs.replaced(1));
-  for (uint64_t id = 1; id <= 300; ++id) jobs.Replace(id, 1000 + id);
+  for (uint64_t id = 1; id <= 300; ++id) jobs.Replace(id, 1000 + id, 7);
   EXPECT_FALSE(jobs.replaced(1));
   EXPECT_TRUE(jobs.replaced(300));
   EXPECT_TRUE(jobs.replaced(45));
@@ -56,9 +68,9 @@ TEST(FreedJobsTest, KnowsTheNewestThatAreReplaced) {
 TEST(FreedJobsTest, KnowsWhatGoesOnInTheirPlaces) {
   FreedJobs jobs;
   EXPECT_EQ(jobs.Newest(1), 1);
-  jobs.Replace(1, 4);
-  jobs.Replace(2, 5);
-  jobs.Replace(4, 7);
+  jobs.Replace(1, 4, 7);
+  jobs.Replace(2, 5, 7);
+  jobs.Replace(4, 7, 7);
   EXPECT_EQ(jobs.Newest(1), 7);
   EXPECT_EQ(jobs.Newest(2), 5);
   EXPECT_EQ(jobs.Newest(7), 7);
