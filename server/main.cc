@@ -257,7 +257,8 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   PeerFlags of_peers = FlagsOfPeers();
   SHARDD_RETURN_IF_ERROR(CheckPeerFlags(of_peers));
   if (const std::string custodian = absl::GetFlag(FLAGS_custodian); !custodian.empty()) {
-    SHARDD_RETURN_IF_ERROR(ParseUnixAddress(custodian).status());
+    SHARDD_ASSIGN_OR_RETURN(const std::string custody_path, ParseUnixAddress(custodian));
+    if (absl::GetFlag(FLAGS_take_over)) SHARDD_RETURN_IF_ERROR(Custody::Check(custody_path));
   }
   ListenerOptions listening;
   SHARDD_ASSIGN_OR_RETURN(

@@ -60,6 +60,11 @@ absl::StatusOr<std::unique_ptr<Custody>> Custody::ConnectOwn(absl::string_view s
                  (self.parent_path() / "shardd-custodian").string());
 }
 
+absl::Status Custody::Check(const std::string& path) {
+  const absl::Status dialled = Custody(path, "").Dial().status();
+  return absl::Status(dialled.code(), absl::StrCat("custodian \"", path, "\": ", dialled.message()));
+}
+
 absl::StatusOr<UniqueFd> Custody::Dial() const {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;

@@ -38,6 +38,8 @@ class Custody {
   static absl::StatusOr<std::unique_ptr<Custody>> Connect(std::string path, absl::Duration limit,
                                                           std::string program = "");
 
+  // UNAVAILABLE: nobody listens at the path. Asks for nothing.
+  static absl::Status Check(const std::string& path);
   // As Connect, to a custodian that goes with the daemon which listens at `socket`: shardd.sock has
   // shardd-custody.sock, and the program beside this one.
   static absl::StatusOr<std::unique_ptr<Custody>> ConnectOwn(absl::string_view socket, absl::Duration limit);

@@ -151,7 +151,7 @@ TEST_F(Handover, OneWithWrongFlagsLeavesTheDaemonAsItWas) {
   ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
   const int64_t pid = DaemonStatus().pid();
   for (const std::string flags :
-       {"--view_group=99999999999", "--custodian=/no/scheme", "--peer_listen=0.0.0.0:0 --peer_insecure",
+       {"--view_group=99999999999", "--custodian=unix:/no/custodian.sock", "--peer_listen=0.0.0.0:0 --peer_insecure",
         "--peer_listen=127.0.0.1:0 --peer_keepalive_ms=5",
         "--peer_listen=127.0.0.1:0 --peer_cert=/no/cert.pem --peer_key=/no/key.pem --peer_ca=/no/ca.pem",
         "--history_dir=/proc/nothing", "--history_dir=/tmp --history_mib=1"}) {

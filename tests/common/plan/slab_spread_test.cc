@@ -176,7 +176,8 @@ TEST(SlabSpread, BothSnapshotsAreWhereTheirShardsAndStatesAre) {
       const std::vector<SlabPiece> pieces = SpreadOverGpus(plan, slab, 2, kPage);
       for (int64_t at = 0; at < size_bytes; at += kPage) {
         // The first page of a slab is held, whoever has what it is for.
-        if (at > 0) EXPECT_EQ(GpuAt(kept, begin_bytes + at), GpuAt(pieces, at)) << begin_bytes << " " << at;
+        const int gpu = at > 0 ? GpuAt(pieces, at) : GpuAt(kept, begin_bytes);
+        EXPECT_EQ(GpuAt(kept, begin_bytes + at), gpu) << begin_bytes << " " << at;
         held += GpuAt(pieces, at) == kNoGpu ? 0 : 1;
       }
     };

@@ -314,6 +314,7 @@ Status PassTrainer::LookByGroups(const std::vector<float>& want) {
       const int param = info.params[i];
       Move(buffers_[static_cast<size_t>(param)].value, job_->parameter_data(param), job_->parameter_info(param).numel,
            sizeof(float));
+      if (gpu_ != nullptr) gpu_->Synchronise(stream_);
       RETURN_IF_ERROR(LookAt(param, want));
     }
     RETURN_IF_ERROR(handle.Reshard());

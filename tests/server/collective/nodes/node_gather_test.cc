@@ -228,11 +228,13 @@ TEST_P(NodeGatherTest, LostNodeEndsGathersAndTheNextGenerationGoesOn) {
     for (int i = 0; i < lost; ++i) {
       ASSERT_TRUE(PollUntil([&] { return !world.node[i]->up(lost); }));
       const absl::Status status = all[i]->Wait();
-      if (i < first) {
+      const bool of_row = i >= first;
+      if (!of_row && !GetParam().gpus) {
         EXPECT_TRUE(status.ok()) << status;
         continue;
       }
-      EXPECT_TRUE(absl::IsUnavailable(status) || (generation == 1 && status.ok())) << status;
+      // NCCL has one order of all rows, which the loss ends; what another row does by then may be done.
+      EXPECT_TRUE(absl::IsUnavailable(status) || ((generation == 1 || !of_row) && status.ok())) << status;
       const absl::Status later = world.node[i]->Ask(generation, large, generation)->Wait();
       EXPECT_TRUE(absl::IsUnavailable(later)) << "the generation has ended: " << later;
       EXPECT_THAT(later.message(), HasSubstr(absl::StrCat("node ", lost)));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -29,11 +30,14 @@ from shardd.torch._units.state import state_of
 
 __all__ = ["load_safetensors", "save_safetensors"]
 
+logger = logging.getLogger("shardd.torch")
+
 _CHUNK_BYTES = 16 << 20  # of what is cast on its way
 _HAND_IN_BYTES = 4 << 20
 _PARTIAL = ".partial"
 _SECOND = "-b"  # ends the names of files beside those of an earlier save
 _OURS = re.compile(rf"model-\d{{5}}-of-\d{{5}}({_SECOND})?\.safetensors({re.escape(_PARTIAL)})?")
+_LEAVE_S = 30.0  # for another rank to hear what has failed here
 _FILE_LIMIT_S = 24 * 3600.0  # disks have their own pace; a rank that dies ends the wait
 
 
@@ -249,9 +253,15 @@ def load_safetensors(model: nn.Module, directory: str | os.PathLike[str], *, str
             _together(meeting, what, "load: begin", lambda: _begin_load(model, streamed))
             _together(meeting, what, "load: read", lambda: _read_pieces(model, found, streamed))
         except BaseException:
+            with contextlib.suppress(Exception):  # the others learn why before they learn that this rank has gone
+                meeting.agree(f"leave {what}", limit_s=_LEAVE_S)
             for job in streamed:
-                with contextlib.suppress(Exception):  # who was never in it, or has lost its daemon
-                    job.engine.leave_full_params()  # without a commit: the daemon puts back what was there
+                # The daemon puts back what was there when the session ends without a commit.
+                logger.error(
+                    'job "%s": %s failed, so nothing of it is committed; this rank gives the job up', job.name, what
+                )
+                with contextlib.suppress(Exception):
+                    job.close(finished=False)
             raise
         _together(meeting, what, "load: commit", lambda: _commit_load(model, streamed))
     return keys
