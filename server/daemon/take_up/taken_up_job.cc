@@ -295,6 +295,11 @@ absl::StatusOr<TakenUpJob> LeftJob::State::TakeUp(const TakeUpOn& on) {
     SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
     result.committed.gradients_stay = gradients_stay;
     result.committed.in_snapshot = in_snapshot;
+    if (in_snapshot && two) {
+      result.committed.second_snapshot = left.second;
+      const int64_t snapshot_bytes = left.second ? plan.memory.snapshot_bytes : 0;
+      SHARDD_RETURN_IF_ERROR(MakeCopiesOnGpus(plan, *result.memory, snapshot_bytes, on.devices));
+    }
     return std::move(result);
   }
   // Of what is made anew the pages go first, so that both take no more than one.

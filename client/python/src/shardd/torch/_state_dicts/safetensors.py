@@ -303,6 +303,7 @@ def _begin_load(model: nn.Module, streamed: list[TorchJob]) -> None:
         if job.passes:
             job.open_write(model)
     for job in streamed:
+        assert job.engine is not None  # of a registered model
         job.engine.enter_full_params(True)
 
 
@@ -318,6 +319,7 @@ def _commit_load(model: nn.Module, streamed: list[TorchJob]) -> None:
     for state in (s for m in model.modules() if (s := state_of(m)) is not None):
         state.loaded = state.loaded or job_of(state) is None
     for job in streamed:
+        assert job.engine is not None  # as it was when the load began
         job.engine.commit()
         job.engine.leave_full_params()
     for job in jobs_of(model):
