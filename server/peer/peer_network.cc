@@ -11,6 +11,7 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/resource_quota.h"
 #include "server/observe/log.h"
+#include "server/peer/bound_sockets.h"
 #include "server/peer/connecting_channels.h"
 #include "server/peer/link_credentials.h"
 #include "server/peer/link_loop.h"
@@ -168,7 +169,11 @@ class GrpcPeerNetwork final : public PeerNetwork {
 
 }  // namespace
 
-absl::Status PeerNetwork::Check(const Options& options) { return MakeLinkCredentials(options).status(); }
+absl::Status PeerNetwork::Check(const Options& options) {
+  SHARDD_RETURN_IF_ERROR(MakeLinkCredentials(options).status());
+  // The port may be another daemon's still; the address is this host's.
+  return BindAll(options.listen.substr(0, options.listen.rfind(':')) + ":0").status();
+}
 
 absl::StatusOr<std::unique_ptr<PeerNetwork>> PeerNetwork::Create(const Options& options) {
   SHARDD_ASSIGN_OR_RETURN(LinkCredentials credentials, MakeLinkCredentials(options));

@@ -37,7 +37,7 @@ class PeerNetwork {
   // Serves when it returns. INVALID_ARGUMENT: bad options. NOT_FOUND: a file cannot be read. UNAVAILABLE: the address
   // cannot be listened on, or gRPC rejects the certificates.
   static absl::StatusOr<std::unique_ptr<PeerNetwork>> Create(const Options& options);
-  // What Create says of its options, and of the files, before it asks for the port.
+  // What Create says of its options, the files and the address, before it asks for the port.
   static absl::Status Check(const Options& options);
   // REQUIRES: none of its PeerLinks lives.
   virtual ~PeerNetwork() = default;

@@ -152,7 +152,7 @@ TEST_F(Handover, OneWithWrongFlagsLeavesTheDaemonAsItWas) {
   const int64_t pid = DaemonStatus().pid();
   for (const std::string flags :
        {"--view_group=99999999999", "--custodian=unix:/no/custodian.sock", "--peer_listen=0.0.0.0:0 --peer_insecure",
-        "--peer_listen=127.0.0.1:0 --peer_keepalive_ms=5",
+        "--peer_listen=127.0.0.1:0 --peer_keepalive_ms=5", "--peer_listen=192.0.2.1:0 --peer_insecure",
         "--peer_listen=127.0.0.1:0 --peer_cert=/no/cert.pem --peer_key=/no/key.pem --peer_ca=/no/ca.pem",
         "--history_dir=/proc/nothing", "--history_dir=/tmp --history_mib=1"}) {
     std::filesystem::remove(File("shardd"));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -156,6 +157,9 @@ def _sync(folder: str) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that sync no folders
+            raise
     finally:
         os.close(fd)
 
@@ -255,7 +259,7 @@ def load_safetensors(model: nn.Module, directory: str | os.PathLike[str], *, str
         except BaseException:
             with contextlib.suppress(Exception):  # the others learn why before they learn that this rank has gone
                 meeting.agree(f"leave {what}", limit_s=_LEAVE_S)
-            for job in streamed:
+            for job in jobs_of(model):
                 # The daemon puts back what was there when the session ends without a commit.
                 logger.error(
                     'job "%s": %s failed, so nothing of it is committed; this rank gives the job up', job.name, what
