@@ -245,7 +245,9 @@ def load_safetensors(model: nn.Module, directory: str | os.PathLike[str], *, str
     All ranks call it; each reads the elements of its own shards and nothing else. Into a registered model it is a load
     like ``load_state_dict``: with the daemon's optimizer and in-place edits off it is committed when this returns, else
     where the next pass begins. ``strict``: missing and unexpected names are an error; else they are returned. Raises on
-    all ranks where one fails, and names, shapes and sizes are checked before anything changes.
+    all ranks where one fails. Names, shapes and sizes are checked before anything changes. Where a file cannot be read
+    behind that, nothing is committed and all ranks give the job up: a program that ends with the error is resumed at the
+    committed step.
     """
     folder = os.fspath(directory)
     what = f"load_safetensors {folder}"
