@@ -88,10 +88,7 @@ def _end(how: str) -> None:
 
 def in_a_child(how: str) -> dict[str, Any]:
     """The rank is a child of multiprocessing's, which ends it by _exit."""
-    if attempt() == 1 or how == "child-0":
-        child_ends = "child-0"
-    else:
-        child_ends = how
+    child_ends = "child-0" if attempt() == 1 else how
     child = multiprocessing.get_context("fork").Process(target=_train_in_child, args=(child_ends,))
     child.start()
     child.join(120)

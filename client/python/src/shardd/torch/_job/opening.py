@@ -9,8 +9,8 @@ import weakref
 from dataclasses import dataclass, replace
 
 from shardd import errors
-from shardd.torch._job import spec
 from shardd.torch._job import job as attached
+from shardd.torch._job import spec
 from shardd.torch._job.beside import differing_steps
 from shardd.torch._job.binding import bind, weakly
 from shardd.torch._job.description import Description
@@ -41,7 +41,6 @@ __all__ = ["register", "unfreeze"]
 logger = logging.getLogger("shardd.torch")
 
 _NAMELESS_GRACE_MS = 60_000  # of a job that no other process can find; its ranks attach again at once
-
 
 
 @dataclass(frozen=True)
