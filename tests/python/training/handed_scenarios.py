@@ -31,8 +31,9 @@ def _lines() -> list[str]:
     return lines
 
 
-def train(dies: bool, loads: bool) -> dict[str, Any]:
-    """An unchanged program. ``loads``: its second attempt gives its parameters values of its own, those that it began with."""
+def train(dies: bool, loads: bool, stays: bool) -> dict[str, Any]:
+    """An unchanged program. ``loads``: its second attempt gives its parameters values of its own, those that it began with.
+    ``stays``: another optimizer steps with the first one, so that the trainers make all later steps, and not one alone."""
     import shardd.torch
 
     shardd.torch.install()
@@ -41,12 +42,17 @@ def train(dies: bool, loads: bool) -> dict[str, Any]:
     if loads and attempt() == 1:
         model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    second: Any = None
     try:
         for step in range(STEPS):
             loss_of(model, step, 0, dist.get_rank()).backward()
-            if step == _HANDED:
+            if step == _HANDED and stays:
+                second = torch.optim.NAdam(model.parameters(), lr=1e-3)
+            elif step == _HANDED:
                 _change_state(optimizer)
             optimizer.step()
+            if second is not None:
+                second.step()
             optimizer.zero_grad()
             if dies and attempt() == 0 and step == _LAST:
                 dist.barrier()
@@ -58,7 +64,8 @@ def train(dies: bool, loads: bool) -> dict[str, Any]:
         return {"error": str(error)}
     shardd.torch.commit(model)
     parameters = {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}
-    return {"parameters": parameters, "lines": lines, "bytes_updated": shardd.torch.counters(model)["bytes_updated"]}
+    state = [float(entry["exp_avg"].full_tensor().sum()) for entry in optimizer.state.values()]
+    return {"parameters": parameters, "state": state, "lines": lines}
 
 
 def loop_over_steps() -> str:
