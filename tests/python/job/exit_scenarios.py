@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
+import subprocess
 import sys
+import time
 from sys import exit as exit_from_before  # shardd is imported later
 from typing import Any
 
@@ -17,6 +20,7 @@ from rank_main import report
 from training.resume_scenarios import attempt
 
 _STEPS = 2
+_FREED_S = 20  # of a job that every rank has finished, on a slow machine; its grace time would be longer by far
 
 
 def ends(how: str) -> dict[str, Any]:
@@ -50,6 +54,19 @@ def ends_with_its_result(status: int) -> dict[str, Any]:
     if status_of_main := main():
         raise SystemExit(status_of_main)
     return {}
+
+
+def is_freed(begin: str) -> bool:
+    """Whether the daemon has no job whose name begins so, or has none a moment later."""
+    ctl = os.path.join(os.path.dirname(os.environ["SHARDD_DAEMON"]), "shardctl")
+    deadline = time.monotonic() + _FREED_S
+    while True:
+        answer = subprocess.run([ctl, "--json", "jobs"], capture_output=True, text=True, check=True).stdout
+        if not any(found["name"].startswith(begin) for found in json.loads(answer).get("jobs", [])):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
 
 
 def _name_jobs() -> None:
@@ -92,6 +109,8 @@ def in_a_child(how: str) -> dict[str, Any]:
     child = multiprocessing.get_context("fork").Process(target=_train_in_child, args=(child_ends,))
     child.start()
     child.join(120)
+    if how == "child-0":  # the launcher's end would free it as well
+        report(event="freed", freed=is_freed(f"torch-{os.environ['TORCHELASTIC_RUN_ID'][:40]}"))
     if child.exitcode:
         os._exit(child.exitcode)  # this process has no job
     return {}

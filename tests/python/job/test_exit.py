@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import time
-
 import pytest
 
 from job import exit_scenarios
 from torchrun import Run, relaunched, torchrun
 
-_FREED_S = 20  # of a job that every rank has finished, on a slow machine; its grace time would be longer by far
-
-
-def _is_there(job: str) -> bool:
-    ctl = os.path.join(os.path.dirname(os.environ["SHARDD_DAEMON"]), "shardctl")
-    answer = subprocess.run([ctl, "--json", "jobs"], capture_output=True, text=True, check=True).stdout
-    return any(found["name"] == job for found in json.loads(answer).get("jobs", []))
-
 
 def _is_freed(run: Run) -> bool:
-    name = run.of("job")[-1]["name"]
-    deadline = time.monotonic() + _FREED_S
-    while _is_there(name) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not _is_there(name)
+    return exit_scenarios.is_freed(run.of("job")[-1]["name"])
 
 
 # One process is all ranks: no other is ended with a signal before it has said that it needs its job no more.
@@ -64,4 +47,4 @@ def test_a_child_of_multiprocessing_leaves_what_its_status_says(how: str) -> Non
     run = torchrun(exit_scenarios.in_a_child, 1, how, restarts=1, environment=environment)
     assert run.code == 0, run.log
     assert [event["step"] for event in run.of("begin")] == ([0] if how == "child-0" else [0, 2])
-    assert _is_freed(run)
+    assert all(event["freed"] for event in run.of("freed")) and len(run.of("freed")) == (how == "child-0")
