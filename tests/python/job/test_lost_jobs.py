@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from shardd.torch._job import committed_jobs, opening
+from shardd.torch._job import committed_jobs, resuming
+from shardd.torch._units.state import GivenUp
 
 
 def _job(lost: dict[str, Any] | None = None) -> Any:
@@ -26,22 +27,37 @@ def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_restart_fails_when_its_steps_died_with_the_daemon() -> None:
     committed_jobs.note("torch-run-0")
-    opening._tell_lost(_job(), 0, program_loaded=False)  # a first start
+    resuming.tell_lost(_job(), 0, program_loaded=False)  # a first start
     with pytest.raises(
         RuntimeError, match="cannot be resumed by restart 2: the daemon that had its committed steps is gone"
     ):
-        opening._tell_lost(_job(), 2, program_loaded=False)
-    opening._tell_lost(_job(), 2, program_loaded=True)  # a checkpoint of its own
-    with opening.resuming(True):
-        opening._tell_lost(_job(), 2, program_loaded=False)
+        resuming.tell_lost(_job(), 2, program_loaded=False)
+    resuming.tell_lost(_job(), 2, program_loaded=True)  # a checkpoint of its own
+    with resuming.resuming(True):
+        resuming.tell_lost(_job(), 2, program_loaded=False)
 
 
 def test_a_job_that_had_committed_nothing_begins_anew() -> None:
     committed_jobs.note("torch-run-1")
-    opening._tell_lost(_job(), 2, program_loaded=False)
+    resuming.tell_lost(_job(), 2, program_loaded=False)
     committed_jobs.note("torch-run-0")
     committed_jobs.forget("torch-run-0")  # it ended well
-    opening._tell_lost(_job(), 2, program_loaded=False)
+    resuming.tell_lost(_job(), 2, program_loaded=False)
+
+
+def test_a_restart_is_told_where_another_job_went_on() -> None:
+    notes = committed_jobs.Notes("torch-run-0", None, writes=True)
+    notes.committed()
+    first = GivenUp(("torch-run-0",), 3)
+    notes.pass_on(first)
+    notes.forget()  # its end, where the other one has its values
+    others = committed_jobs.Notes("torch-run-0-2", first, writes=True)
+    others.committed()
+    with pytest.raises(RuntimeError, match="by restart 1: behind committed step 3 the program's optimizers changed"):
+        resuming.tell_lost(_job(), 1, program_loaded=False)
+    others.forget()
+    resuming.tell_lost(_job(), 1, program_loaded=False)
+    assert committed_jobs.noted("torch-run-0-2") is None
 
 
 def test_the_folders_of_such_notes_are_closed_to_other_users(tmp_path: Path) -> None:

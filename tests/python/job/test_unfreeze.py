@@ -84,3 +84,11 @@ def test_torchrun_restarts_an_unfrozen_model_with_an_optimizer_of_torch(monkeypa
 def test_a_rank_that_unfreezes_alone_is_named_on_all(impl: str) -> None:
     for error in run_ranks(unfreeze_scenarios.alone, 2, impl):
         assert 'rank 0 trains parameter "layers.2.' in error and "rank=1" in error, error
+
+
+@pytest.mark.parametrize("impl", ["daemon", "stock"])
+def test_a_job_closed_while_it_is_unfrozen_does_not_begin_anew(impl: str) -> None:
+    errors = run_ranks(unfreeze_scenarios.closed_in_between, 2, impl)
+    gone = [error for error in errors if "had committed values and is gone" in error]
+    # A rank that still attaches is told that the one who knows has left.
+    assert gone and all(error in gone or "the rank detached" in error for error in errors), errors

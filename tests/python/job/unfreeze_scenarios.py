@@ -146,3 +146,35 @@ def alone(impl: str) -> str:
             model.layers[2].requires_grad_(True)
 
     return error_of_steps(model, optimizer, range(3), begin)
+
+
+def closed_in_between(impl: str) -> str:
+    """The job is closed when the daemon has answered all ranks, and before they attach to the one in its place."""
+    from shardd.torch import fully_shard
+    from shardd.torch._process.extension import _C
+    from shardd.torch.optim import AdamW
+
+    extend = _C.Engine.extend
+
+    def extend_and_close(engine: Any, spec: str) -> bool:
+        extended = extend(engine, spec)
+        dist.barrier()
+        if extended and dist.get_rank() == 0:
+            ctl = os.path.join(os.path.dirname(os.environ["SHARDD_DAEMON"]), "shardctl")
+            subprocess.run([ctl, "close", json.loads(spec)["name"]], check=True, capture_output=True)
+        dist.barrier()
+        return bool(extended)
+
+    _C.Engine.extend = extend_and_close  # type: ignore[method-assign]
+    case = Case(freeze=_FROZEN)
+    model = build(case)
+    shard(model, case, fully_shard)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained) if impl == "stock" else AdamW(trained)
+
+    def begin(step: int) -> None:
+        if step == 2:
+            model.layers[2].requires_grad_(True)
+            optimizer.add_param_group({"params": list(model.layers[2].parameters())})
+
+    return error_of_steps(model, optimizer, range(4), begin)

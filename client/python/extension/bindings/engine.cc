@@ -11,6 +11,7 @@
 #include "client/python/extension/bindings/bindings.h"
 #include "client/python/extension/bindings/facts.h"
 #include "client/python/extension/bindings/keeping.h"
+#include "client/python/extension/engine/at_exit.h"
 #include "client/python/extension/engine/values.h"
 #include "client/python/extension/errors.h"
 
@@ -146,6 +147,7 @@ void BindEngine(py::module_& m) {
       .def("release", &Engine::Release)
       .def("detach", &Engine::Detach)
       .def("finish_apart", &Engine::FinishApart)
+      .def("leave_to_exit", &LeaveToExit, py::arg("name"), py::arg("notes"))
       .def("wait_for_commit", Keeping(+[](Engine& engine) { engine.attached().WaitForCommit(); }))
       .def("describe", Keeping(+[](Engine& engine) { return engine.attached().Describe(); }))
       .def("trainer_state", [](Engine& engine) { return py::bytes(engine.attached().trainer_state()); })

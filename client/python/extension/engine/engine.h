@@ -143,6 +143,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   friend void CloseStep(Engine& engine);
   friend bool StepIsOpen(const Engine& engine);
+  friend void LeaveToExit(Engine& engine, std::string name, std::vector<std::string> notes);  // at_exit.h
   // A new session, at whatever daemon is there, and its memory.
   void MapAgain(bool keeps_gradients);
   // Raises DATA_LOSS where the next daemon does not go on at the step that `before` tells of.

@@ -13,11 +13,13 @@ import torch
 from torch.optim import Optimizer
 
 from shardd.errors import StepAborted, Unavailable
-from shardd.torch._job import committed_jobs, trainer_state
+from shardd.torch._job import trainer_state
+from shardd.torch._job.committed_jobs import Notes
 from shardd.torch._job.description import Description
 from shardd.torch._job.initial_values import initial_values, write_values
 from shardd.torch._job.job_optimizer import JobOptimizer, stock_optimizers_of
 from shardd.torch._job.leaving import leave_beside
+from shardd.torch._job.refusals import Refusals
 from shardd.torch._process import environment
 from shardd.torch._process.extension import _C
 from shardd.torch._process.progress import Progress
@@ -28,7 +30,7 @@ from shardd.torch._ranks.this_rank import rank_thread
 from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
 from shardd.torch._units.place import Place
 from shardd.torch._units.placement import rows_of, tensor_parallel
-from shardd.torch._units.state import ShardState
+from shardd.torch._units.state import GivenUp, ShardState
 from shardd.torch._units.subclasses import inner_of
 
 __all__ = ["TorchJob", "add", "attached", "before_end", "end_retired", "job_of", "jobs", "lose_all", "registered"]
@@ -41,7 +43,7 @@ _registered = 0
 _END_IS_KNOWN_S = 0.2  # a call whose daemon is gone may fail so long before the session ends
 
 
-class TorchJob:
+class TorchJob(Refusals):
     """Attached from construction to ``retire`` or ``close``. Not thread-safe, as the job itself."""
 
     def __init__(self, root: ShardState, engine: _C.Engine, description: Description, ranks: JobRanks) -> None:
@@ -49,7 +51,9 @@ class TorchJob:
         self.engine: _C.Engine | None = engine
         self._retired: _C.Engine | None = None
         self.name: str = description.spec["name"]
-        self._notes_commits = ranks.local_rank == 0 and environment.of_launcher()
+        self.before = root.given_up
+        self.notes = Notes(self.name, self.before, writes=ranks.local_rank == 0 and environment.of_launcher())
+        self.told = False  # the program was told by ``resume`` where it is
         self.step_groups = 1  # of hyperparameters, in a step of the daemon's optimizer
         # Of several: by group of hyperparameters, the number in ``optimizers`` and of its param group; None: nobody's.
         self.owners: list[tuple[int, int] | None] = []
@@ -81,7 +85,6 @@ class TorchJob:
         # Tensor parallel: that of the ranks whose jobs have the other local tensors of the parameters.
         self.mesh_beside: Any = beside[0] if beside else None
         self.several_meshes = any(rows_of(p.fsdp_param) is not None for p in description.params)
-        # The name of one that gathers itself.
         self._inner = next((p.fqn for p in description.params if inner_of(p.fsdp_param)), None)
 
     def root(self) -> ShardState | None:
@@ -123,47 +126,6 @@ class TorchJob:
         mine = [owner[1] for owner in self.owners if owner and self.optimizers[owner[0]]() is optimizer]
         return max(mine, default=-1) + 1
 
-    # What a job over several nodes does not do.
-
-    def refuse_on_nodes(self, what: str, instead: str) -> None:
-        """Raises NotImplementedError where the job spans several nodes."""
-        if self.ranks.several:
-            raise NotImplementedError(
-                f'{what}: job "{self.name}" spans {len(self.ranks.addresses)} nodes, where it is not served; {instead}'
-            )
-
-    def refuse_tensor_parallel(self, what: str, instead: str) -> None:
-        """Raises NotImplementedError where other jobs have the rest of the parameters."""
-        if self.mesh_beside is not None:
-            raise NotImplementedError(
-                f'{what}: job "{self.name}" has the local tensors of one tensor parallel rank, and other jobs have those of '
-                f"the others; {instead}"
-            )
-
-    def refuse_subclasses(self, what: str, instead: str) -> None:
-        """Raises NotImplementedError where some parameter is a tensor subclass that says itself how it is gathered."""
-        if self._inner is not None:
-            raise NotImplementedError(
-                f'{what}: parameter "{self._inner}" is a tensor subclass with fsdp_pre_all_gather, with which it is not '
-                f"served; {instead}"
-            )
-
-    def refuse_several_meshes(self, what: str, instead: str) -> None:
-        """Raises NotImplementedError where some parameters are other ones on other ranks."""
-        if self.several_meshes:
-            raise NotImplementedError(
-                f'{what}: some parameters of job "{self.name}" are on a smaller mesh than the model, and other ranks have other '
-                f"ones under their names; {instead}"
-            )
-
-    def refuse_where_cut(self, what: str, instead: str) -> None:
-        """Raises NotImplementedError where no node has whole parameters."""
-        if self.ranks.cut:
-            raise NotImplementedError(
-                f'{what}: the parameters of job "{self.name}" are cut over {len(self.ranks.addresses)} nodes, where it is not '
-                f"served; {instead}"
-            )
-
     # Parameters and what optimizers keep for them.
 
     def take_object(self, before: Any, now: Any) -> None:
@@ -191,9 +153,8 @@ class TorchJob:
     def trainer_state(self, optimizers: list[Optimizer]) -> bytes:
         """Returns this rank's trainer state for the commit of a step that these optimizers of torch's have made."""
         assert self.memory is not None
-        if self._notes_commits and self.engine is not None and self.engine.info()["committed_step"] > 0:
-            committed_jobs.note(self.name)
-            self._notes_commits = False
+        if self.notes.wanted and self.engine is not None and self.engine.info()["committed_step"] > 0:
+            self.notes.committed()
         return trainer_state.pack(self.name, self.memory.pack(optimizers) if self.trainers_write else None)
 
     def program_state(self) -> Any:
@@ -297,11 +258,24 @@ class TorchJob:
 
     # The end.
 
+    def given_up(self) -> GivenUp | None:
+        """Returns what to know of the job where another one of the model takes its place; None: the program has not begun."""
+        assert self.engine is not None
+        step = self.engine.info()["committed_step"]
+        gradients = any(p is not None and p.sharded_param.grad is not None for _, p in self.fsdp_params())
+        if not (self.told or gradients or step > 0 or self.engine.steps > 0):
+            return self.before
+        names, of_before = (self.before.names, self.before.step) if self.before is not None else ((), 0)
+        return GivenUp((*names, self.name), of_before + step)
+
     def retire(self) -> None:
         """Keeps the parameters in this process. The session ends with the next registration or ``close``: this rank does
         not know whether others are still in the middle of what it did before."""
         self.memory = None
-        self._forget_commits()
+        self.notes.forget()
+        root = self.root()
+        if root is not None and root.given_up is not None:
+            self.notes.pass_on(root.given_up)
         if self.engine is not None:
             self._retired, self.engine = self.engine, None
             self._retired.release()
@@ -313,15 +287,29 @@ class TorchJob:
     def drop(self) -> None:
         """Gives the job up for a model that the garbage collector has found, wherever the program and other ranks are."""
         self.closed = True
-        self._forget_commits()
         engine = self._give_up()
-        if engine is not None:
+        if engine is not None:  # else it was left already, perhaps to a restart
+            self.notes.forget()
             leave_beside(engine)
 
-    def _forget_commits(self) -> None:
-        """The program needs the job no more: a restart that does not find it has lost nothing."""
-        if self.ranks.local_rank == 0 and environment.of_launcher():
-            committed_jobs.forget(self.name)
+    def leave_to_exit(self, awaits_commit: bool) -> None:
+        """Gives the job up at the end of the interpreter: with exit status 0 it is finished, with any other kept.
+
+        ``awaits_commit``: waits for the last step's, of which somebody is told here alone.
+        """
+        self.closed = True
+        engine = self._give_up()
+        if engine is None:
+            return
+        try:
+            if awaits_commit:
+                engine.wait_for_commit()
+        except RuntimeError as error:
+            logger.error('job "%s": its last step was not committed: %s', self.name, error)
+        try:
+            engine.leave_to_exit(self.name, self.notes.files())
+        except RuntimeError as error:
+            logger.debug('close job "%s": %s', self.name, error)  # it was over already
 
     def _give_up(self) -> _C.Engine | None:
         if self.alive:
@@ -343,7 +331,7 @@ class TorchJob:
             if finished:
                 engine.close_step()
                 engine.wait_for_commit()
-                self._forget_commits()
+                self.notes.forget()
         except RuntimeError as error:
             lost = error
         try:

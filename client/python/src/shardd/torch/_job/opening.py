@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import json
 import logging
 import time
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from shardd import errors
-from shardd.torch._job import committed_jobs, spec
 from shardd.torch._job import job as attached
+from shardd.torch._job import spec
 from shardd.torch._job.beside import differing_steps
 from shardd.torch._job.binding import bind, weakly
 from shardd.torch._job.description import Description
@@ -24,6 +21,7 @@ from shardd.torch._job.job_optimizer import JobOptimizer, job_optimizers_of
 from shardd.torch._job.leaving import after_dropped_left
 from shardd.torch._job.meshes import agree_on_rows
 from shardd.torch._job.process_end import watch_end
+from shardd.torch._job.resuming import asks_for_committed, starts_over, tell_lost
 from shardd.torch._process import environment
 from shardd.torch._process.extension import _C
 from shardd.torch._process.memory import give_memory_back
@@ -38,32 +36,24 @@ from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
 from shardd.torch._units.names import WRAPPED_MODULE
 from shardd.torch._units.state import ShardState
 
-__all__ = ["register", "resuming", "unfreeze"]
+__all__ = ["register", "unfreeze"]
 
 logger = logging.getLogger("shardd.torch")
 
 _NAMELESS_GRACE_MS = 60_000  # of a job that no other process can find; its ranks attach again at once
 
-# While they were registered: which registration it was, and as which job.
-_aborted: weakref.WeakKeyDictionary[ShardState, tuple[str, Identity, bool]] = weakref.WeakKeyDictionary()
-# Of this rank, which may be a thread.
-_starts_over = contextvars.ContextVar("starts_over", default=False)
-_resumes = contextvars.ContextVar("resumes", default=False)
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A registration that is tried again where an abort has ended it, as the same job."""
+
+    index: str  # which one of the model's it is
+    identity: Identity | None = None  # None: not settled yet
+    of_earlier: bool = False  # the job may be that of an earlier process, as the first attempt has found
+    existed: bool = False  # it had values, in whose place this process has none any more
 
 
-@contextlib.contextmanager
-def resuming(start_over: bool) -> Iterator[None]:
-    """Models that are registered inside it go on from what their jobs have committed, whatever the program has loaded before; and
-    so do those that are registered later: one model is not taken back while another goes on.
-
-    ``start_over``: they start from the program's values where a restart finds their jobs lost.
-    """
-    _resumes.set(True)
-    token = _starts_over.set(start_over)
-    try:
-        yield
-    finally:
-        _starts_over.reset(token)
+_aborted: weakref.WeakKeyDictionary[ShardState, _Attempt] = weakref.WeakKeyDictionary()
 
 
 def register(root: ShardState) -> TorchJob:
@@ -78,10 +68,10 @@ def register(root: ShardState) -> TorchJob:
     assert unit is not None
     ranks = ranks_of(unit.mesh_info)
     # One that an abort has ended is tried again as the same job, as its other ranks do.
-    index, before, compares = _aborted.pop(root, None) or (root._next_registration(), None, None)
-    with Pending(index, ranks.members, ranks.rank, lambda: _names_of(root)) as pending:
+    attempt = _aborted.pop(root, None) or _Attempt(root._next_registration())
+    with Pending(attempt.index, ranks.members, ranks.rank, lambda: _names_of(root)) as pending:
         try:
-            job = _register_as(root, index, before, compares, ranks)
+            job = _register_as(root, attempt, ranks)
         except errors.Error as error:
             if pending.difference:
                 raise RuntimeError(pending.difference) from error
@@ -98,25 +88,26 @@ def _names_of(root: ShardState) -> list[str]:
     return [name.replace(f"{WRAPPED_MODULE}.", "").lstrip(".") for name in names]
 
 
-def _register_as(
-    root: ShardState, index: str, before: Identity | None, compares: bool | None, ranks: JobRanks
-) -> TorchJob:
-    identity = before or identify(index, ranks)
-    compares = identity.resumes if compares is None else compares
+def _register_as(root: ShardState, attempt: _Attempt, ranks: JobRanks) -> TorchJob:
+    if attempt.identity is None:
+        identity = identify(attempt.index, ranks)
+        attempt = replace(attempt, identity=identity, of_earlier=identity.resumes)
+    else:
+        identity = attempt.identity
     optimizers = _optimizers_of(root)
-    agree_on_rows(root, index, ranks)
+    agree_on_rows(root, attempt.index, ranks)
     description = spec.describe(root, identity.name, ranks.local_world, optimizers, ranks.addresses)
     publish_attributes(identity.name, ranks.rank, root.attributes)
     with Progress(f'job "{identity.name}"', shown=ranks.rank == 0) as progress:
-        opening = _Opening(root, identity, description, ranks, optimizers, progress)
+        opening = _Opening(root, attempt, identity, description, ranks, optimizers, progress)
         try:
             job = opened(ranks, opening.open)
         except errors.StepAborted:
             # Jobs beside it wait for what this one has committed, if it has not told them yet.
-            _aborted[root] = index, replace(identity, resumes=True), compares
+            _aborted[root] = replace(attempt, identity=replace(identity, resumes=True), existed=opening.existed)
             raise
-    differ = differing_steps(job) if compares else ""
-    if differ and not (_starts_over.get() or environment.number(environment.START_OVER, 1)):
+    differ = differing_steps(job) if attempt.of_earlier else ""
+    if differ and not starts_over():
         job.close(False)
         raise RuntimeError(f"{differ}, or {environment.START_OVER}=1")
     if differ:
@@ -156,7 +147,7 @@ def unfreeze(root: ShardState) -> TorchJob:
         job.end(finished=False)
         identity = Identity(job.name, resumes=True)
         try:
-            again = _Opening(root, identity, description, job.ranks, optimizers, progress, memory)
+            again = _Opening(root, _Attempt(""), identity, description, job.ranks, optimizers, progress, memory)
             successor = opened(job.ranks, again.open)
             if not answer_was_lost:  # else they are of an attempt that has ended
                 gradients.place()
@@ -198,12 +189,19 @@ class _Opening:
     """Opens a job as it is described, in one attempt or several. ``memory`` is of the job whose place it takes, in this process."""
 
     root: ShardState
+    attempt: _Attempt
     identity: Identity
     description: Description
     ranks: JobRanks
     optimizers: list[JobOptimizer]
     progress: Progress
     memory: OptimizerMemory | None = None
+    _found: bool = False  # by this attempt
+
+    @property
+    def existed(self) -> bool:
+        """Whether what the job was opened for has values in it, and none here."""
+        return self._found or self.attempt.existed or self.memory is not None
 
     def open(self) -> TorchJob:
         started = time.monotonic()
@@ -244,14 +242,22 @@ class _Opening:
             raise RuntimeError(
                 f'register model: job "{self.identity.name}" has parameters already; set SHARDD_JOB to resume one'
             )
-        loaded = exists and self._has_loaded(job)
+        if self.existed and not exists:
+            raise RuntimeError(
+                f'register model: job "{self.identity.name}" had committed values and is gone; they went with it, so this '
+                "process cannot go on: start all ranks anew (as torchrun does), from a checkpoint"
+            )
+        replaces = exists and self._replaces(job)
+        loaded = exists and (replaces or self._has_loaded(job))
+        self._found = exists and not loaded
         self._bind(job)
         if self.optimizers:
             job.optimizers = [weakref.ref(optimizer) for optimizer in self.optimizers]
             job.chosen = self.optimizers[0].chosen
         self._size_optimizer(job, exists)
         if loaded:
-            self._write_loaded(job, info["committed_step"])
+            self._write_own(job)
+            self._tell_replaced(job, info["committed_step"], trained=replaces)
         elif exists:
             drop_initial_values(self.description)
             self._tell_resumed(job, info["committed_step"])
@@ -267,6 +273,19 @@ class _Opening:
             after_dropped_left(engine.watch_writes)
         self._give_optimizers(job, exists and not loaded)
 
+    def _replaces(self, job: TorchJob) -> bool:
+        """Whether the program has begun its loop with another job of the model, and what an earlier process has left in this one
+        would take it to another place in the middle of that."""
+        if job.before is None or not self.attempt.of_earlier or self.memory is not None:
+            return False
+        if job.ranks.cut:
+            raise RuntimeError(
+                f'register model: job "{job.name}" has values of an earlier attempt, and the program has begun with job '
+                f'"{job.before.names[-1]}", whose values cannot replace those that are cut over nodes; build all optimizers '
+                f"before the model's first use, or close the job (shardctl close {job.name})"
+            )
+        return True
+
     def _has_loaded(self, job: TorchJob) -> bool:
         """Whether the program, restarted by its launcher, has loaded a checkpoint of its own, and does not ask for what is committed.
 
@@ -275,7 +294,7 @@ class _Opening:
         """
         if self.memory is not None or self.identity.restarts == 0 or environment.value(environment.JOB):
             return False
-        loaded = self._program_loaded() and not _resumes.get()
+        loaded = self._program_loaded() and not asks_for_committed()
         if (
             loaded and have_store()
         ):  # who comes alone, where others have never ended, has loaded nothing, and waits for nobody
@@ -315,16 +334,16 @@ class _Opening:
 
     def _write_initial(self, job: TorchJob) -> None:
         assert job.engine is not None
-        if self.identity.resumes:
-            _tell_lost(job, self.identity.restarts, self._program_loaded())
+        if self.identity.resumes and job.before is None:
+            tell_lost(job, self.identity.restarts, self._program_loaded())
         for optimizer in self.optimizers:
             optimizer.write_loaded(job)
         write_values(job.engine, initial_values(job.fsdp_params(), job.ranks), self.progress)
         if self.memory is None and have_store():  # all ranks have come
             check_alike(job.name, job.meeting("attributes"))
 
-    def _write_loaded(self, job: TorchJob, step: int) -> None:
-        """What the program has, loaded or as it was made, replaces what the job has committed."""
+    def _write_own(self, job: TorchJob) -> None:
+        """What the program has, trained, loaded or as it was made, replaces what the job has committed."""
         assert job.engine is not None
         values = initial_values(job.fsdp_params(), job.ranks)
         self.progress.doing("waiting for the other ranks to load")
@@ -333,13 +352,20 @@ class _Opening:
             optimizer.write_loaded(job, anew=True)
         write_values(job.engine, values, self.progress)
         job.engine.leave_full_params()
+
+    def _tell_replaced(self, job: TorchJob, step: int, trained: bool) -> None:
+        what = "parameters and the optimizer state of committed step"
+        if trained:
+            assert job.before is not None
+            text = 'job "%s": what the program has trained as job "%s" replaces the %s %d, of an earlier attempt'
+            logger.warning(text, job.name, job.before.names[-1], what, step)
+            return
         job.replaced_step = step
-        logger.warning(
-            'job "%s": values that the program loaded replace the parameters and the optimizer state of committed step %d; '
-            "shardd.torch.resume(model) before the first use goes on from those instead",
-            job.name,
-            step,
+        text = (
+            'job "%s": values that the program loaded replace the %s %d; shardd.torch.resume(model) before the first use goes '
+            "on from those instead"
         )
+        logger.warning(text, job.name, what, step)
 
     def _tell_resumed(self, job: TorchJob, step: int) -> None:
         if self.memory is not None:
@@ -364,31 +390,3 @@ class _Opening:
             hooks.watch_loads(optimizer)
             if is_given and any(id(param) in job.places for param in optimizer.state):
                 hooks.keep_loaded(optimizer, [job])
-
-
-def _tell_lost(job: TorchJob, restarts: int, program_loaded: bool) -> None:
-    """Warns that the job has no parameters, or raises RuntimeError where a restart by torchrun was to go on with those that are lost.
-
-    A program that has loaded values of its own goes on from those.
-    """
-    assert job.engine is not None
-    lost = json.loads(job.engine.describe()).get("lost")
-    if lost is not None:
-        text = lost["text"]
-    elif restarts > 0 and committed_jobs.has_committed(job.name):
-        text = "the daemon that had its committed steps is gone, and what it had in memory with it"
-    elif restarts > 0:
-        logger.warning(
-            'job "%s" was not found after a restart; starting from the values that the program gave', job.name
-        )
-        return
-    else:
-        return
-    if restarts == 0 or program_loaded or _starts_over.get() or environment.number(environment.START_OVER, 1):
-        logger.warning('job "%s" starts from the values that the program gave: %s', job.name, text)
-    else:
-        raise RuntimeError(
-            f'register model: job "{job.name}" cannot be resumed by restart {restarts}: {text}. A program that '
-            "loads a checkpoint of its own then says so with shardd.torch.resume(model, start_over=True), or "
-            f"{environment.START_OVER}=1"
-        )

@@ -1,6 +1,8 @@
 """The end of this process, or of one of its threads: what becomes of its jobs.
 
-A process that ends well needs its jobs no more; one that fails leaves them to the one that is started in its place.
+A process whose exit status is 0 needs its jobs no more; any other leaves them to the one that is started in its place. What
+Python knows of the status here is a part: ``SystemExit`` passes no hook, and programs replace hooks. So the jobs of a process that
+has not failed for certain end in ``exit()``, which is told the status (``Engine.leave_to_exit``).
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from shardd.torch._ranks.this_rank import at_end_of_thread
 
 __all__ = ["failed", "watch_end"]
 
-_failed = False  # the process ends with an exception: its job is to be kept
+_failed = False  # an exception has ended the main thread: jobs are to be kept
+_exits_badly = False  # sys.exit was called with another status than 0, and the program may have caught that
 
 
 def failed() -> bool:
-    """The process ends with an exception, or another status than 0."""
-    return _failed
+    """The process ends with an exception or another status than 0, as far as Python has seen."""
+    return _failed or _exits_badly
 
 
 def watch_end(job: TorchJob) -> None:
@@ -39,12 +42,23 @@ def watch_end(job: TorchJob) -> None:
 def _note_exception(previous: Any) -> Any:
     def hook(kind: Any, value: Any, traceback: Any) -> None:
         global _failed
-        _failed = True
+        ends = threading.current_thread() is threading.main_thread() and not _is_caught(traceback)
+        _failed = _failed or (ends and not hasattr(sys, "ps1"))
         previous(kind, value, traceback)
-        if threading.current_thread() is threading.main_thread():
+        if ends:
             _leave_if_process_stays()
 
     return hook
+
+
+def _is_caught(traceback: Any) -> bool:
+    """Whether the frame that the exception came to still runs: a program that shows it by the hook and goes on."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and traceback is not None:
+        if frame is traceback.tb_frame:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _leave_if_process_stays() -> None:
@@ -60,31 +74,41 @@ def _leave_if_process_stays() -> None:
 def _at_exit() -> None:
     if attached.attached and not _C.end_waits():
         return  # a thread is still in a job
-    names = [job.name for job in attached.attached]
     for job in list(attached.attached):
-        if names.count(job.name) > 1 and not _failed:
-            job.drop()  # its ranks are threads of this process: none may wait here for another
-        else:
-            with contextlib.suppress(RuntimeError):  # logged
-                job.close(finished=not _failed)
-    if not _failed:
+        with contextlib.suppress(RuntimeError):  # logged
+            if _failed:
+                job.close(finished=False)
+            else:
+                job.leave_to_exit(awaits_commit=not _exits_badly)
+    if not failed():
         wait_for_leaving()
 
 
 def _note_exit(previous: Any) -> Any:
     def exit(status: Any = None, /) -> Any:
-        global _failed
-        _failed = _failed or status not in (None, 0)
+        global _exits_badly
+        _exits_badly = _exits_badly or status not in (None, 0)
         previous(status)
 
     return exit
 
 
 def _at_exit_of_child() -> None:
-    """multiprocessing ends its children without atexit; an exception on its way out is still seen here."""
-    global _failed
-    _failed = _failed or sys.exc_info()[0] is not None
-    _at_exit()
+    """multiprocessing ends its children without atexit and exit(); what it makes their status of is still on its way here."""
+    if attached.attached and not _C.end_waits():
+        return
+    error = sys.exc_info()[1]
+    status = error.code if isinstance(error, SystemExit) else error
+    finished = not _failed and (status is None or (isinstance(status, int) and status == 0))
+    names = [job.name for job in attached.attached]
+    for job in list(attached.attached):
+        if finished and names.count(job.name) > 1:
+            job.drop()  # its ranks are threads of this process: none may wait here for another
+        else:
+            with contextlib.suppress(RuntimeError):
+                job.close(finished)
+    if finished:
+        wait_for_leaving()
 
 
 sys.excepthook = _note_exception(sys.excepthook)

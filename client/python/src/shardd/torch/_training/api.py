@@ -10,7 +10,7 @@ from torch import nn
 from shardd.errors import Error
 from shardd.torch._job import trainer_state
 from shardd.torch._job.job import TorchJob, job_of
-from shardd.torch._job.opening import resuming
+from shardd.torch._job.resuming import resuming
 from shardd.torch._process.progress import Progress
 from shardd.torch._units.state import ShardState, root_states, state_of
 
@@ -55,6 +55,7 @@ def resume(module: nn.Module | None = None, *, start_over: bool = False) -> tupl
             f'resume: what the program had loaded has replaced committed step {job.replaced_step} of job "{job.name}", when the model was '
             "first used; call resume before the first forward, full parameters or counters, or go on from what was loaded"
         )
+    job.told = True
     return job.engine.info()["committed_step"], job.program_state()
 
 

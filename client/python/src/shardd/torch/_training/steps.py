@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from shardd.errors import StepAborted, Unavailable
+from shardd.torch._job.job import job_of
 from shardd.torch._training import api
 
 __all__ = ["Step", "steps"]
@@ -89,6 +90,17 @@ def _begin(module: nn.Module | None, rebuild: Callable[[], None] | None) -> tupl
             rebuild()
 
 
+def _check_place(module: nn.Module | None, reason: BaseException) -> None:
+    """Raises where committed steps are counted in another job than the one that the loop began with."""
+    job = job_of(api.root_of(module))
+    if job is not None and job.before is not None:
+        raise RuntimeError(
+            f'steps: the loop cannot go on after an abort: job "{job.name}" counts its steps anew, as the program\'s optimizers '
+            f'changed behind committed step {job.before.step} of job "{job.before.names[-1]}"; let PyTorch make all steps '
+            "(--stock-optimizers, install(optimizers=False)), or build all optimizers before the model's first use"
+        ) from reason
+
+
 def _attach_again(module: nn.Module | None) -> tuple[int, Any]:
     patience = _Patience()
     while True:
@@ -125,6 +137,7 @@ def steps(stop: int, module: nn.Module | None = None, *, rebuild: Callable[[], N
             number += 1
             continue
         reason, step._aborted = step._aborted, None
+        _check_place(module, reason)
         if rebuild is not None and not api.lost_nothing(module):
             rebuild()
         number, state = _attach_again(module)

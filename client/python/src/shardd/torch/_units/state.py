@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +33,14 @@ def _count() -> None:
     _made += 1
 
 
+@dataclass(frozen=True)
+class GivenUp:
+    """Jobs of a model that its program has begun with in this process, before the one that it goes on in."""
+
+    names: tuple[str, ...]  # the first is the one that a restart looks for
+    step: int  # committed in them
+
+
 class ModelJob(Protocol):
     """What a state knows of the job that its model is registered as; ``TorchJob`` is one."""
 
@@ -42,6 +51,8 @@ class ModelJob(Protocol):
     def alive(self) -> bool: ...
 
     def root(self) -> ShardState | None: ...
+
+    def given_up(self) -> GivenUp | None: ...
 
     def retire(self) -> None: ...
 
@@ -66,6 +77,7 @@ class ShardState(FSDPState):
         self.ignored: Any = None  # what the unit leaves alone, in layout flat
         self.attributes: dict[str, Any] = {}  # that all units of a model must have alike
         self._registrations = 0
+        self.given_up: GivenUp | None = None  # of the root: jobs before its own, whose values it has taken along
         # A state dict has its sharded parameters' memory, from before there was a job.
         self.given_out = False
         self.loaded = False  # the program has loaded values of its own into it, before there was a job
@@ -222,6 +234,8 @@ class ShardState(FSDPState):
                 "the optimizer and change parameters before the first step"
             )
         root = job.root()
+        if root is not None and job.engine is not None and not state_is_lost:
+            root.given_up = job.given_up()
         job.retire()
         if root is not None:
             for state in root._state_ctx.all_states:
