@@ -16,7 +16,8 @@ from shardd.torch._units.state import GivenUp
 
 def _job(lost: dict[str, Any] | None = None) -> Any:
     described = {} if lost is None else {"lost": lost}
-    return SimpleNamespace(name="torch-run-0", engine=SimpleNamespace(describe=lambda: json.dumps(described)))
+    engine = SimpleNamespace(describe=lambda: json.dumps(described))
+    return SimpleNamespace(name="torch-run-0", engine=engine, notes=SimpleNamespace(index="0"))
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,25 @@ def test_a_restart_is_told_where_another_job_went_on() -> None:
     others.forget()
     resuming.tell_lost(_job(), 1, program_loaded=False)
     assert committed_jobs.noted("torch-run-0-2") is None
+
+
+def test_a_restart_by_another_agent_is_told_of_its_runs_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    notes = committed_jobs.Notes("torch-before-0", None, writes=True)
+    notes.index = "0"
+    notes.committed()
+    with pytest.raises(
+        RuntimeError, match=r'in job "torch-before-0", of another process.*SHARDD_JOB=torch-before resumes'
+    ):
+        resuming.tell_lost(_job(), 1, program_loaded=False)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+    resuming.tell_lost(_job(), 1, program_loaded=False)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    resuming.tell_lost(_job(), 0, program_loaded=False)  # a launch of its own, under the same name
+    resuming.tell_lost(_job(), 1, program_loaded=False)
+    notes.committed()
+    notes.forget()  # it ended well
+    resuming.tell_lost(_job(), 1, program_loaded=False)
 
 
 def test_the_folders_of_such_notes_are_closed_to_other_users(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from shardd.torch._process import environment
 from shardd.torch._units.state import GivenUp
 
-__all__ = ["Notes", "forget", "note", "noted"]
+__all__ = ["Notes", "begin_run", "forget", "note", "noted", "other_of_run"]
 
 logger = logging.getLogger("shardd.torch")
 
@@ -51,17 +51,37 @@ def forget(name: str) -> None:
         _file(name).unlink(missing_ok=True)
 
 
+def _of_run(index: str) -> str:
+    """What stands for a name where the launcher's run is known, and not which of its processes, or nodes, has started this one."""
+    return f"run {environment.value(environment.RUN)} {index}"
+
+
+def other_of_run(index: str, name: str) -> str:
+    """Returns the job of another name that has committed a step of the same model of this run; empty: there is none."""
+    other = (noted(_of_run(index)) or "") if environment.of_launcher() else ""
+    return other if other != name and noted(other) is not None else ""
+
+
+def begin_run(index: str) -> None:
+    """The launcher starts its run: what another one of that name has left is none of it."""
+    if environment.of_launcher():
+        forget(_of_run(index))
+
+
 class Notes:
     """What one rank of a node notes of a job, and of the jobs in whose place it is. ``writes``: whether it is that rank."""
 
     def __init__(self, name: str, before: GivenUp | None, writes: bool) -> None:
         self._name, self._before, self._writes = name, before, writes
         self._passed_on = False
+        self.index = ""  # of the model among those of its run
         self.wanted = writes  # that there is a committed step
 
     def committed(self) -> None:
         self.wanted = False
         note(self._name)
+        if self.index and environment.of_launcher():
+            note(_of_run(self.index), self._name)
         self._say_taken()
 
     def pass_on(self, given_up: GivenUp) -> None:
@@ -81,7 +101,8 @@ class Notes:
 
     def _names(self) -> list[str]:
         before = self._before.names[:1] if self._before is not None else ()
-        return [*before, self._name] if self._writes else []
+        of_run = [_of_run(self.index)] if self.index and environment.of_launcher() else []
+        return [*before, self._name, *of_run] if self._writes else []
 
     def _say_taken(self) -> None:
         # A restart registers the model as it was at first.

@@ -207,6 +207,7 @@ class _Opening:
         started = time.monotonic()
         self.progress.doing("attaching")
         job = TorchJob(self.root, self._attach(), self.description, self.ranks)
+        job.notes.index = self.attempt.index
         try:
             self._fill(job)
         except BaseException:

@@ -57,12 +57,18 @@ def tell_lost(job: TorchJob, restarts: int, program_loaded: bool) -> None:
         text = lost["text"]
     elif restarts > 0 and (noted := committed_jobs.noted(job.name)) is not None:
         text = noted or "the daemon that had its committed steps is gone, and what it had in memory with it"
+    elif restarts > 0 and (other := committed_jobs.other_of_run(job.notes.index, job.name)):
+        text = (
+            f'what this run has committed is in job "{other}", of another process of torchrun, or of a node with another '
+            f"number; {environment.JOB}={other.removesuffix('-' + job.notes.index)} resumes that, where daemons still have it"
+        )
     elif restarts > 0:
         logger.warning(
             'job "%s" was not found after a restart; starting from the values that the program gave', job.name
         )
         return
     else:
+        committed_jobs.begin_run(job.notes.index)
         return
     if restarts == 0 or program_loaded or starts_over():
         logger.warning('job "%s" starts from the values that the program gave: %s', job.name, text)
