@@ -8,6 +8,7 @@
 #include "common/plan/layout_internal.h"
 #include "common/plan/node_part.h"
 #include "common/plan/optimizer_kinds.h"
+#include "common/plan/pass_copies.h"
 #include "common/plan/session_layout.h"
 #include "common/plan/whole_params.h"
 #include "common/status/status_macros.h"
@@ -278,11 +279,7 @@ int64_t OldBytes(const ShardPlan& plan, HeldSlab which, int64_t size_bytes) {
 
 // Whether passes read a copy of all that trainers write, as stored, so that it can serve as snapshot.
 bool KeepsWhatPassesRead(const ShardPlan& plan) {
-  return plan.nodes() == 1 && plan.config.pass_copies() &&
-         plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER && plan.memory.optimizer_bytes == 0 &&
-         plan.shard_copies == 1 &&
-         std::all_of(plan.flat_params.begin(), plan.flat_params.end(),
-                     [](const FlatParamPlan& flat) { return flat.unsharded_dtype == flat.dtype; });
+  return PassesReadWhatIsStored(plan) && plan.memory.optimizer_bytes == 0;
 }
 
 }  // namespace

@@ -217,7 +217,10 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](const JobCore& job, int rank) { return job.writes_.WaitingToStore(rank); }, "LeaveFullParams of every rank",
        "Full parameters are the shards themselves: who has left them may store when no other rank reads them any more.",
        "It changes nothing that the row below asks for."},
-      {"commit values", kAllCommitted, kCommitting, [](const JobCore& job) { return !job.values_.commit().said(); },
+      {"commit values", kAllCommitted, kCommitting,
+       [](const JobCore& job) {
+         return !job.values_.commit().said() && !job.snapshots_.snapshot().behind();  // as where a pass is copied
+       },
        [](JobCore& job) { job.nodes_.over_nodes() ? job.nodes_.SayValues() : job.values_.Commit(); },
        [](const JobCore& job, int rank) {
          return job.values_.commit().asked(rank)

@@ -156,8 +156,9 @@ JobCore::JobCore(Init init)
     if (memory_->place().memory == nullptr) init.former.clear();
     const bool promised_values = init.committed.promised_values.has_value();
     if (init.committed.in_snapshot) {
-      snapshots_.TakeUp(std::move(init.former), init.committed.second_snapshot.value_or(false),
-                        promised_values || init.committed.promised.has_value());
+      snapshots_.TakeUp(std::move(init.former), {.shards_in_copies = init.committed.shards_in_copies,
+                                                 .second = init.committed.second_snapshot.value_or(false),
+                                                 .has_next = promised_values || init.committed.promised.has_value()});
     }
     if (init.committed.promised.has_value()) commits_.TakeUp(*init.committed.promised);
     if (promised_values) values_.TakeUp(*init.committed.promised_values);

@@ -19,10 +19,12 @@
 namespace shardd {
 
 int64_t MemoryAccount::reserved_bytes() const {
-  const int64_t kept =
-      see_.snapshot->exists() || see_.memory->kept() != nullptr
-          ? 0
-          : see_.plan->memory.held_kept_bytes;  // a copy that is out of date counts twice, for a moment
+  int64_t kept = see_.plan->memory.held_kept_bytes;
+  if (see_.memory->kept() != nullptr) {  // it may have no shards yet (SnapshotMayBeInCopies)
+    kept = std::max<int64_t>(kept - see_.memory->kept()->allocated_bytes(), 0);
+  } else if (see_.snapshot->exists()) {
+    kept = 0;
+  }
   return (see_.plan->world_size - see_.sessions->attached()) * HostSessionBytes(*see_.plan, see_.memory->place()) +
          kept + reserved_undo_bytes() + see_.memory->given_back_bytes();
 }

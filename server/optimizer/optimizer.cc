@@ -300,11 +300,14 @@ std::vector<DeviceOp> KeepOps(const ShardPlan& plan, const SlabPointers& slabs, 
     for (const Range& range : ranges) {
       const Addresses at(flat, slabs, range.offset);
       const bool in_copies = at.cast != nullptr && flat.unsharded_dtype == flat.dtype;
-      const bool adds_shards = part == KeptPart::kAll || in_copies == (part == KeptPart::kBehindPass);
+      const bool from_copies = part == KeptPart::kBehindPass;
+      const bool adds_shards = part == KeptPart::kAll || (part != KeptPart::kStates && in_copies == from_copies);
+      if (part == KeptPart::kStates && back) {
+        ops.emplace_back(CopyOp{at.cast, at.param, range.numel * DTypeSizeBytes(flat.dtype)});
+      }
       for (int c = 0; c < plan.shard_copies && adds_shards; ++c) {
         char* const param = at.param + c * plan.shards_stride_bytes;
-        add(part == KeptPart::kBehindPass ? at.cast : param, kept + (param - slabs.shards),
-            range.numel * DTypeSizeBytes(flat.dtype));
+        add(from_copies ? at.cast : param, kept + (param - slabs.shards), range.numel * DTypeSizeBytes(flat.dtype));
       }
       const bool adds_states = keeps_states && at.state0 != nullptr && part != KeptPart::kWithPass;
       const int states = adds_states ? flat.optimizer_states : 0;

@@ -50,10 +50,13 @@ enum class KeptPart {
   // The rest: other shards, from the copies that passes read, and the state that trainers keep, into which they must
   // not store meanwhile.
   kBehindPass,
+  // The state that trainers keep, into the snapshot or back; back also the shards, from the copies that passes read,
+  // which are the snapshot's shards. REQUIRES: PassesReadWhatIsStored.
+  kStates,
 };
 
 // Operations that copy shards, followed by the state that trainers keep, of every replica, into the snapshot `kept`, or
-// back, in `rank`'s work segments. REQUIRES: `part` is kAll, or not `back`.
+// back, in `rank`'s work segments. REQUIRES: `part` is kAll or kStates, or not `back`.
 std::vector<DeviceOp> KeepOps(const ShardPlan& plan, const SlabPointers& slabs, char* kept, bool back, int rank,
                               KeptPart part = KeptPart::kAll);
 

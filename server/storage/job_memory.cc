@@ -14,6 +14,7 @@
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
 #include "server/storage/device_room.h"
+#include "server/storage/host_slabs.h"
 #include "server/storage/job_slab.h"
 #include "server/storage/kept_pieces.h"
 #include "server/storage/old_values_plan.h"
@@ -22,13 +23,6 @@
 #include "server/storage/undo_slab.h"
 
 namespace shardd {
-namespace {
-
-// As many bytes of gradients come with the first gradients: while trainers still hold the model that they were made
-// from, they would be what memory is short of. That there is room for them has been checked, and is (given_back_bytes).
-constexpr int64_t kLateGradientsBytes = int64_t{1} << 27;
-
-}  // namespace
 
 int64_t WritebackUndoBytes(const ShardPlan& plan) {
   if (plan.cut_over_nodes) {  // of what this node holds
@@ -109,47 +103,6 @@ absl::StatusOr<std::vector<DeviceMemory::Part>> PartsOnDevices(const ShardPlan& 
     parts.push_back({piece.gpu == kNoGpu ? nullptr : place.users[static_cast<size_t>(piece.gpu)], piece.size_bytes});
   }
   return parts;
-}
-
-}  // namespace
-
-namespace {
-
-// Where parameters are cut over nodes, with memory for what this one holds alone.
-absl::StatusOr<std::unique_ptr<Slab>> MakeHostSlab(const ShardPlan& plan, SpreadSlab which, const char* name,
-                                                   int64_t size_bytes) {
-  static const std::map<SpreadSlab, HeldSlab> kCut = {{SpreadSlab::kShards, HeldSlab::kShards},
-                                                      {SpreadSlab::kGradients, HeldSlab::kGradients},
-                                                      {SpreadSlab::kOptimizer, HeldSlab::kOptimizer},
-                                                      {SpreadSlab::kParameters, HeldSlab::kParameters},
-                                                      {SpreadSlab::kKept, HeldSlab::kKept}};
-  const auto cut = kCut.find(which);
-  if (cut == kCut.end() || !HasHoles(plan, cut->second)) {
-    return Slab::Create(name, SlabBacking::kSealedMemfd, size_bytes);
-  }
-  std::vector<Slab::Range> held;
-  for (const ByteRange& range : HeldRanges(plan, cut->second)) held.push_back({range.first, range.end});
-  return Slab::CreateParts(name, SlabBacking::kSealedMemfd, size_bytes, held);
-}
-
-// Of the host, and for the job's GPUs where it has some.
-absl::StatusOr<std::unique_ptr<JobSlab>> ForGpusToo(const char* name, std::unique_ptr<Slab> slab,
-                                                    const SlabPlace& place) {
-  if (place.memory == nullptr) return std::make_unique<JobSlab>(std::move(slab));
-  SHARDD_ASSIGN_OR_RETURN(
-      std::unique_ptr<PinnedMemory> pinned,
-      place.memory->RegisterHost(absl::StrCat("slab \"", name, "\""), slab->data(), slab->size_bytes(), place.users));
-  return std::make_unique<JobSlab>(std::move(slab), std::move(pinned));
-}
-
-absl::StatusOr<std::unique_ptr<JobSlab>> MakeHostJobSlab(const ShardPlan& plan, SpreadSlab which, const char* name,
-                                                         int64_t size_bytes, const SlabPlace& place) {
-  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab, MakeHostSlab(plan, which, name, size_bytes));
-  if (place.memory != nullptr) return ForGpusToo(name, std::move(slab), place);
-  if (which == SpreadSlab::kGradients && plan.config.late_gradients() && size_bytes >= kLateGradientsBytes) {
-    slab->Discard();
-  }
-  return std::make_unique<JobSlab>(std::move(slab));
 }
 
 }  // namespace

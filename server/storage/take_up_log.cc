@@ -43,7 +43,9 @@ constexpr uint32_t kCountsBehindPass = 3;
 constexpr uint32_t kCountsWriting = 4;
 // Likewise: it would put back what parts of the promised step have changed, and commit the rest of the step.
 constexpr uint32_t kCountsParts = 8;
-constexpr uint32_t kCountsBeside = kCountsWriting | kCountsParts;
+// Likewise: it would go back to shards that the snapshot does not have.
+constexpr uint32_t kCountsInCopies = 16;
+constexpr uint32_t kCountsBeside = kCountsWriting | kCountsParts | kCountsInCopies;
 
 uint32_t TakeUpCrc(const RawTakeUpHeader& raw) { return RecordCrc(&raw, offsetof(RawTakeUpHeader, crc)); }
 
@@ -94,6 +96,7 @@ absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const 
   log->facts_ = last.facts;
   log->writing_ = (last.counts & kCountsWriting) != 0;
   log->promised_parts_ = (last.counts & kCountsParts) != 0;
+  log->shards_in_copies_ = (last.counts & kCountsInCopies) != 0;
   const uint32_t counts = last.counts & ~kCountsBeside;
   log->behind_pass_ = counts == kCountsBehindPass;
   log->counts_ = log->behind_pass_ ? Counts::kSnapshotBeingTaken : static_cast<Counts>(counts);
@@ -170,7 +173,7 @@ void TakeUpLog::CommitStep(const Header& header) {
   header_ = header;
   facts_ = 0;
   counts_ = Counts::kShards;
-  touched_ = behind_pass_ = false;
+  touched_ = behind_pass_ = shards_in_copies_ = false;
   promised_ = Promised::kNothing;
   Write();
 }
@@ -198,14 +201,16 @@ absl::Status TakeUpLog::Commit(const v1::CommittedRecord& facts, const Header& h
   counts_ = counts;
   second_ = second;
   touched_ = behind_pass_ = false;
+  shards_in_copies_ = shards_in_copies_ && counts == Counts::kSnapshot;
   if (!std::exchange(keeps_promise_, false)) promised_ = Promised::kNothing;
   Write();
   return absl::OkStatus();
 }
 
-void TakeUpLog::SnapshotTaken() {
+void TakeUpLog::SnapshotTaken(bool shards_in_copies) {
   counts_ = Counts::kSnapshot;
   behind_pass_ = false;
+  shards_in_copies_ = shards_in_copies;
   Write();
 }
 
@@ -222,7 +227,7 @@ void TakeUpLog::End() {
   header_ = {};
   facts_ = 0;
   counts_ = Counts::kShards;
-  touched_ = finished_ = behind_pass_ = writing_ = second_ = false;
+  touched_ = finished_ = behind_pass_ = shards_in_copies_ = writing_ = second_ = false;
   promised_ = Promised::kNothing;
   Write();
 }
@@ -252,6 +257,7 @@ void TakeUpLog::Write() {
               (promised_ == Promised::kValues ? kPromisedValues : 0) | (finished_ ? kFinished : 0) |
               (second_ ? kSecond : 0);
   raw.counts = (behind_pass_ ? kCountsBehindPass : static_cast<uint32_t>(counts_)) | (writing_ ? kCountsWriting : 0) |
+               (shards_in_copies_ ? kCountsInCopies : 0) |
                (promised_ == Promised::kStep && promised_parts_ ? kCountsParts : 0);
   raw.crc = TakeUpCrc(raw);
   char* const place = slab_->At<char>(static_cast<int64_t>(sequence_ % 2) * static_cast<int64_t>(sizeof(raw)));
@@ -268,9 +274,13 @@ void TakeUpLog::Write() {
 absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
   const RawTakeUpHeader best = LastHeader(*slab_);
   constexpr int64_t kMostSteps = int64_t{1} << 62;
-  if (best.sequence == 0 || best.facts > 2 || best.counts > (kCountsBehindPass | kCountsBeside) || best.step < 0 ||
-      best.step > kMostSteps) {
+  if (best.sequence == 0 || best.facts > 2 || best.step < 0 || best.step > kMostSteps) {
     return absl::DataLossError("take-up log: no header is valid");
+  }
+  if (constexpr uint32_t kMostCounts = kCountsBehindPass | kCountsBeside; best.counts > kMostCounts) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("take-up log: this version of shardd does not know what counts there (got ", best.counts,
+                     ", want at most ", kMostCounts, "); start a newer one"));
   }
   Left left;
   left.header = {best.epoch, best.step, best.version};
@@ -279,6 +289,7 @@ absl::StatusOr<TakeUpLog::Left> TakeUpLog::Read() const {
   left.second = (best.flags & kSecond) != 0;
   const uint32_t counts = best.counts & ~kCountsBeside;
   left.behind_pass = counts == kCountsBehindPass;
+  left.shards_in_copies = (best.counts & kCountsInCopies) != 0;
   left.counts = left.behind_pass ? Counts::kSnapshotBeingTaken : static_cast<Counts>(counts);
   left.facts_in_journal = best.facts == 0;
   if (!left.facts_in_journal && !ReadRecord(PlaceOf(best.facts), sizes_.place_bytes, &left.facts)) {

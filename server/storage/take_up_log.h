@@ -19,7 +19,9 @@
 // it would copy all, and trainers store into shards meanwhile. 4 more than these: values lie in the shards that are
 // neither a version nor taken back, where parameters are cut over nodes, so that an older daemon refuses the log: it
 // takes nothing back there, and would serve them as the version before. 8 more: the promised step is one behind parts
-// of it (PromisedStepRecord.parts), which an older daemon refuses, too. `flags`: 1: touched; 2: the step behind the
+// of it (PromisedStepRecord.parts), which an older daemon refuses, too. 16 more: the shards of the snapshot that counts
+// are slab "parameters", and slab "snapshot" has none; an older daemon would go back to those, and refuses it. Counts
+// that this build does not know are a newer daemon's. `flags`: 1: touched; 2: the step behind the
 // committed one is promised, and its record is there; 4: the ranks have finished; 8: values are promised to be the next
 // version, and their record is there; 16: of two snapshots (over nodes) the second one is of the step.
 //
@@ -103,7 +105,7 @@ class TakeUpLog {
   // The step is committed whose record the journal has.
   void CommitStep(const Header& header);
   // Anything else is committed, or taken over, or the snapshot counts from here on. Only CommitStep and Commit with
-  // kShards let shards count again.
+  // kShards let shards count again. With kSnapshot it is the snapshot that there is, wherever its shards are.
   // `second`: of two snapshots that one counts.
   absl::Status Commit(const v1::CommittedRecord& facts, const Header& header, Counts counts = Counts::kShards,
                       bool second = false);
@@ -116,7 +118,9 @@ class TakeUpLog {
   // that takes them back reads this.
   void SetWriting(bool writing);
   // REQUIRES: kSnapshotBeingTaken counts, or the snapshot does.
-  void SnapshotTaken();
+  // `shards_in_copies`: its shards are what passes read (KeptPart::kStates), until the next one is begun or shards
+  // count.
+  void SnapshotTaken(bool shards_in_copies = false);
   // The rest of it is copied behind the pass. REQUIRES: kSnapshotBeingTaken counts.
   void SnapshotIsBehind();
   // What counts is not the shards: SetVersion tells the log of a commit.
@@ -135,8 +139,9 @@ class TakeUpLog {
     bool touched = false;
     bool finished = false;
     Counts counts = Counts::kShards;
-    bool second = false;       // of two snapshots it is that one that counts
-    bool behind_pass = false;  // kSnapshotBeingTaken: KeptPart::kBehindPass is what is left of it
+    bool second = false;            // of two snapshots it is that one that counts
+    bool behind_pass = false;       // kSnapshotBeingTaken: KeptPart::kBehindPass is what is left of it
+    bool shards_in_copies = false;  // kSnapshot: its shards are what passes read
     bool facts_in_journal = false;
     v1::CommittedRecord facts;
     std::optional<v1::PromisedStepRecord> promised;
@@ -173,6 +178,7 @@ class TakeUpLog {
   bool finished_ = false;
   bool second_ = false;
   bool behind_pass_ = false;
+  bool shards_in_copies_ = false;
   bool writing_ = false;
   bool promised_parts_ = false;
   bool keeps_promise_ = false;

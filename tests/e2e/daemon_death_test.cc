@@ -149,6 +149,22 @@ TEST_P(DaemonDeathWith, KillsWhileSnapshotsAreTakenBehindPassesLoseNothing) {
   KillWhereRanksTrain(args, Kills());
 }
 
+// So much is copied that kills meet it, of shards into what passes read as well.
+TEST_F(DaemonDeath, KillsWhileMuchIsCopiedLoseNothing) {
+  const int kills = (Kills() + 2) / 3;
+  const Args args = TrainingByRanks(15 * kills, "adam")
+                        .With({{"keep_every", "1"}, {"asks", "1"}, {"midway", "1"}, {"numel", "2000003"}});
+  StartCustodian();
+  KillWhereRanksTrain(args, kills);
+}
+
+// Passes are so short that what snapshots cost decides: some have none, and shards of their own.
+TEST_F(DaemonDeath, KillsWhereCostDecidesGoBackToTheSnapshot) {
+  const Args args = TrainingByRanks(25 * Kills(), "adam").With({{"keep_every", "0"}, {"asks", "1"}, {"midway", "1"}});
+  StartCustodian();
+  KillWhereRanksTrain(args, Kills(), /*most_steps_lost=*/10);
+}
+
 // Where fewer are taken, an abort goes back further.
 TEST_P(DaemonDeathWith, KillsWhereRanksUpdateGoBackToTheSnapshot) {
   const int kills = (Kills() + 2) / 3;

@@ -98,5 +98,19 @@ TEST_F(Deadly, AtEachWriteOfTheTrainersOptimizerLosesNothing) {
         {"timeout_ms", "60000"}});
 }
 
+TEST_F(Deadly, AtEachWriteOfSnapshotsBehindPassesLosesNothing) {
+  Walk({{"steps", "300"},
+        {"recover", "1"},
+        {"trained", "adam"},
+        {"model", "pass"},
+        {"trainers_write", "1"},
+        {"asks", "1"},
+        {"midway", "1"},
+        {"blocks", "1"},
+        {"numel", "1013"},
+        {"keep_every", "1"},
+        {"timeout_ms", "60000"}});
+}
+
 }  // namespace
 }  // namespace shardd::e2e

@@ -71,6 +71,8 @@ const Case kCases[] = {
     {"Pooled", {{"unshard_mode", "POOLED"}, {"forward_prefetch", "1"}, {"micro", "2"}}},
     {"PooledLowerPrecision", {{"unshard_mode", "POOLED"}, {"param_dtype", "bf16"}, {"keep_every", "3"}}},
     {"KeptWithEachPassAndWrittenBack", {{"keep_every", "1"}, {"writeback", "1"}, {"micro", "2"}}},
+    {"WrittenBackBehindSnapshotsBehindPasses",
+     {{"keep_every", "1"}, {"asks", "1"}, {"writeback", "1"}, {"micro", "2"}, {"trained", "adam"}}},
     {"HybridWithCopiesForReplicas",
      {{"world", "4"}, {"strategy", "HYBRID_SHARD"}, {"group_size", "2"}, {"replica_copies", "1"}}},
 };
@@ -81,6 +83,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, PassesOnCpus, ::testing::ValuesIn(kCases),
 TEST_F(Passes, AKillAnywhereTakesTheJobBackToTheSnapshot) {
   StartDaemon({}, "cpu:3");
   KillEverywhere(kPass.With({{"keep_every", "1"}, {"trained", "adam"}}), 1);
+  KillEverywhere(kPass.With({{"keep_every", "1"}, {"trained", "adam"}, {"asks", "1"}, {"layout", "DIM0"}}), 1);
   KillEverywhere(kPass.With({{"keep_every", "3"}, {"world", "3"}, {"midway", "0"}}), 4);
 }
 

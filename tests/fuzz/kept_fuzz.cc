@@ -133,6 +133,7 @@ void WriteLog(TakeUpLog& log, const ShardPlan& plan, Input& input) {
   }
   if (input.Byte() % 4 == 0) log.Touch();
   if (input.Byte() % 4 == 0) log.Finish();
+  if (input.Byte() % 4 == 0) log.SnapshotTaken(/*shards_in_copies=*/input.Byte() % 2 == 0);
   if (input.Byte() % 4 == 0) log.SetProcess(0, {static_cast<int32_t>(input.Number()), 0, input.Number()});
 }
 

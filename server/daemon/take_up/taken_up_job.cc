@@ -14,6 +14,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/plan/pass_copies.h"
 #include "common/process/process_stat.h"
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
@@ -210,6 +211,9 @@ absl::Status LeftJob::State::Read(const TakeUpOn& on) {
   if (left.touched && (pass_copies || !completes)) {
     return absl::DataLossError("the daemon had not written down what it committed last, as its log says");
   }
+  if (left.shards_in_copies && (place.memory != nullptr || !PassesReadWhatIsStored(plan))) {
+    return absl::DataLossError("its log says that passes read the snapshot's shards, and they do not");
+  }
   const bool shards_count = !pass_copies && left.counts == TakeUpLog::Counts::kShards;
   if (shards_count && !decided.ok() && HasBegun(*result.log, plan.world_size, header.step + 1)) {
     return absl::DataLossError(absl::StrCat(decided.status().message(), ", whose update had begun"));
@@ -342,11 +346,11 @@ absl::StatusOr<TakenUpJob> LeftJob::State::TakeUp(const TakeUpOn& on) {
     } else if (completes) {
       SHARDD_RETURN_IF_ERROR(BeginSnapshotOf(*decided, header, result.log.get()));
     }
+    result.committed.shards_in_copies = completes_snapshot ? SnapshotMayBeInCopies(plan) : left.shards_in_copies;
     if (completes_snapshot) {
-      SHARDD_RETURN_IF_ERROR(CompleteSnapshot(plan, slabs,
-                                              mapped.At(plan.memory.kept_bytes > 0 ? "snapshot" : "parameters"),
-                                              left.behind_pass && !completes ? KeptPart::kBehindPass : KeptPart::kAll));
-      result.log->SnapshotTaken();
+      char* const snapshot = mapped.At(plan.memory.kept_bytes > 0 ? "snapshot" : "parameters");
+      SHARDD_RETURN_IF_ERROR(CompleteSnapshot(plan, slabs, snapshot, left.behind_pass && !completes));
+      result.log->SnapshotTaken(result.committed.shards_in_copies);
     }
     make_anew("shards");
     if (in_trainers) make_anew("optimizer");  // a daemon's moments are no trainer's

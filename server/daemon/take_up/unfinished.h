@@ -32,8 +32,10 @@ absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& re
 absl::Status CompleteStepOnGpus(const ShardPlan& plan, const v1::DecidedStepRecord& record, const JobMemory& memory,
                                 const TakeUpLog& log, const std::vector<Device*>& devices);
 
-// Copies `part` of what trainers write into the snapshot. REQUIRES: nobody stores into what that is copied from.
-absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot, KeptPart part);
+// Copies what trainers write into the snapshot; where SnapshotMayBeInCopies, the state into that, and shards into what
+// passes read. `behind_pass`: those have what passes read of them already, and trainers may store into shards.
+// REQUIRES: nobody stores into what is copied.
+absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot, bool behind_pass);
 
 // Makes the copies that passes read, on the host, of the shards with which `snapshot` begins.
 absl::Status MakeCopies(const ShardPlan& plan, SlabPointers slabs, char* snapshot);

@@ -69,9 +69,9 @@ void Committed::BeginSnapshot(const SnapshotOf& of, const std::vector<std::strin
   LogSnapshot(of, trainer_states, TakeUpLog::Counts::kSnapshotBeingTaken);
 }
 
-void Committed::SnapshotTaken() {
+void Committed::SnapshotTaken(bool shards_in_copies) {
   shards_count_ = false;
-  if (logs_) log_->SnapshotTaken();
+  if (logs_) log_->SnapshotTaken(shards_in_copies);
 }
 
 void Committed::SnapshotIsBehind() {

@@ -33,7 +33,8 @@ struct CommittedFacts {
   std::vector<int64_t> step_counts;         // by parameter
   std::vector<std::string> trainer_states;  // by rank
   v1::Counters counters;
-  bool in_snapshot = false;  // the shards hold nothing yet: the memory's snapshot is of the step
+  bool in_snapshot = false;       // the shards hold nothing yet: the memory's snapshot is of the step
+  bool shards_in_copies = false;  // of that snapshot: they are what passes read
   std::optional<bool> second_snapshot = std::nullopt;  // of two, whether it is the second one; nothing: there is one
   // Several nodes: the step behind it, by the daemon before.
   std::optional<v1::PromisedStepRecord> promised = std::nullopt;
@@ -90,8 +91,8 @@ class Committed {
   void BeginSnapshot(const SnapshotOf& of, const std::vector<std::string>& trainer_states);
   // Over nodes: what is committed from here on is what that one of two snapshots has, the second or the first.
   void CommitsSnapshot(bool second) { second_snapshot_ = second; }
-  // It is taken, or another daemon has left one.
-  void SnapshotTaken();
+  // It is taken, or another daemon has left one. `shards_in_copies`: as of TakeUpLog.
+  void SnapshotTaken(bool shards_in_copies = false);
   // What is left of it is copied behind the pass (TakeUpLog::SnapshotIsBehind).
   void SnapshotIsBehind();
   // Only before anything else but KeepIn, which tells its log nothing.

@@ -67,7 +67,8 @@ absl::Status PassCommits::Commit(bool edited) {
   version.ops = std::move(ops);
   version.in_order = settles || use_.plan->shard_copies > 1;
   // As it was when ranks were told, or not.
-  version.snapshot_is_due = copies && use_.writes->passes().takes_snapshot();
+  version.snapshot_is_due =
+      copies && use_.writes->passes().takes_snapshot() && use_.snapshots->snapshot().IsDueByItself();
   version.stepped = stepped;
   version.commit = [this, stepped, stored] {
     if (stored) use_.snapshots->Age();

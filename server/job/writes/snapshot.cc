@@ -1,11 +1,24 @@
 #include "server/job/writes/snapshot.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/pass_copies.h"
 #include "server/job/work/optimizer_devices.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/job_slab.h"
 
 namespace shardd {
+
+Snapshot::Snapshot(const ShardPlan* plan, const JobMemory* memory, const OptimizerDevices* devices)
+    : plan_(plan),
+      memory_(memory),
+      devices_(devices),
+      may_be_in_copies_(SnapshotMayBeInCopies(*plan) && (memory == nullptr || memory->place().memory == nullptr)) {}
+
+void Snapshot::ChooseInCopies(bool due) {
+  early_ = due ? 0 : early_ + 1;
+  may_be_in_copies_ = may_be_in_copies_ && early_ <= kMostEarly;
+  in_copies_ = may_be_in_copies_;
+}
 
 void Snapshot::Taken(int64_t step, const std::vector<std::string>& trainer_states) {
   taking_ = false;

@@ -12,6 +12,10 @@
 // room for it (kept_bytes 0), because passes read copies of all that trainers write, as it is stored, those are the
 // copy: each commit makes them anew.
 //
+// Where SnapshotMayBeInCopies, what passes read is the shards of the snapshot, too, and its slab has the state alone
+// (in_copies). Every commit makes the copies anew, so it takes a snapshot; that one is begun before the copies are
+// written over. Memory for shards of its own is taken only when passes come too fast for that (ChooseInCopies).
+//
 // Over nodes there are two, in turns: one of the committed version, and the next of what ranks have stored, which this
 // node has said to the others and not heard of. It is taken while every rank is in a call, before that is said; the
 // commit makes it the one to go back to. So nothing that trainers store reaches either, a node can go both ways for as
@@ -44,8 +48,7 @@ class OptimizerDevices;
 class Snapshot {
  public:
   // All of these outlive this.
-  Snapshot(const ShardPlan* plan, const JobMemory* memory, const OptimizerDevices* devices)
-      : plan_(plan), memory_(memory), devices_(devices) {}
+  Snapshot(const ShardPlan* plan, const JobMemory* memory, const OptimizerDevices* devices);
 
   bool whole() const { return whole_; }
   // There is one to go back to, at once or when it is whole (behind).
@@ -61,7 +64,15 @@ class Snapshot {
   bool fresh() const { return whole_ && age_ == 0; }
   // Ranks hand in, and passes commit, so often before the next copy is taken (JobConfig.keep_every).
   bool IsDueBeforeHandIn() const { return !whole_ || age_ >= plan_->config.keep_every(); }
-  bool IsDueWithPass() const { return with_each_ || due_ || !exists() || age_ + 1 >= plan_->config.keep_every(); }
+  // Wherever its shards are.
+  bool IsDueByItself() const { return with_each_ || due_ || !exists() || age_ + 1 >= plan_->config.keep_every(); }
+  bool IsDueWithPass() const { return in_copies_ || IsDueByItself(); }
+  // Its shards are what passes read, which the next commit makes anew: that has to take another one.
+  bool in_copies() const { return in_copies_; }
+  // A commit takes one. Decides whether its shards are what passes read. `due`: it would be taken in any case. Where
+  // several in a row would not, copying would take more than its share of the time: this one has shards of its own, and
+  // so have all that follow.
+  void ChooseInCopies(bool due);
   // A rank enters a pass. Where the job does not say how often, what snapshots cost decides; it stays due until taken.
   void PassBegins(absl::Time now) { due_ = due_ || (plan_->snapshots_by_cost && pace_.IsDue(now)); }
 
@@ -82,17 +93,20 @@ class Snapshot {
   void TakeNext(int64_t step, const std::vector<std::string>& trainer_states);
   // The next one is the second, or the first. The daemon before has left the other one as the committed version's.
   bool next_is_second() const { return !second_; }
-  void TakeUp(bool second) { second_ = second; }
+  void TakeUp(bool second, bool in_copies) {
+    second_ = second;
+    in_copies_ = in_copies;
+  }
   // Within the memory's kept(): where the copy of the committed version begins, and the next one.
   int64_t offset_bytes() const { return (second_ ? 1 : 0) * plan_->memory.snapshot_bytes; }
   int64_t next_offset_bytes() const { return (second_ || !two() ? 0 : 1) * plan_->memory.snapshot_bytes; }
   // The memory's slabs, with the next copy in the place of the shards. REQUIRES: two().
   SlabPointers NextPointers() const;
 
-  // The copy is about to be written over.
+  // The copy is about to be written over, with shards of its own.
   void BeginTaking() {
     taking_ = true;
-    whole_ = false;
+    whole_ = in_copies_ = false;
   }
   // As BeginTaking, while a commit is under way that waits for the copy and is part of it.
   void BeginTakingWithCommit() { whole_ = false; }
@@ -134,6 +148,8 @@ class Snapshot {
   void Submit(bool back, KeptPart part, int64_t step, const std::function<void(absl::Status)>& done) const;
 
  private:
+  static constexpr int kMostEarly = 2;  // in a row: a pass may be short for once
+
   const ShardPlan* const plan_;
   const JobMemory* const memory_;
   const OptimizerDevices* const devices_;
@@ -143,6 +159,9 @@ class Snapshot {
   bool with_commit_ = false;
   bool commits_behind_ = false;
   bool with_each_ = false;
+  bool may_be_in_copies_;
+  bool in_copies_ = false;
+  int early_ = 0;  // in a row: taken for the sake of the copies alone
   bool going_back_ = false;
   bool second_ = false;  // over nodes: of the two, which is of the committed version
   bool has_next_ = false;

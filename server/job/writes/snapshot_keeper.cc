@@ -62,12 +62,12 @@ void SnapshotKeeper::Take() {
 
 void SnapshotKeeper::TookIt() {
   snapshot_.Taken(use_.committed->step(), use_.committed->trainer_states());
-  if (see_.writes->pass_copies()) use_.committed->SnapshotTaken();
+  if (see_.writes->pass_copies()) use_.committed->SnapshotTaken(snapshot_.in_copies());
 }
 
-void SnapshotKeeper::TakeUp(std::vector<PastProcess> former, bool second, bool has_next) {
-  snapshot_.TakeUp(second);
-  if (has_next) HasNext();
+void SnapshotKeeper::TakeUp(std::vector<PastProcess> former, const Left& left) {
+  snapshot_.TakeUp(left.second, left.shards_in_copies);
+  if (left.has_next) HasNext();
   TookIt();
   snapshot_.GoBack();
   former_writers_.Begin(MonotonicNow());
@@ -121,14 +121,15 @@ void SnapshotKeeper::BeginSnapshot(bool stepped, uint64_t version) {
 }
 
 void SnapshotKeeper::BeginVersion(bool stepped) {
-  if (!snapshot_.two() && see_.writes->pass_copies() && use_.memory->kept() == nullptr) {
+  if (!snapshot_.two() && see_.writes->pass_copies() && (use_.memory->kept() == nullptr || snapshot_.in_copies())) {
     BeginSnapshot(stepped, use_.committed->version() + 1);
   }
 }
 
 void SnapshotKeeper::TakeThen(bool due, bool stepped, std::function<void()> commit) {
   // The commit has made what passes read: nothing else of before is left where that is the snapshot.
-  if (snapshot_.two() || !see_.writes->pass_copies() || (!due && use_.memory->kept() != nullptr)) {
+  if (snapshot_.two() || !see_.writes->pass_copies() ||
+      (!due && use_.memory->kept() != nullptr && !snapshot_.in_copies())) {
     commit();
     return;
   }
@@ -138,11 +139,15 @@ void SnapshotKeeper::TakeThen(bool due, bool stepped, std::function<void()> comm
     commit();
     return;
   }
+  if (!snapshot_.in_copies()) BeginSnapshot(stepped, use_.committed->version() + 1);  // else BeginVersion has
+  snapshot_.ChooseInCopies(due);                                                      // the commit has made the copies
   snapshot_.BeginTakingWithCommit();
   snapshot_.CopyBegins(MonotonicNow());
-  BeginSnapshot(stepped, use_.committed->version() + 1);
   const bool behind = MayTakeBehind();
-  Copy(/*back=*/false, behind ? KeptPart::kWithPass : KeptPart::kAll,
+  Copy(/*back=*/false,
+       behind                  ? KeptPart::kWithPass
+       : snapshot_.in_copies() ? KeptPart::kStates
+                               : KeptPart::kAll,
        [this, epoch = use_.committed->epoch(), behind, commit = std::move(commit)](const absl::Status& status) {
          if (epoch != use_.committed->epoch()) {
            return;  // the job was closed: no epoch ends before a version that is being made
@@ -156,7 +161,8 @@ void SnapshotKeeper::TakeThen(bool due, bool stepped, std::function<void()> comm
            TakeBehind();
          } else {
            snapshot_.TakenWithCommit();
-           use_.committed->SnapshotTaken();  // before anybody hears of the version, and stores again
+           // Before anybody hears of the version, and stores again.
+           use_.committed->SnapshotTaken(snapshot_.in_copies());
          }
          commit();
        });
@@ -174,13 +180,14 @@ void SnapshotKeeper::TakeBehind() {
   for (const auto& session : *see_.sessions) {
     if (session != nullptr) session->words().PublishSnapshotBegun();
   }
-  Copy(/*back=*/false, KeptPart::kBehindPass, [this](const absl::Status& status) {
+  const KeptPart part = snapshot_.in_copies() ? KeptPart::kStates : KeptPart::kBehindPass;
+  Copy(/*back=*/false, part, [this](const absl::Status& status) {
     if (!status.ok()) {
       use_.job->Close(absl::StrCat("take the snapshot: ", status.message()));
       return;
     }
     snapshot_.TakenBehind(MonotonicNow());
-    use_.committed->SnapshotTaken();
+    use_.committed->SnapshotTaken(snapshot_.in_copies());  // no version is begun meanwhile (advance.cc)
     for (const auto& session : *see_.sessions) {
       if (session != nullptr) session->words().PublishSnapshotWhole();
     }
@@ -237,7 +244,7 @@ void SnapshotKeeper::GoBackIfStored() {
 void SnapshotKeeper::CopyBack() {
   former_writers_.StopWaiting();
   ++copying_back_;
-  Copy(/*back=*/true, KeptPart::kAll, [this](const absl::Status& status) {
+  Copy(/*back=*/true, snapshot_.in_copies() ? KeptPart::kStates : KeptPart::kAll, [this](const absl::Status& status) {
     if (!status.ok()) {
       use_.job->Close(absl::StrCat("go back to step ", snapshot_.step(), ": ", status.message()));
       return;
@@ -303,14 +310,26 @@ absl::Status SnapshotKeeper::CheckMayBegin(const std::string& what) {
     assert(!snapshot_.two());  // it came with the version, and this would be written over
     snapshot_.BeginTaking();
     BeginSnapshot(/*stepped=*/false, use_.committed->version());
-    Copy(/*back=*/false, KeptPart::kAll, [this](const absl::Status& status) {
-      if (!status.ok()) {
-        snapshot_.GiveUpTaking();
-        use_.job->Close(absl::StrCat("take the snapshot: ", status.message()));
-        return;
+    snapshot_.ChooseInCopies(/*due=*/true);
+    const auto taken =
+        use_.work->Join((snapshot_.in_copies() ? 2 : 1) * see_.devices->count(), [this](const absl::Status& status) {
+          if (!status.ok()) {
+            snapshot_.GiveUpTaking();
+            use_.job->Close(absl::StrCat("take the snapshot: ", status.message()));
+            return;
+          }
+          TookIt();
+        });
+    if (snapshot_.in_copies()) {  // no pass has made these copies
+      DeviceOps ops(see_.plan->world_size);
+      for (int rank = 0; rank < see_.plan->world_size; ++rank) {
+        ops[rank] = CommitOps(*see_.plan, use_.memory->pointers(), rank);
       }
-      TookIt();
-    });
+      see_.devices->Submit(absl::StrCat("copy step ", use_.committed->step()), see_.devices->Divide(std::move(ops)),
+                           taken);
+    }
+    snapshot_.Submit(/*back=*/false, snapshot_.in_copies() ? KeptPart::kStates : KeptPart::kAll, use_.committed->step(),
+                     taken);
   }
   return absl::AbortedError(absl::StrCat(what, "the snapshot of its shards is being taken; attach again"));
 }

@@ -60,7 +60,8 @@ class SnapshotKeeper final : public JobPart {
 
   // Takes it while nobody writes and the shards are the committed version. An error ends the epoch.
   void Take();
-  // A version is about to be made: where what passes read is the snapshot, it is written over. `stepped` as TakeThen.
+  // A version is about to be made: where what passes read is the snapshot, or its shards, it is written over. `stepped`
+  // as TakeThen. REQUIRES: the snapshot is not behind.
   void BeginVersion(bool stepped);
   // Calls `commit` at once, or, with pass_copies and where a snapshot is `due`, when it is taken of the version that
   // `commit` is about to commit. `stepped`: with it ends the step that ranks have asked for, or have made by their own
@@ -73,10 +74,15 @@ class SnapshotKeeper final : public JobPart {
   void HasNext();
   // Over nodes: the next one was brought from another node, and is of what is committed: goes back to that.
   void Restored();
+  // What another daemon has left of snapshots.
+  struct Left {
+    bool shards_in_copies = false;  // as of TakeUpLog
+    bool second = false;            // over nodes: of two it is that one
+    bool has_next = false;          // ... and the other one is promised
+  };
   // The shards that another daemon has left may be torn, and its snapshot is whole: goes back to that. REQUIRES: it is
-  // of the committed step, and no trainer has these shards but `former`. Over nodes: `second` of two is that, and the
-  // other one, if it `has_next`, is promised.
-  void TakeUp(std::vector<PastProcess> former, bool second, bool has_next);
+  // of the committed step, and no trainer has these shards but `former`.
+  void TakeUp(std::vector<PastProcess> former, const Left& left);
   void PassBegins(absl::Time now) { snapshot_.PassBegins(now); }
   // Trainers have stored into the shards what is about to be committed, or the shards have changed otherwise.
   void Age() { snapshot_.Age(); }

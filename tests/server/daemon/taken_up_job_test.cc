@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "server/storage/job_slab.h"
 
 namespace shardd {
 namespace {
@@ -113,6 +115,104 @@ TEST_F(TakenUpJobTest, AStepThatIsNoneIsNoHeader) {
   for (const int64_t step : {int64_t{-3}, std::numeric_limits<int64_t>::max()}) {
     ExpectDamaged(TakeUp([&](TakeUpLog& log) { log.CommitStep({1, step, 9}); }), "no header is valid");
   }
+}
+
+// Of trainers with their own optimizer, whose daemon was killed while it took a snapshot, or behind that. Each slab has
+// one value, and the snapshot one of its own for its shards.
+class LeftSnapshotTest : public ::testing::Test {
+ protected:
+  static constexpr float kStored = 1, kRead = 2, kState = 3, kOwnShards = 4, kOwnState = 5;
+  static constexpr int kNumel = 3000;
+  static v1::JobSpec SpecOfTrainers() {
+    v1::JobSpec spec = Spec();
+    spec.mutable_config()->set_trainers_never_write(false);
+    spec.mutable_config()->mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+    spec.mutable_config()->mutable_optimizer()->set_trainer_states(1);
+    spec.mutable_tree()->mutable_modules(0)->mutable_parameters(0)->set_shape(0, kNumel);
+    return spec;
+  }
+  static void Fill(const JobSlab* slab, int64_t offset_bytes, float value) {
+    std::fill_n(reinterpret_cast<float*>(slab->At(offset_bytes)), kNumel, value);
+  }
+  // The one value that is there.
+  static float ValueOf(const JobSlab* slab, int64_t offset_bytes = 0) {
+    const auto* const values = reinterpret_cast<const float*>(slab->At(offset_bytes));
+    EXPECT_EQ(std::count(values, values + kNumel, values[0]), kNumel);
+    return values[0];
+  }
+  void TakeUp(const std::function<void(TakeUpLog&)>& last) {
+    const TakeUpLog::Sizes sizes = TakeUpLog::SizesFor(plan_);
+    JobMemory::Kept kept;
+    const auto put = [&kept](const std::string& name, int fd) {
+      kept[name] = UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+      return absl::OkStatus();
+    };
+    const std::unique_ptr<JobMemory> memory = *JobMemory::Create(plan_, "job");
+    unused_bytes_ = memory->kept()->size_bytes() - memory->kept()->allocated_bytes();
+    Fill(memory->shards(), 0, kStored);
+    Fill(memory->parameters(), 0, kRead);
+    Fill(memory->optimizer(), 0, kState);
+    Fill(memory->kept(), 0, kOwnShards);
+    Fill(memory->kept(), plan_.memory.shards_bytes, kOwnState);
+    const std::unique_ptr<Journal> journal = *Journal::Create(sizes.place_bytes);
+    const std::unique_ptr<TakeUpLog> log = *TakeUpLog::Create(sizes);
+    EXPECT_TRUE(memory->KeepBy(put).ok());
+    v1::CommittedRecord facts;
+    facts.add_step_counts(0);
+    facts.add_trainer_states("state");
+    EXPECT_TRUE(log->Commit(facts, {1, 4, 9}, TakeUpLog::Counts::kSnapshotBeingTaken).ok());
+    last(*log);
+    v1::CustodyJob job;
+    job.set_format(1);
+    *job.mutable_spec() = SpecOfTrainers();
+    job.set_plan_digest(plan_.digest);
+    const std::unique_ptr<Slab> record = *MakeCustodyRecord(kCustodyJobName, job);
+    EXPECT_TRUE(put(kCustodyJobName, record->fd()).ok());
+    EXPECT_TRUE(put(kCustodyJournalName, journal->fd()).ok());
+    EXPECT_TRUE(put(kCustodyLogName, log->fd()).ok());
+    absl::StatusOr<TakenUpJob> taken = ReadTakenUpJob(std::move(kept), {{}, [](int) { return SlabPlace(); }});
+    ASSERT_TRUE(taken.ok()) << taken.status();
+    taken_ = *std::move(taken);
+    EXPECT_TRUE(taken_.committed.in_snapshot);
+    EXPECT_EQ(taken_.committed.step, 4);
+    EXPECT_EQ(taken_.log->Read()->counts, TakeUpLog::Counts::kSnapshot) << "as the one that follows finds it";
+    EXPECT_EQ(taken_.log->Read()->shards_in_copies, taken_.committed.shards_in_copies);
+  }
+  void ExpectInCopies(float read, float state) const {
+    EXPECT_TRUE(taken_.committed.shards_in_copies);
+    EXPECT_EQ(ValueOf(taken_.memory->parameters()), read);
+    EXPECT_EQ(ValueOf(taken_.memory->kept(), plan_.memory.shards_bytes), state);
+  }
+
+  const ShardPlan plan_ = *PlanShards(SpecOfTrainers());
+  int64_t unused_bytes_ = 0;  // of the snapshot's slab, as it was made
+  TakenUpJob taken_;
+};
+
+TEST_F(LeftSnapshotTest, OneInCopiesIsGoneBackToThere) {
+  TakeUp([](TakeUpLog& log) { log.SnapshotTaken(/*shards_in_copies=*/true); });
+  ExpectInCopies(kRead, kOwnState);
+  EXPECT_EQ(unused_bytes_, plan_.memory.shards_bytes / 4096 * 4096);
+}
+
+// The devices may have been writing over what passes read.
+TEST_F(LeftSnapshotTest, OneThatWasBegunIsMadeOfWhatRanksStored) {
+  TakeUp([](TakeUpLog&) {});
+  ExpectInCopies(kStored, kState);
+}
+
+// Ranks have stored into their shards since.
+TEST_F(LeftSnapshotTest, OneBehindAPassIsMadeOfWhatThatReads) {
+  TakeUp([](TakeUpLog& log) { log.SnapshotIsBehind(); });
+  ExpectInCopies(kRead, kState);
+}
+
+// As older daemons leave it; passes may have gone on without it since.
+TEST_F(LeftSnapshotTest, OneWithShardsOfItsOwnKeepsThem) {
+  TakeUp([](TakeUpLog& log) { log.SnapshotTaken(); });
+  EXPECT_FALSE(taken_.committed.shards_in_copies);
+  EXPECT_EQ(ValueOf(taken_.memory->kept()), kOwnShards);
+  EXPECT_EQ(ValueOf(taken_.memory->kept(), plan_.memory.shards_bytes), kOwnState);
 }
 
 }  // namespace

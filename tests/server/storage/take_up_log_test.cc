@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "common/versions/versions.h"
+#include "server/storage/record_place.h"
 
 namespace shardd {
 namespace {
@@ -122,6 +124,67 @@ TEST_F(TakeUpLogTest, WhatIsBehindThePassIsSaidUntilTheSnapshotIsTaken) {
   log_->SnapshotIsBehind();
   ASSERT_TRUE(log_->Commit(Facts(1, "next"), {1, 5, 6}, Counts::kSnapshotBeingTaken).ok());
   EXPECT_FALSE(Next()->behind_pass) << "all of the next is to be copied";
+}
+
+TEST_F(TakeUpLogTest, ASnapshotSaysWhetherItsShardsAreWhatPassesRead) {
+  using Counts = TakeUpLog::Counts;
+  ASSERT_TRUE(log_->Commit(Facts(1, "taken"), {1, 4, 4}, Counts::kSnapshotBeingTaken).ok());
+  log_->SnapshotIsBehind();
+  log_->SnapshotTaken(/*shards_in_copies=*/true);
+  log_->SetVersion(2, 5);
+  EXPECT_TRUE(Next()->shards_in_copies);
+  EXPECT_EQ(Next()->counts, Counts::kSnapshot);
+  log_->SnapshotTaken();
+  EXPECT_FALSE(Next()->shards_in_copies);
+  log_->SnapshotTaken(/*shards_in_copies=*/true);
+  ASSERT_TRUE(log_->Commit(Facts(1, "next"), {1, 5, 6}, Counts::kSnapshotBeingTaken).ok());
+  EXPECT_FALSE(Next()->shards_in_copies) << "passes are about to read something else";
+}
+
+// Between that and anything else that it writes it may die, too.
+TEST_F(TakeUpLogTest, ADaemonThatGoesBackToASnapshotInCopiesLeavesItThere) {
+  using Counts = TakeUpLog::Counts;
+  ASSERT_TRUE(log_->Commit(Facts(1, "taken"), {1, 4, 4}, Counts::kSnapshotBeingTaken).ok());
+  log_->SnapshotTaken(/*shards_in_copies=*/true);
+  auto next = *TakeUpLog::TakeUp(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)), kSizes);
+  ASSERT_TRUE(next->Commit(Facts(1, "taken"), {2, 4, 4}, Counts::kSnapshot).ok());
+  EXPECT_TRUE(Next()->shards_in_copies);
+  next->CommitStep({2, 5, 5});
+  EXPECT_FALSE(Next()->shards_in_copies) << "shards count";
+}
+
+// It would go back to shards that the snapshot does not have.
+TEST_F(TakeUpLogTest, AnOlderDaemonRefusesASnapshotInCopies) {
+  const auto counts = [this] {
+    uint32_t of_each[2] = {};
+    uint64_t sequences[2] = {};
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(pread(log_->fd(), &of_each[i], sizeof(uint32_t), 64 * i + 48), 4);
+      EXPECT_EQ(pread(log_->fd(), &sequences[i], sizeof(uint64_t), 64 * i + 8), 8);
+    }
+    return of_each[sequences[1] > sequences[0] ? 1 : 0];
+  };
+  constexpr uint32_t kMostThatItKnows = 15;
+  ASSERT_TRUE(log_->Commit(Facts(1, "taken"), {1, 4, 4}, TakeUpLog::Counts::kSnapshotBeingTaken).ok());
+  EXPECT_LE(counts(), kMostThatItKnows);
+  log_->SnapshotTaken(/*shards_in_copies=*/true);
+  EXPECT_GT(counts(), kMostThatItKnows);
+}
+
+TEST_F(TakeUpLogTest, CountsOfALaterVersionAreRefusedByName) {
+  ASSERT_TRUE(log_->Commit(Facts(1, "taken"), {1, 4, 4}, TakeUpLog::Counts::kSnapshot).ok());  // sequence 2, at 0
+  char header[56];
+  ASSERT_EQ(pread(log_->fd(), header, sizeof(header), 0), 56);
+  const uint32_t later = 33;
+  std::memcpy(header + 48, &later, sizeof(later));
+  const uint32_t crc = RecordCrc(header, 52);
+  std::memcpy(header + 52, &crc, sizeof(crc));
+  ASSERT_EQ(pwrite(log_->fd(), header, sizeof(header), 0), 56);
+  const absl::Status refused = Next().status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(refused.message(),
+            "take-up log: this version of shardd does not know what counts there (got 33, want at "
+            "most 31); start a newer one");
 }
 
 // A daemon that takes back nothing where parameters are cut over nodes knows counts of 0 to 3.

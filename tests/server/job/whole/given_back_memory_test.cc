@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 
+#include <cstring>
+
 #include "server/storage/job_slab.h"
 #include "tests/server/job/job_core_fixture.h"
 
@@ -73,6 +75,34 @@ TEST_F(GivenBackMemoryTest, IsFirstTakenWithGradientsWhereTrainersGiveItBack) {
   const auto memory = JobMemory::Create(small, "small");
   ASSERT_TRUE(memory.ok()) << memory.status();
   EXPECT_EQ((*memory)->given_back_bytes(), 0) << "not worth it";
+}
+
+// Of trainers with their own optimizer: what passes read is its shards.
+class SnapshotMemoryTest : public JobCoreTest {
+ protected:
+  static constexpr int64_t kShardsBytes = int64_t{4} << 20;
+  static SpecBuilder OfTrainers() {
+    SpecBuilder builder(kRanks);
+    builder.config().set_trainers_never_write(false);
+    builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+    builder.config().mutable_optimizer()->set_trainer_states(1);
+    builder.Param(0, "w", {kShardsBytes / 4});
+    return builder;
+  }
+  SnapshotMemoryTest() : JobCoreTest(OfTrainers()) {}
+  int64_t Reserved() {
+    int64_t bytes = 0;
+    OnLoop([&] { bytes = job_->memory_account().reserved_bytes(); });
+    return bytes;
+  }
+};
+
+TEST_F(SnapshotMemoryTest, IsReservedForShardsThatASnapshotHasNot) {
+  const JobSlab* const snapshot = job_->memory().kept();
+  EXPECT_EQ(snapshot->allocated_bytes(), snapshot->size_bytes() - kShardsBytes) << "it was taken with version 1";
+  const int64_t before = Reserved();
+  std::memset(snapshot->At(0), 1, kShardsBytes);
+  EXPECT_EQ(Reserved(), before - kShardsBytes);
 }
 
 }  // namespace

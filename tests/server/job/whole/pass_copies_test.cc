@@ -190,6 +190,70 @@ TEST_F(PassesOfRanksThatAsk, APassIsCopiedBehindTheLastOnesSnapshot) {
   EXPECT_EQ(read(), 6);
 }
 
+// A daemon that dies meanwhile would leave copies of neither version, or the snapshot of the one with those of the
+// other.
+TEST_F(PassesOfRanksThatAsk, ValuesAreCommittedBehindTheLastPassesSnapshot) {
+  Store(5);
+  for (const auto& device : devices_) device->Hold();
+  EnterAll();
+  ASSERT_TRUE(RunUntil([&] { return Word(0, &DaemonPage::passes) == 1 && Word(1, &DaemonPage::passes) == 1; }));
+  LeaveAll();
+  v1::Command command;
+  command.mutable_enter_full_params()->set_writeback(true);
+  for (int rank = 0; rank < kRanks; ++rank) Send(rank, command);
+  *SlabAt<float>(job_->memory().shards(), 0) = 7;  // as ranks do by commands
+  const uint64_t before = version();
+  command.mutable_commit_parameters();
+  for (int rank = 0; rank < kRanks; ++rank) Send(rank, command);
+  for (const auto& device : devices_) EXPECT_EQ(device->kept(), 1u) << "the snapshot alone";
+  EXPECT_EQ(read(), 5);
+  ASSERT_TRUE(RunUntil([&] { return job_->committed().version() == before + 1; }));
+  EXPECT_EQ(Word(0, &DaemonPage::snapshots_whole), 1u);
+  EXPECT_EQ(read(), 7);
+}
+
+TEST_F(PassesOfRanksThatAsk, ADeathGoesBackToWhatTheLastPassRead) {
+  Store(5);
+  EnterAll();
+  ASSERT_TRUE(Until([&] { return Word(0, &DaemonPage::snapshots_whole) == 1; }));
+  Store(6);
+  Lose(1);
+  Store(7);  // the other does not know yet
+  EXPECT_EQ(*SlabAt<float>(job_->memory().kept(), 0), 0) << "the snapshot has no shards of its own";
+  AttachAll();
+  EXPECT_EQ(value(), 5);
+  EXPECT_EQ(state(), -5);
+}
+
+TEST_F(PassesOfRanksThatAsk, ADeathWhileStatesAreCopiedGoesBackToThatPass) {
+  Store(5);
+  for (const auto& device : devices_) device->Hold();
+  EnterAll();
+  ASSERT_TRUE(RunUntil([&] { return Word(0, &DaemonPage::passes) == 1 && Word(1, &DaemonPage::passes) == 1; }));
+  std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 9.0f);  // into its states it may not store yet
+  Lose(1);
+  Release();
+  AttachAll();
+  EXPECT_EQ(value(), 5);
+  EXPECT_EQ(state(), -5);
+}
+
+TEST_F(PassesOfRanksThatAsk, ADeathWhileCopiesAreMadeGoesBackToTheirPass) {
+  Store(5);
+  EnterAll();
+  ASSERT_TRUE(Until([&] { return Word(0, &DaemonPage::snapshots_whole) == 1; }));
+  LeaveAll();
+  Store(7);
+  for (const auto& device : devices_) device->Hold();
+  EnterAll();
+  Lose(1);
+  Release();
+  ASSERT_TRUE(Until([&] { return job_->committed().epoch() == 2; }));
+  AttachAll();
+  EXPECT_EQ(value(), 7) << "all had entered it";
+  EXPECT_EQ(state(), -7);
+}
+
 TEST_F(PassCopiesTest, ARankThatAsksMayStoreWhoeverReads) {
   Pass();
   Leave(0);

@@ -234,14 +234,15 @@ class SnapshotBehindPassTest : public SnapshotKeeperTest {
     return std::make_shared<const ShardPlan>(builder.Plan());
   }
   // All enter with a step, and `asking` of them ask. The commit is made when what comes before it is copied.
-  void EnterWithStep(int asking = 2) {
+  void EnterWithStep(int asking = 2, bool due = true) {
     for (int rank = 0; rank < 2; ++rank) {
       std::string state;
       ASSERT_TRUE(job_writes_.EnterPass(rank, /*stepped=*/true, /*signal=*/0, &state).ok());
       if (rank < asking) job_writes_.AsksToStore(rank);
       steps_.AskInTrainer(rank, absl::StrCat("of ", rank));
     }
-    keeper_->TakeThen(/*due=*/true, /*stepped=*/true, [this] {
+    keeper_->BeginVersion(/*stepped=*/true);
+    keeper_->TakeThen(due, /*stepped=*/true, [this] {
       committed_.CommitStep({}, steps_.TakeTrainerStates());
       keeper_->VersionCommitted();
     });
@@ -256,7 +257,7 @@ TEST_F(SnapshotBehindPassTest, RanksGoOnWhileTheirStateIsCopied) {
   EnterWithStep();
   EXPECT_EQ(committed_.step(), step_ + 1);
   EXPECT_THAT(device_.labels(), ElementsAre("keep step 0", "keep step 0"));
-  EXPECT_EQ(device_.ops(), 4u) << "each device the copy that passes read, and the state";
+  EXPECT_EQ(device_.ops(), 2u) << "each device the state: the rest is what passes read";
   EXPECT_TRUE(snapshot().behind());
   EXPECT_FALSE(snapshot().whole());
   End();
@@ -306,6 +307,7 @@ TEST_F(SnapshotBehindPassTest, ADeathGoesBackToTheStepWhenItsSnapshotIsWhole) {
   EXPECT_TRUE(keeper_->MayCopyBack());
   keeper_->CopyBack();
   EXPECT_THAT(device_.labels(), ElementsAre("go back to step 1", "go back to step 1"));
+  EXPECT_EQ(device_.ops(), 4u) << "shards of what passes read, and the state";
 }
 
 TEST_F(SnapshotBehindPassTest, ANewSessionWaitsUntilItIsWhole) {
@@ -326,6 +328,69 @@ TEST_F(SnapshotBehindPassTest, AnotherDaemonCompletesWhatIsBehindThePass) {
   End();
   EXPECT_EQ(left_->Read()->counts, Counts::kSnapshot);
   EXPECT_FALSE(left_->Read()->behind_pass);
+}
+
+TEST_F(SnapshotBehindPassTest, ItsShardsAreWhatPassesRead) {
+  EnterWithStep();
+  EXPECT_FALSE(left_->Read()->shards_in_copies) << "none is whole";
+  End();
+  EXPECT_TRUE(snapshot().in_copies());
+  EXPECT_TRUE(left_->Read()->shards_in_copies);
+  EXPECT_EQ(left_->Read()->counts, TakeUpLog::Counts::kSnapshot);
+}
+
+TEST_F(SnapshotBehindPassTest, WhatPassesReadIsMadeAnewBehindTheNextOnesBegin) {
+  EnterWithStep();
+  End();
+  ASSERT_TRUE(snapshot().in_copies());
+  keeper_->BeginVersion(/*stepped=*/false);  // its devices write over what passes read
+  EXPECT_EQ(left_->Read()->counts, TakeUpLog::Counts::kSnapshotBeingTaken);
+  EXPECT_FALSE(left_->Read()->shards_in_copies);
+  EXPECT_FALSE(left_->Read()->behind_pass) << "shards are what counts";
+  keeper_->TakeThen(/*due=*/false, /*stepped=*/false, [this] { keeper_->VersionCommitted(); });
+  EXPECT_FALSE(snapshot().exists());
+  End();
+  End();
+  EXPECT_TRUE(snapshot().whole()) << "it is taken, due or not";
+  EXPECT_TRUE(left_->Read()->shards_in_copies);
+}
+
+TEST_F(SnapshotBehindPassTest, OneOfFastPassesHasShardsOfItsOwn) {
+  for (int pass = 0; pass < 4; ++pass) {
+    ASSERT_EQ(snapshot().in_copies(), pass > 0);
+    EnterWithStep(/*asking=*/2, /*due=*/pass == 0);
+    EXPECT_EQ(device_.ops(), pass < 3 ? 2u : 4u) << "of what passes read too, at last";
+    End();
+    for (int rank = 0; rank < 2; ++rank) (void)job_writes_.Forget(rank);
+  }
+  EXPECT_FALSE(left_->Read()->shards_in_copies);
+  EXPECT_EQ(left_->Read()->counts, TakeUpLog::Counts::kSnapshot);
+  keeper_->BeginVersion(/*stepped=*/false);
+  EXPECT_EQ(left_->Read()->counts, TakeUpLog::Counts::kSnapshot) << "the next pass leaves it";
+}
+
+TEST_F(SnapshotBehindPassTest, OneThatADaemonLeftInCopiesStaysThere) {
+  keeper_->TakeUp({}, {.shards_in_copies = true});
+  EXPECT_TRUE(left_->Read()->shards_in_copies);
+  ASSERT_TRUE(keeper_->MayCopyBack());
+  keeper_->CopyBack();
+  EXPECT_EQ(device_.ops(), 4u) << "shards of what passes read, and the state";
+  End();
+  End();
+  EXPECT_TRUE(left_->Read()->shards_in_copies);
+  keeper_->BeginVersion(/*stepped=*/false);
+  EXPECT_EQ(left_->Read()->counts, TakeUpLog::Counts::kSnapshotBeingTaken);
+}
+
+// A job that has taken another's place: no pass has made copies of what it has.
+TEST_F(SnapshotBehindPassTest, TheFirstMakesTheCopiesToo) {
+  EXPECT_FALSE(keeper_->CheckMayBegin(kWhat).ok());
+  EXPECT_THAT(device_.labels(), ElementsAre("copy step 0", "copy step 0", "keep step 0", "keep step 0"));
+  EXPECT_EQ(device_.ops(), 4u);
+  EXPECT_FALSE(snapshot().whole());
+  End();
+  EXPECT_TRUE(snapshot().whole());
+  EXPECT_TRUE(left_->Read()->shards_in_copies);
 }
 
 TEST_F(SnapshotBehindPassTest, OneThatFailsClosesTheJob) {

@@ -71,6 +71,7 @@ class SnapshotByCostTest : public ::testing::Test {
     SpecBuilder builder;
     builder.config().set_trainers_never_write(false);
     builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+    builder.config().mutable_optimizer()->set_trainer_states(1);
     builder.Param(0, "w", {8});
     return builder.Plan();
   }
@@ -120,6 +121,51 @@ TEST_F(SnapshotByCostTest, CopyingTakesNoMoreThanHalfOfTheTime) {
   int due = 0;
   for (int pass = 0; pass < 10; ++pass) due += PassBehind(absl::Milliseconds(100), absl::Milliseconds(80));
   EXPECT_EQ(due, 5);
+}
+
+// Whose shards are what passes read: the next commit makes those anew.
+TEST_F(SnapshotByCostTest, OneInCopiesIsDueWithTheNextPass) {
+  for (int pass = 0; pass < 4; ++pass) PassBehind(absl::Milliseconds(100), absl::Milliseconds(80));
+  ASSERT_FALSE(snapshot_.IsDueByItself());
+  EXPECT_FALSE(snapshot_.IsDueWithPass());
+  snapshot_.ChooseInCopies(/*due=*/true);
+  EXPECT_FALSE(snapshot_.IsDueByItself());
+  EXPECT_TRUE(snapshot_.IsDueWithPass()) << "whatever it costs";
+}
+
+TEST_F(SnapshotByCostTest, PassesThatComeTooFastEndSnapshotsInCopies) {
+  const auto choose = [this](bool due) {
+    snapshot_.ChooseInCopies(due);
+    return snapshot_.in_copies();
+  };
+  EXPECT_TRUE(choose(true));
+  EXPECT_TRUE(choose(false)) << "a pass may be short for once";
+  EXPECT_TRUE(choose(false));
+  EXPECT_TRUE(choose(true));
+  EXPECT_TRUE(choose(false) && choose(false));
+  EXPECT_FALSE(choose(false));
+  EXPECT_FALSE(choose(true)) << "from here on it has its shards itself";
+}
+
+TEST_F(SnapshotTest, OneThatPassesAreToLeaveAsItIsHasItsShardsItself) {
+  SpecBuilder builder;
+  builder.config().set_trainers_never_write(false);
+  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+  builder.config().mutable_optimizer()->set_trainer_states(1);
+  builder.Param(0, "w", {8});
+  for (const int keep_every : {1, 2}) {
+    builder.config().set_keep_every(keep_every);
+    const ShardPlan plan = builder.Plan();
+    Snapshot snapshot(&plan, /*memory=*/nullptr, /*devices=*/nullptr);
+    snapshot.ChooseInCopies(/*due=*/true);
+    EXPECT_EQ(snapshot.in_copies(), keep_every == 1);
+  }
+}
+
+// Moments of the daemon's optimizer change behind the copies that passes read.
+TEST_F(SnapshotTest, OneOfTheDaemonsOptimizerHasItsShardsItself) {
+  snapshot_.ChooseInCopies(/*due=*/true);
+  EXPECT_FALSE(snapshot_.in_copies());
 }
 
 // The first snapshots touch their memory for the first time.
