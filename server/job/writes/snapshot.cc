@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/pass_copies.h"
+#include "common/shm/slab.h"
 #include "server/job/work/optimizer_devices.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/job_slab.h"
@@ -14,8 +15,17 @@ Snapshot::Snapshot(const ShardPlan* plan, const JobMemory* memory, const Optimiz
       devices_(devices),
       may_be_in_copies_(SnapshotMayBeInCopies(*plan) && (memory == nullptr || memory->place().memory == nullptr)) {}
 
+// Stores into pages that are not there yet would end the daemon where memory is short.
+bool Snapshot::HasRoomForShards() const {
+  const JobSlab* const kept = memory_ == nullptr ? nullptr : memory_->kept();
+  if (kept == nullptr) return true;
+  const absl::StatusOr<MemoryLimits> limits = GetMemoryLimits();
+  return limits.ok() && CheckMemory(*limits, kept->size_bytes() - kept->allocated_bytes()).ok();
+}
+
 void Snapshot::ChooseInCopies(bool due) {
   early_ = due ? 0 : early_ + 1;
+  if (may_be_in_copies_ && early_ > kMostEarly && !HasRoomForShards()) early_ = kMostEarly;  // the next pass asks again
   may_be_in_copies_ = may_be_in_copies_ && early_ <= kMostEarly;
   in_copies_ = may_be_in_copies_;
 }
