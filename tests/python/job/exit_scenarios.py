@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from job.life_scenarios import trainer
-from models import train_steps
+from models import Case, build, loss_of, shard, train_steps
 from rank_main import report
 from training.resume_scenarios import attempt
 
@@ -67,6 +67,25 @@ def is_freed(begin: str) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
+
+
+def ends_between_two_optimizers() -> dict[str, Any]:
+    """Of the last step one optimizer's part is made, when the program ends well."""
+    from shardd.torch import fully_shard
+    from shardd.torch.optim import SGD, AdamW
+
+    model = build(Case())
+    shard(model, Case(), fully_shard)
+    params = list(model.parameters())
+    first, second = AdamW(params[:5], lr=1e-2), SGD(params[5:], lr=0.1)
+    for step in range(_STEPS):
+        loss_of(model, step, 0, dist.get_rank()).backward()
+        first.step()
+        if step < _STEPS - 1:
+            second.step()
+            model.zero_grad()
+    _name_jobs()
+    return {}
 
 
 def _name_jobs() -> None:

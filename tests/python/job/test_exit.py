@@ -40,6 +40,12 @@ def test_a_process_with_status_0_frees_its_job_at_once(how: str) -> None:
     assert _is_freed(run), run.log
 
 
+def test_a_step_that_is_half_made_is_committed_at_the_end() -> None:
+    run = relaunched(exit_scenarios.ends_between_two_optimizers, 2, name="half-made")
+    assert run.code == 0 and "was not committed" not in run.log, run.log
+    assert _is_freed(run), run.log
+
+
 @pytest.mark.parametrize("how", ["child-3", "child-raises", "child-0"])
 def test_a_child_of_multiprocessing_leaves_what_its_status_says(how: str) -> None:
     environment = {"SHARDD_TEST_NO_GROUP": "1"}
