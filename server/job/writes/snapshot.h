@@ -150,6 +150,8 @@ class Snapshot {
  private:
   static constexpr int kMostEarly = 2;  // in a row: a pass may be short for once
 
+  bool HasRoomForShards() const;
+
   const ShardPlan* const plan_;
   const JobMemory* const memory_;
   const OptimizerDevices* const devices_;
