@@ -11,14 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/plan/pass_copies.h"
 #include "common/process/process_stat.h"
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
 #include "server/daemon/take_up/mapped_slabs.h"
+#include "server/daemon/take_up/same_gpus.h"
 #include "server/daemon/take_up/unfinished.h"
 #include "server/device/device.h"
 #include "server/device/device_op.h"
@@ -134,24 +133,6 @@ bool OutlivesDaemon(const ShardPlan& plan) {
   const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   return !in_trainers || (plan.config.pass_copies() && !plan.config.trainers_never_write());
 }
-
-namespace {
-
-// FAILED_PRECONDITION: the devices are not those that the job was on.
-absl::Status CheckSameGpus(const v1::CustodyJob& job, const SlabPlace& place) {
-  const auto names = [](const auto& uuids) {
-    return absl::StrJoin(
-        uuids, ", ", [](std::string* out, const auto& uuid) { absl::StrAppend(out, absl::BytesToHexString(uuid)); });
-  };
-  std::vector<std::string> got;
-  for (const DeviceMemory* memory : place.users) got.push_back(memory->device_uuid());
-  if (std::equal(got.begin(), got.end(), job.gpu_uuids().begin(), job.gpu_uuids().end())) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("its ranks are on other devices (got GPUs with UUIDs \"", names(got), "\", want \"",
-                   names(job.gpu_uuids()), "\"; none: the host); start the daemon with the --devices of before"));
-}
-
-}  // namespace
 
 v1::KeptFormats TakenUpJob::formats() const {
   return KeptFormatsOf(static_cast<int>(job.format()), journal->format(), log->format());
@@ -301,12 +282,11 @@ absl::StatusOr<TakenUpJob> LeftJob::State::TakeUp(const TakeUpOn& on) {
     result.committed.in_snapshot = in_snapshot;
     if (in_snapshot && two) {
       result.committed.second_snapshot = left.second;
-      const int64_t snapshot_bytes = left.second ? plan.memory.snapshot_bytes : 0;
-      SHARDD_RETURN_IF_ERROR(MakeCopiesOnGpus(plan, *result.memory, snapshot_bytes, on.devices));
+      SHARDD_RETURN_IF_ERROR(MakeCopiesOnGpus(plan, *result.memory, left.second, on.devices));
     }
     return std::move(result);
   }
-  // Of what is made anew the pages go first, so that both take no more than one.
+  // Its pages go first, so that both take no more than one.
   const auto make_anew = [&](const char* name) {
     if (const auto it = mapped.by_name.find(name); it != mapped.by_name.end()) it->second->Discard();
     kept.erase(name);

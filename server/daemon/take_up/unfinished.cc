@@ -198,10 +198,10 @@ absl::Status MakeCopies(const ShardPlan& plan, SlabPointers slabs, char* snapsho
   return absl::OkStatus();
 }
 
-absl::Status MakeCopiesOnGpus(const ShardPlan& plan, const JobMemory& memory, int64_t offset_bytes,
+absl::Status MakeCopiesOnGpus(const ShardPlan& plan, const JobMemory& memory, bool second,
                               const std::vector<Device*>& devices) {
   SlabPointers from = memory.pointers();
-  from.shards = memory.kept()->At(offset_bytes);
+  from.shards = memory.kept()->At(second ? plan.memory.snapshot_bytes : 0);
   std::vector<std::vector<DeviceOp>> by_rank;
   for (int rank = 0; rank < plan.world_size; ++rank) by_rank.push_back(CommitOps(plan, from, rank));
   return RunOnDevices(devices, "make the copies that passes read", std::move(by_rank));

@@ -39,8 +39,8 @@ absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, 
 
 // Makes the copies that passes read, on the host, of the shards with which `snapshot` begins.
 absl::Status MakeCopies(const ShardPlan& plan, SlabPointers slabs, char* snapshot);
-// The same by the GPUs that the job is on; the snapshot begins at `offset_bytes` of its slab.
-absl::Status MakeCopiesOnGpus(const ShardPlan& plan, const JobMemory& memory, int64_t offset_bytes,
+// The same by the GPUs that the job is on, of the first or the `second` of two snapshots.
+absl::Status MakeCopiesOnGpus(const ShardPlan& plan, const JobMemory& memory, bool second,
                               const std::vector<Device*>& devices);
 
 // Drops memory of the host that was handed over. Its pages go at once, so that those of what is made in its place take
