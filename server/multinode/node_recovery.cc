@@ -27,7 +27,7 @@ bool IsEarlier(const v1::PeerMessage::Holds& one, const v1::PeerMessage::Holds& 
   if (!known || one.version() != other.version()) {
     return known ? one.version() < other.version() : IsBehind(one, other);
   }
-  return one.version_generation() < other.version_generation();
+  return one.version_generation() > 0 && one.version_generation() < other.version_generation();
 }
 
 // It has made the version in another attempt, without the others, who have made it anew.
@@ -131,7 +131,7 @@ void NodeCoordinator::OnHolds(int node, const v1::PeerMessage::Holds& holds) {
   const bool of_another = initialized_ && IsOfAnother(holds, Version(), version_generation_);
   from.has_state = holds.initialized() && !of_another;  // else it is sent the state
   if (again) {
-    OnHeld(node, holds.step());
+    if (!of_another) OnHeld(node, holds.step());
     MaybeRecover();
     return;
   }

@@ -209,17 +209,36 @@ TEST_F(JobThreeRowsLost, ASilentSenderIsPassedOver) {
   Begin();
   TrainsTo(1);
   std::atomic<int> unheard = 0;
+  std::atomic<int> ended = 0;
   wire_.Drop([&](int to, const v1::PeerMessage& message) {
     const bool drops = to == 1 && message.has_fetch();
-    unheard += drops ? 1 : 0;
+    (drops && message.fetch().transfer() == 0 ? ended : unheard) += drops ? 1 : 0;
     return drops;
   });
   ASSERT_NO_FATAL_FAILURE(Replace({3}));
   EXPECT_TRUE(testing::PollUntil([&] { return unheard > 0; }, kPatience));
   OnLoop([&] { job(3).CheckSilence(MonotonicNow() + absl::Minutes(3)); });
   EXPECT_TRUE(IsRestored(3, 2));
+  EXPECT_EQ(ended, 1) << "it would send it all, beside the other";
   wire_.Drop(nullptr);
   GoesOnTo(3);
+}
+
+// Who sends trains less, too, and is about to become what the others are: its links end with that.
+TEST_F(JobRowsLost, ANodeThatIsSentItsStateBecomesWhatOthersAre) {
+  Begin();
+  TrainsTo(1);
+  wire_.Drop([&](int to, const v1::PeerMessage& message) { return to == 3 && message.has_state(); });
+  ASSERT_NO_FATAL_FAILURE(Replace({3}));
+  ASSERT_TRUE(Until([&] { return job(3).nodes().fetching(); }));
+  int built = 0;
+  OnLoop([&] {
+    auto extension = std::make_shared<Extension>();
+    extension->what = "parameter \"f\"";
+    job(3).Widen(extension, /*as=*/0, [&](const auto&, const auto&) { ++built; });
+    EXPECT_EQ(built, 1);
+  });
+  wire_.Drop(nullptr);
 }
 
 // With it goes what all have: the job ends, and says where it was.
