@@ -72,6 +72,7 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
       StateTransfers::Results{
           [this, values = use_.values] {
             SetReadable(0);
+            events_->SetHasParameters();  // others have agreed on what the job trains
             values->BeginRestore();
           },
           [this, values = use_.values, snapshots = use_.snapshots] {
