@@ -500,7 +500,7 @@ void RandomJob::NodeBeginFetch(int from, uint64_t transfer) {
   if (begun_ || committing_ || !member->fetching()) {
     world_->Fail(absl::StrCat("node ", node_, " fetches in the middle of something"));
   }
-  if (initialized) commits_before_ = commits;
+  if (initialized && !older) commits_before_ = commits;  // of what was made in another attempt nothing follows
   if (world_->of_rows() && transfer_ > 0 && fetches_from_ != from) world_->AskedAgain();
   fetches_from_ = from;
   world_->Lose(node_);
