@@ -44,8 +44,7 @@ absl::Span<const Transition> JobCore::Transitions() {
       {"extend as other nodes have", kOverNodes | kNobodyAttached, kCommitting | kEnding,
        [](const JobCore& job) {
          return job.extensions_.MayWiden(MonotonicNow()) && !job.values_.undo().undoing() &&
-                !job.snapshots_.awaits_writers() && !job.nodes_.promised() &&
-                !job.nodes_.states().has_come();
+                !job.snapshots_.awaits_writers() && !job.nodes_.promised() && !job.nodes_.states().has_come();
        },
        [](JobCore& job) { job.extensions_.StartWidening(); }, nullptr, "",
        "This node has missed an extension that the others have made: its job becomes what theirs is. Of a state that "

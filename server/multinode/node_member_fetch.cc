@@ -12,10 +12,10 @@
 namespace shardd {
 // Of rows, what another node has sent counts when all of it has come: from then on nobody else may have it.
 v1::PeerMessage::Holds NodeMember::OwnHolds() const {
-  const StateSearch::State own =
-      search_.has_come() ? search_.came()
-                         : StateSearch::State{facts_->NodeInitialized(), facts_->NodeStep(), facts_->NodeVersion(),
-                                              facts_->NodeVersionGeneration()};
+  const StateSearch::State own = search_.has_come()
+                                     ? search_.came()
+                                     : StateSearch::State{facts_->NodeInitialized(), facts_->NodeStep(),
+                                                          facts_->NodeVersion(), facts_->NodeVersionGeneration()};
   v1::PeerMessage::Holds holds;
   holds.set_generation(std::max(generation_, adopting_));
   holds.set_initialized(own.there);

@@ -201,8 +201,7 @@ bool NodeMember::AgreesOnPromised(const v1::PeerMessage::Begin& begin) const {
     return false;
   }
   // Who was cut off with a promise, and replaced meanwhile, may meet others that have made another version without it.
-  const uint64_t agreed_in =
-      begin.version_generation() != 0 ? begin.version_generation() : begin.agreed_generation();
+  const uint64_t agreed_in = begin.version_generation() != 0 ? begin.version_generation() : begin.agreed_generation();
   if (agreed_in != 0 && agreed_in != generation_) return false;
   return begin.version() == 0 ? begin.agreed_generation() == generation_ : begin.version() == facts_->NodeVersion() + 1;
 }

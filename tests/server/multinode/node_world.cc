@@ -132,7 +132,7 @@ void RandomJob::Act() {
     return;
   }
   if (committing_) {
-    if (applied_) return;  // until all hold it
+    if (applied_) return;                                            // until all hold it
     if (world_->seed() % 3 == 0 && world_->Random(16) != 0) return;  // so that links come and go meanwhile
     applied_ = true;
     if (initialized && !loads_) SendWaited();

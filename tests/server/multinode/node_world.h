@@ -65,7 +65,8 @@ class RandomJob final : public NodeFacts,
   // Likewise where it trains more, and takes the place of `before`, which is between two steps.
   void TakePlaceOf(const RandomJob& before, int trains);
   bool InTheMiddle() const { return committing_ || said_reduced_ || member->promised() || member->fetching(); }
-  // What it has is what its machine keeps: of a version, and of what it has promised, or made and not shown, behind that.
+  // What it has is what its machine keeps: of a version, and of what it has promised, or made and not shown, behind
+  // that.
   bool MayBeCutOff() const { return initialized && !(committing_ && loads_) && !member->fetching(); }
   std::string Text() const;
   int fetches_from() const { return member->fetching() ? fetches_from_ : -1; }
@@ -234,8 +235,8 @@ class NodeWorld {
   // ... and how often with a promise of a step, which others may have made without it.
   int promised_came() const { return promised_came_; }
   int promised_loads_came() const { return promised_loads_came_; }
-  // ... and how often with a step that it had made, and the others had made anew; how often what had come whole was told
-  // behind the end of its sender's link; and a step was lost with all that had heard of it.
+  // ... and how often with a step that it had made, and the others had made anew; how often what had come whole was
+  // told behind the end of its sender's link; and a step was lost with all that had heard of it.
   int made_came() const { return made_came_; }
   int pieces_behind_end() const { return pieces_behind_end_; }
   int decisions_lost() const { return decisions_lost_; }
@@ -372,8 +373,8 @@ class NodeWorld {
   bool node0_dies_ = false;
   int64_t cut_off_step_ = 0;  // that some have not heard of
   int lost_in_ = 0;           // so many events; 0: it is not
-  int64_t target_ = 0;  // 0: there is trouble still
-  int left_ = 0;        // events
+  int64_t target_ = 0;        // 0: there is trouble still
+  int left_ = 0;              // events
   absl::Notification ended_;
   CoreLoop loop_;  // last: ends first
 };
