@@ -48,7 +48,7 @@ void NodeMember::HearUp(int node) {
   if (coordinator_ != nullptr) {
     coordinator_->OnUp(node);
   } else if (node == 0) {
-    SayHolds();
+    SayHolds(/*again=*/false);
   }
   if (fetching() && search_.from() < 0 && !search_.has_come()) GoOnSearching(search_.Ask(MonotonicNow()));
   hear_.attempts->NodeIsUp();
