@@ -990,6 +990,8 @@ void NodeWorld::CalmDown() {
   int64_t most = 0;
   for (const Node& node : nodes_) most = std::max(most, node.job->step);
   target_ = most + 3;
+  node0_dies_ = false;
+  lost_in_ = 0;
   MakeAll();
 }
 
