@@ -105,7 +105,7 @@ void NodeMember::HearState(int node, const v1::PeerMessage& message) {
     return;
   }
   if (search_.IsStale(message.state())) return;
-  if (search_.Lacks(node, message.state())) {
+  if (search_.Lacks(message.state())) {
     GoOnSearching(search_.Ask(MonotonicNow()));
     return;
   }

@@ -140,11 +140,15 @@ bool StateSearch::IsLess(const State& state) const {
 }
 
 // It has lost its own; or its custodian has kept one of before it was cut off and replaced.
-bool StateSearch::Lacks(int node, const v1::PeerMessage::State& state) {
+bool StateSearch::Lacks(const v1::PeerMessage::State& state) {
   if (!HasRows(*plan_) || !IsLess({true, state.step(), state.version(), state.version_generation()})) return false;
-  ++had_none_[node];
-  unanswered_since_ = absl::InfiniteFuture();
+  CountAsNone();
   return true;
+}
+
+void StateSearch::CountAsNone() {
+  ++had_none_[from_];
+  unanswered_since_ = absl::InfiniteFuture();
 }
 
 void StateSearch::Takes(const v1::PeerMessage::State& state, absl::Time now) {

@@ -63,9 +63,9 @@ class StateSearch {
   bool IsStale(const v1::PeerMessage::State& state) const;
   // Of rows: the node that was asked sends no state, or an older one than node 0 has said there is, or one of another
   // attempt. Ask is to follow.
-  bool Lacks(int node, const v1::PeerMessage::State& state);
+  bool Lacks(const v1::PeerMessage::State& state);
   // Of rows: what has come is nothing that the others go on from. Ask is to follow.
-  void CountAsNone() { ++had_none_[from_]; }
+  void CountAsNone();
   // The node that was asked begins to send this one.
   void Takes(const v1::PeerMessage::State& state, absl::Time now);
   // More of it has come.

@@ -657,6 +657,7 @@ void NodeWorld::Kill(int node, bool leaves_nothing) {
   for (int other = 0; other < static_cast<int>(nodes_.size()); ++other) {
     if (other != node) Break(node, other, /*loses=*/true);
   }
+  const bool may_return = MayReturn(node);
   killed.member->Stop();
   const bool may_keep = options_.twice && !leaves && killed.job->MayBeCutOff();
   std::unique_ptr<RandomJob> before = std::move(killed.job);
@@ -669,7 +670,6 @@ void NodeWorld::Kill(int node, bool leaves_nothing) {
   if (leaves && before->initialized) killed.daemon = daemon;
   ForgetSums();
   if (leaves) killed.job->TakeUp(*before);
-  const bool may_return = killed.cut_off != nullptr && (!killed.cut_off->has_unshown() || MayReturn(node));
   if (!leaves && options_.twice && may_return && Random(2) == 0) {
     promised_came_ += killed.cut_off->has_promised() ? 1 : 0;
     promised_loads_came_ += killed.cut_off->has_promised_load() ? 1 : 0;
@@ -903,12 +903,19 @@ int NodeWorld::Casting() const {
 }
 
 bool NodeWorld::MayReturn(int node) const {
+  const RandomJob* const machine = nodes_[static_cast<size_t>(node)].cut_off.get();
+  if (machine == nullptr) return false;
+  const size_t made = machine->commits.size() + (machine->has_unshown() ? 1 : 0);
+  return std::all_of(nodes_.begin(), nodes_.end(), [made](const Node& other) {
+    return !other.job->initialized || other.job->commits.size() >= made;
+  });
+}
+
+bool NodeWorld::HasOther(int node) const {
+  if (!MayReturn(node)) return false;
   const Node& of = nodes_[static_cast<size_t>(node)];
-  if (of.cut_off == nullptr) return false;
-  // What it has made is ahead of all others unless they have made it anew, and hold it for good.
-  if (of.cut_off->has_unshown()) return shown_.contains(of.cut_off->step + 1);
   const bool promised = of.cut_off->has_promised() || of.cut_off->has_promised_load();
-  return promised && of.job->commits.size() == of.cut_off->commits.size() + 1;
+  return of.cut_off->has_unshown() || (promised && of.job->commits.size() == of.cut_off->commits.size() + 1);
 }
 
 void NodeWorld::CutOffDecision(int64_t step) {
@@ -940,7 +947,7 @@ void NodeWorld::Trouble() {
   const int b = (a + 1 + Random(nodes - 1)) % nodes;
   Node& node = nodes_[static_cast<size_t>(a)];
   for (int returns = 0; returns < nodes; ++returns) {
-    if (MayReturn(returns)) return Kill(returns, /*leaves_nothing=*/true);
+    if (HasOther(returns)) return Kill(returns, /*leaves_nothing=*/true);
   }
   if (const int casting = options_.twice ? Casting() : -1; casting >= 0 && Random(3) == 0) {
     const int from = nodes_[static_cast<size_t>(casting)].job->fetches_from();

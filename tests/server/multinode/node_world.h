@@ -306,7 +306,9 @@ class NodeWorld {
   void MakeNode(int node);
   void Start(int node);
   void Kill(int node, bool leaves_nothing = false);
-  bool MayReturn(int node) const;  // a machine that was cut off, with what others have made without it
+  // A machine that was cut off, as it has made nothing that no other node has; with what others have made without it.
+  bool MayReturn(int node) const;
+  bool HasOther(int node) const;
   // A step is decided of which some nodes do not hear, and then those that do are lost.
   void CutOffDecision(int64_t step);
   void LoseDecision();

@@ -53,7 +53,7 @@ class StateSearchTest : public ::testing::Test {
     state.set_step(step);
     state.set_version(version);
     state.set_version_generation(generation);
-    return search_.Lacks(search_.from(), state);
+    return search_.Lacks(state);
   }
   Next CheckAfter(absl::Duration time) { return search_.CheckSilence(now_ += time, kSilenceLimit); }
 
@@ -317,7 +317,7 @@ TEST(StateSearchOfReplicas, HasOneSenderAndNoClock) {
   EXPECT_TRUE(search.Awaits(0));
   EXPECT_FALSE(search.IsOfPlace(0) || search.OnDown(0) || search.has_come());
   EXPECT_EQ(search.CheckSilence(absl::InfiniteFuture(), kSilenceLimit), Next::kWait);
-  EXPECT_FALSE(search.Lacks(0, {}));
+  EXPECT_FALSE(search.Lacks({}));
   search.CountFrom(7);
   search.CountFrom(6);
   EXPECT_EQ(search.generation(), 7u);
