@@ -167,6 +167,7 @@ void Committed::Lose() {
   SetStepCounts(std::vector<int64_t>(step_counts_->size(), 0));
   trainer_states_.assign(trainer_states_.size(), "");
   WriteHeader(Changed::kFacts);
+  journal_->ForgetDecided();
 }
 
 void Committed::Restore(int64_t step, uint64_t version, std::vector<int64_t> step_counts,

@@ -508,6 +508,7 @@ void RandomJob::NodeBeginFetch(int from, uint64_t transfer) {
   initialized = older = false;
   step = 0;
   made_in_ = 0;
+  decided_.Clear();
   ForgetFetch();
   transfer_ = transfer;
   v1::PeerMessage message;

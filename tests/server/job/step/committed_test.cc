@@ -118,8 +118,10 @@ TEST_F(CommittedTest, AVersionSaysInWhichAttemptItWasMade) {
   EXPECT_EQ(committed_->generation(), 70u);
   committed_->CommitTrainerStates();
   EXPECT_EQ(left.Read()->facts.generation(), 70u);
+  EXPECT_TRUE(journal_->ReadDecided(1).ok());
   committed_->Lose();
   EXPECT_EQ(committed_->generation(), 0u);
+  EXPECT_FALSE(journal_->ReadDecided(1).ok()) << "a step of that number may come that was decided in another attempt";
   committed_->Restore(7, 9, {7, 6}, {"c", "d"}, /*generation=*/80);
   EXPECT_EQ(left.Read()->facts.generation(), 80u);
 }
