@@ -144,7 +144,7 @@ void RandomJob::Act() {
     return;
   }
   if (state_sent_.has_value()) {
-    if (!pieces_here_) return;
+    if (!pieces_here_ && member->fetching()) return;  // else it was given up
     // Devices cast for some time, in which others are lost.
     if (!world_->of_rows() || world_->calm() || world_->Random(12) == 0) FinishRestore();
     return;
