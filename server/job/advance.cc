@@ -28,7 +28,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "A rank whose description of the job was refused does not come, and others wait for it.",
        "Nothing else is begun in an epoch that ends."},
       {"finish the restore", kOverNodes | kNobodyAttached, 0,
-       [](const JobCore& job) { return job.nodes_.states().MayRestore(); },
+       [](const JobCore& job) { return job.nodes_.states().MayRestore() && !job.extensions_.building(); },
        [](JobCore& job) { job.nodes_.states().Restore(); }, nullptr, "the slabs and the counts of the other node",
        "All of another node's state has come.", "Everything below reads what is committed."},
       {"copy back", kNobodyAttached, kCommitting,
@@ -44,10 +44,11 @@ absl::Span<const Transition> JobCore::Transitions() {
       {"extend as other nodes have", kOverNodes | kNobodyAttached, kCommitting | kEnding,
        [](const JobCore& job) {
          return job.extensions_.MayWiden(MonotonicNow()) && !job.values_.undo().undoing() &&
-                !job.snapshots_.awaits_writers() && !job.nodes_.promised() && !job.nodes_.fetching();
+                !job.snapshots_.awaits_writers() && !job.nodes_.promised() && !job.nodes_.states().has_come();
        },
        [](JobCore& job) { job.extensions_.StartWidening(); }, nullptr, "",
-       "This node has missed an extension that the others have made: its job becomes what theirs is.",
+       "This node has missed an extension that the others have made: its job becomes what theirs is. Of a state that "
+       "it is being sent the rest may never come: the sender becomes what they are, too, and ends its links.",
        "What the others train is agreed on before anything that this node would say."},
       {"say that ranks have finished", kOverNodes | kNobodyAttached, 0,
        [](const JobCore& job) { return job.nodes_.MaySayFinished(); }, [](JobCore& job) { job.nodes_.SayFinished(); },

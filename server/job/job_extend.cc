@@ -58,8 +58,10 @@ void CopyExtended(const ShardPlan& from, const SlabPointers& source, const Shard
 }
 
 CommittedFacts JobCore::committed_facts() const {
-  return {committed_.epoch() + 1,   committed_.version(),        committed_.step(),
-          committed_.step_counts(), committed_.trainer_states(), counters_};
+  CommittedFacts facts{committed_.epoch() + 1,   committed_.version(),        committed_.step(),
+                       committed_.step_counts(), committed_.trainer_states(), counters_};
+  facts.generation = committed_.generation();
+  return facts;
 }
 
 void JobCore::AwaitExtension(Session* session, std::shared_ptr<const Extension> extension, Extensions::Done done,

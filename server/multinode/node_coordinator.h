@@ -172,6 +172,7 @@ class NodeCoordinator {
   bool initialized_ = false;
   uint64_t agreed_generation_ = 0;    // for values of this one; 0: by an earlier daemon of node 0
   uint64_t values_agreed_ = 0;        // how often, so that each is a version beside the steps; 0: not known
+  uint64_t version_generation_ = 0;   // in which the version was decided or agreed on; 0: not known
   v1::PeerMessage::Decided decided_;  // the last; step 0: none
   bool decided_known_ = true;         // all of it, not only its step
   int64_t held_step_ = 0;             // the last that all nodes have held

@@ -78,6 +78,7 @@ void NodeCoordinator::Decide(const v1::PeerMessage::Decided& decided) {
   decided_ = decided;
   decided_.set_generation(generation_);
   decided_known_ = true;
+  version_generation_ = generation_;
   v1::PeerMessage message;
   message.set_generation(generation_);
   *message.mutable_decided() = decided_;
@@ -225,7 +226,7 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
   SHARDD_RETURN_IF_ERROR(CompareValues());
   values_agreed_ = initialized_ ? values_agreed_ + 1 : 1;
   initialized_ = true;
-  agreed_generation_ = generation_;
+  agreed_generation_ = version_generation_ = generation_;
   for (Node& each : nodes_) {
     each.values.reset();
     each.asks_to_write.Clear();

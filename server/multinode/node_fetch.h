@@ -35,8 +35,9 @@ class NodeFetch {
 
   int64_t received_bytes() const { return slabs_ == nullptr ? 0 : slabs_->received_bytes(); }
 
+  bool has_come() const { return all_slabs_ && state_.has_value(); }
   // All of it is there, and has not been taken.
-  bool complete() const { return all_slabs_ && state_.has_value() && !taken_; }
+  bool complete() const { return has_come() && !taken_; }
   // REQUIRES of these: complete(). What they return lives as long as this.
   const v1::PeerMessage::State& state() const { return *state_; }
   const v1::PeerMessage::State& Take() {

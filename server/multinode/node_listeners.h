@@ -18,6 +18,8 @@ class NodeFacts {
   virtual int64_t NodeStep() const = 0;      // committed, or about to be
   virtual bool NodeInitialized() const = 0;  // likewise version 1
   virtual uint64_t NodeVersion() const = 0;  // likewise
+  // In which generation that version was decided or agreed on; 0: not known.
+  virtual uint64_t NodeVersionGeneration() const { return 0; }
 };
 
 class NodeSumsListener {

@@ -139,7 +139,7 @@ class NodeMember final : public NodeEvents::Listener {
   void AllHold(int64_t step);
   // (node_member_fetch.cc)
   v1::PeerMessage::Holds OwnHolds() const;
-  void SayHolds();
+  void SayHolds(bool again);  // over the same link
   void Fetch(int from, const v1::PeerMessage::Begin& begin);
   void EndForWantOfState(absl::string_view where);
   // Of rows: does what the search comes to; returns false where that has ended the job.

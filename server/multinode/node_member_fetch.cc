@@ -12,14 +12,16 @@
 namespace shardd {
 // Of rows, what another node has sent counts when all of it has come: from then on nobody else may have it.
 v1::PeerMessage::Holds NodeMember::OwnHolds() const {
-  const StateSearch::State own =
-      search_.has_come() ? search_.came()
-                         : StateSearch::State{facts_->NodeInitialized(), facts_->NodeStep(), facts_->NodeVersion()};
+  const StateSearch::State own = search_.has_come()
+                                     ? search_.came()
+                                     : StateSearch::State{facts_->NodeInitialized(), facts_->NodeStep(),
+                                                          facts_->NodeVersion(), facts_->NodeVersionGeneration()};
   v1::PeerMessage::Holds holds;
   holds.set_generation(std::max(generation_, adopting_));
   holds.set_initialized(own.there);
   holds.set_step(own.step);
   holds.set_version(own.version);
+  holds.set_version_generation(own.generation);
   if (promised_values_) holds.set_promised_version(own.version + 1);
   if (decided_.step() > 0 && decided_.step() == own.step) {
     *holds.mutable_decided() = decided_;
@@ -30,7 +32,11 @@ v1::PeerMessage::Holds NodeMember::OwnHolds() const {
   return holds;
 }
 
-void NodeMember::SayHolds() {
+void NodeMember::SayHolds(bool again) {
+  if (again && !links_->takes_fetch_ends(0)) {  // an older daemon would end the attempt of all nodes
+    links_->Renew(0);
+    return;
+  }
   v1::PeerMessage message;
   *message.mutable_holds() = OwnHolds();
   links_->Send(0, std::move(message));
@@ -69,6 +75,11 @@ void NodeMember::EndForWantOfState(absl::string_view where) {
 }
 
 bool NodeMember::GoOnSearching(StateSearch::Next next) {
+  if (const int over = search_.TakePassedOver(); over >= 0 && links_->takes_fetch_ends(over)) {
+    v1::PeerMessage ends;
+    ends.mutable_fetch()->set_transfer(0);
+    links_->Send(over, std::move(ends));
+  }
   if (next == StateSearch::Next::kWait) return true;
   if (next == StateSearch::Next::kAsk) {
     hear_.state->NodeBeginFetch(search_.from(), search_.transfer());
@@ -94,7 +105,7 @@ void NodeMember::HearState(int node, const v1::PeerMessage& message) {
     return;
   }
   if (search_.IsStale(message.state())) return;
-  if (search_.Lacks(node, message.state())) {
+  if (search_.Lacks(message.state())) {
     GoOnSearching(search_.Ask(MonotonicNow()));
     return;
   }
@@ -114,18 +125,14 @@ void NodeMember::StateCame() {
   // Node 0 may have been told over this link that this node has nothing: a new one that counts what nodes have would go
   // on without what has come.
   const bool counts_without = coordinator_ == nullptr && HasRows(*plan_) && (!heard_ || !search_.wanted());
-  if (counts_without && search_.has_come() && reached_.reached(0)) SayHolds();
+  if (counts_without && search_.has_come() && reached_.reached(0)) SayHolds(/*again=*/true);
 }
 
 void NodeMember::Restored() {
+  // Nobody was left to tell node 0, which has heard all nodes, of what has come, and so no rank has seen it.
   if (search_.is_ahead() && heard_) {
-    const std::string why = absl::StrCat(
-        NodeText(*plan_, node_), " was sent step ", facts_->NodeStep(), " by ", NodeText(*plan_, search_.from()),
-        ", and node 0, which no node that has that step was left to tell, goes on from an older one; open the job anew "
-        "on all nodes, from a checkpoint");
-    search_.End();
-    Closing(why, /*finished=*/false);
-    hear_.attempts->NodeClose(why);
+    search_.CountAsNone();
+    GoOnSearching(search_.Ask(MonotonicNow()));
     return;
   }
   search_.End();
@@ -137,7 +144,7 @@ void NodeMember::Restored() {
     coordinator_->SetFetching(0, false, facts_->NodeStep());
   } else if (HasRows(*plan_) && (!heard_ || !search_.wanted())) {
     // Node 0 may have been told over this link that this node has nothing; it begins with what it is told now.
-    if (reached_.reached(0)) SayHolds();
+    if (reached_.reached(0)) SayHolds(/*again=*/true);
     return;
   } else {
     v1::PeerMessage message;

@@ -48,7 +48,7 @@ void NodeMember::HearUp(int node) {
   if (coordinator_ != nullptr) {
     coordinator_->OnUp(node);
   } else if (node == 0) {
-    SayHolds();
+    SayHolds(/*again=*/false);
   }
   if (fetching() && search_.from() < 0 && !search_.has_come()) GoOnSearching(search_.Ask(MonotonicNow()));
   hear_.attempts->NodeIsUp();
@@ -114,6 +114,8 @@ void NodeMember::Hear(int node, const v1::PeerMessage& message) {
   }
   if (message.has_state() || message.has_rank_state()) {
     HearState(node, message);
+  } else if (message.has_fetch() && message.fetch().transfer() == 0) {
+    hear_.state->NodeStopSending(node);  // it asks another one
   } else if (message.has_fetch() && HasRows(*plan_)) {
     if (search_.IsOfPlace(node)) hear_.state->NodeSendState(node, message.fetch().transfer());
   } else if (message.has_fetch() && (coordinator_ != nullptr || node == 0)) {
@@ -198,24 +200,26 @@ bool NodeMember::AgreesOnPromised(const v1::PeerMessage::Begin& begin) const {
   if (!promised_values_ || !begin.initialized() || begin.decided_step() != facts_->NodeStep()) {
     return false;
   }
-  // Of rows, who was cut off with a promise may meet others that have made another version without it.
-  const bool of_another = HasRows(*plan_) && begin.agreed_generation() != 0 && begin.agreed_generation() != generation_;
-  if (of_another) return false;
+  // Who was cut off with a promise, and replaced meanwhile, may meet others that have made another version without it.
+  const uint64_t agreed_in = begin.version_generation() != 0 ? begin.version_generation() : begin.agreed_generation();
+  if (agreed_in != 0 && agreed_in != generation_) return false;
   return begin.version() == 0 ? begin.agreed_generation() == generation_ : begin.version() == facts_->NodeVersion() + 1;
 }
 
 void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
   const bool answers = !std::exchange(heard_, true);  // what the node holds, and not an end
   bool agreed_meanwhile = false;
-  // Who was cut off, and replaced meanwhile, has promised or made the decided step in another attempt, with other sums.
-  // An older daemon does not say in which it was decided.
+  // Who was cut off, and replaced meanwhile, has promised or made the decided step, or the version, in another attempt,
+  // with other sums or values. An older daemon does not say in which it was made.
+  const auto differ = [](uint64_t one, uint64_t other) { return one != 0 && other != 0 && one != other; };
   const uint64_t decided_in = begin.decided().generation();
-  const bool made_another = decided_in != 0 && decided_.step() == begin.decided_step() &&
-                            facts_->NodeStep() == begin.decided_step() && decided_.generation() != 0 &&
-                            decided_.generation() != decided_in;
+  const bool made_another =
+      (decided_.step() == begin.decided_step() && facts_->NodeStep() == begin.decided_step() &&
+       differ(decided_.generation(), decided_in)) ||
+      (begin.version() == facts_->NodeVersion() && differ(facts_->NodeVersionGeneration(), begin.version_generation()));
   const auto makes_promised = [&] {
     return promised_ && !promised_values_ && begin.has_decided() && begin.decided_step() == facts_->NodeStep() + 1 &&
-           (decided_in == 0 || decided_in == generation_);
+           (begin.version() == 0 || begin.version() == facts_->NodeVersion() + 1) && !differ(decided_in, generation_);
   };
   if (begin.has_decided()) {
     decided_ = begin.decided();

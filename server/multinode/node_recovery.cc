@@ -20,6 +20,22 @@ bool IsBehind(const v1::PeerMessage::Holds& one, const v1::PeerMessage::Holds& o
   return std::pair(one.step(), one.version()) < std::pair(other.step(), other.version());
 }
 
+// Likewise, also where machines that were cut off have made another version of that number: the later one is what the
+// others have made without them.
+bool IsEarlier(const v1::PeerMessage::Holds& one, const v1::PeerMessage::Holds& other) {
+  const bool known = one.version() > 0 && other.version() > 0;  // older daemons do not say it
+  if (!known || one.version() != other.version()) {
+    return known ? one.version() < other.version() : IsBehind(one, other);
+  }
+  return one.version_generation() > 0 && one.version_generation() < other.version_generation();
+}
+
+// It has made the version in another attempt, without the others, who have made it anew.
+bool IsOfAnother(const v1::PeerMessage::Holds& holds, uint64_t version, uint64_t generation) {
+  return version > 0 && holds.version() == version && generation != 0 && holds.version_generation() != 0 &&
+         holds.version_generation() != generation;
+}
+
 }  // namespace
 
 void NodeCoordinator::TakeUp(v1::PeerMessage::Holds own) {
@@ -73,6 +89,7 @@ void NodeCoordinator::SendBegin(int node, const absl::Status& cause) {
   begin->set_agreed_generation(agreed_generation_);
   begin->set_held_step(held_step_);
   begin->set_version(Version());
+  begin->set_version_generation(version_generation_);
   if (decided_.step() > 0 && decided_known_) {
     *begin->mutable_decided() = decided_;
     begin->mutable_decided()->clear_ends_attempt();  // which has ended
@@ -111,9 +128,10 @@ void NodeCoordinator::OnHolds(int node, const v1::PeerMessage::Holds& holds) {
   Node& from = nodes_[static_cast<size_t>(node)];
   const bool again = from.holds.has_value();
   from.holds = holds;
-  from.has_state = holds.initialized();
+  const bool of_another = initialized_ && IsOfAnother(holds, Version(), version_generation_);
+  from.has_state = holds.initialized() && !of_another;  // else it is sent the state
   if (again) {
-    OnHeld(node, holds.step());
+    if (!of_another) OnHeld(node, holds.step());
     MaybeRecover();
     return;
   }
@@ -131,7 +149,7 @@ void NodeCoordinator::OnHolds(int node, const v1::PeerMessage::Holds& holds) {
   if ((initialized_ || !holds.initialized()) && !AwaitsLeaver()) {
     Admit(node);
   }
-  OnHeld(node, holds.step());
+  if (!of_another) OnHeld(node, holds.step());
   MaybeRecover();
 }
 
@@ -141,7 +159,7 @@ int NodeCoordinator::Latest() const {
     const auto& holds = nodes_[node].holds;
     const bool may_be = plan_->cut_over_nodes || !nodes_[node].finished;  // a replica may be freed, a part is not
     if (holds.has_value() && holds->initialized() && may_be &&
-        (latest < 0 || IsBehind(*nodes_[static_cast<size_t>(latest)].holds, *holds))) {
+        (latest < 0 || IsEarlier(*nodes_[static_cast<size_t>(latest)].holds, *holds))) {
       latest = static_cast<int>(node);
     }
   }
@@ -200,10 +218,12 @@ void NodeCoordinator::MaybeRecover() {
   }
   const bool begins = source_ < 0 && Unheard() < 0;
   if (begins) {
+    const v1::PeerMessage::Holds& of = *nodes_[static_cast<size_t>(latest)].holds;
     if (auto& own = nodes_[0].holds; own.has_value() && own->promised_version() > 0 && latest != 0 &&
-                                     nodes_[static_cast<size_t>(latest)].holds->version() == own->promised_version() &&
-                                     nodes_[static_cast<size_t>(latest)].holds->step() == own->step()) {
+                                     of.version() == own->promised_version() && of.step() == own->step() &&
+                                     (of.version_generation() == 0 || of.version_generation() == own->generation())) {
       own->set_version(own->promised_version());  // as another node has heard, all have agreed on what it promised
+      own->set_version_generation(of.version_generation());
       latest = 0;
     }
     source_ = latest;
@@ -248,10 +268,14 @@ void NodeCoordinator::Recovered(int64_t step) {
   values_agreed_ = holds.version() <= static_cast<uint64_t>(holds.step())
                        ? 0
                        : holds.version() - static_cast<uint64_t>(holds.step());
+  version_generation_ = holds.version_generation();
+  const auto is_of_another = [&](const v1::PeerMessage::Holds& of) {
+    return IsOfAnother(of, holds.version(), version_generation_);
+  };
   decided_ = holds.decided();
   for (const Node& node : nodes_) {  // who was sent the step may not know it
-    if (node.holds.has_value() && node.holds->has_decided() && node.holds->step() == step)
-      decided_ = node.holds->decided();
+    const bool knows = node.holds.has_value() && node.holds->has_decided() && node.holds->step() == step;
+    if (!holds.has_decided() && knows && !is_of_another(*node.holds)) decided_ = node.holds->decided();
   }
   decided_known_ = decided_.step() == step && step > 0;
   decided_.set_step(step);
@@ -262,7 +286,9 @@ void NodeCoordinator::Recovered(int64_t step) {
   for (Node& node : nodes_) {
     node.takes_part = node.takes_part || node.holds.has_value();
     if (node.holds.has_value()) {
-      node.held_step = node.holds->step();
+      const bool of_another = is_of_another(*node.holds);
+      node.held_step = of_another ? 0 : std::min(step, node.holds->step());
+      node.has_state = node.has_state && !of_another;
       held_step_ = std::max(held_step_, node.holds->held_step());
     }
   }

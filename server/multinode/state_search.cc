@@ -30,6 +30,7 @@ void StateSearch::Begin(int sender, const v1::PeerMessage::Begin& begin) {
   generation_ = begin.generation();
   step_ = begin.decided_step();
   version_ = begin.version();
+  version_generation_ = begin.version_generation();
   all_here_ = false;
   came_ = {};
   had_none_.clear();
@@ -49,13 +50,13 @@ void StateSearch::BeginTransfer() {
 StateSearch::Next StateSearch::Hear(const v1::PeerMessage::Begin& begin, absl::Time now) {
   generation_ = begin.generation();  // of a new node 0, it may be less than what the lost one had said
   wanted_ = begin.initialized();
-  const auto said = std::pair(begin.decided_step(), begin.version());
+  const auto said = std::tuple(begin.decided_step(), begin.version(), begin.version_generation());
   const bool knows_version = begin.version() > 0 || begin.decided_step() != step_;
   if (begin.initialized() && knows_version) {
-    if (said < std::pair(step_, version_)) had_none_.clear();  // it may have been enough
-    std::tie(step_, version_) = said;
+    if (said != std::tuple(step_, version_, version_generation_)) had_none_.clear();  // what they have may be that
+    std::tie(step_, version_, version_generation_) = said;
   }
-  const bool behind = came_.there && std::pair(came_.step, came_.version) < std::pair(step_, version_);
+  const bool behind = came_.there && IsLess(came_);
   if (!behind && (all_here_ || from_ >= 0)) return Next::kWait;
   had_none_.clear();
   return Ask(now);
@@ -80,9 +81,10 @@ int StateSearch::NextOfPlace() const {
 }
 
 StateSearch::Next StateSearch::Ask(absl::Time now) {
-  all_here_ = false;
+  const bool sends = !std::exchange(all_here_, false);
   came_ = {};
-  from_ = NextOfPlace();
+  const int before = std::exchange(from_, NextOfPlace());
+  if (before >= 0 && before != from_ && sends && reached_->reached(before)) passed_over_ = before;
   if (from_ >= 0) {
     BeginTransfer();
     asked_since_ = now;
@@ -96,6 +98,8 @@ StateSearch::Next StateSearch::Ask(absl::Time now) {
   }
   return Next::kNoneHas;
 }
+
+int StateSearch::TakePassedOver() { return std::exchange(passed_over_, -1); }
 
 void StateSearch::OnUp(int node) {
   if (!IsOfPlace(node)) return;
@@ -129,19 +133,27 @@ bool StateSearch::IsStale(const v1::PeerMessage::State& state) const {
   return HasRows(*plan_) && state.transfer() != transfer_;
 }
 
+bool StateSearch::IsLess(const State& state) const {
+  if (state.version == 0 || version_ == 0) return state.version == 0 || state.step < step_;
+  if (state.version != version_) return state.version < version_;
+  return state.generation != 0 && version_generation_ != 0 && state.generation != version_generation_;
+}
+
 // It has lost its own; or its custodian has kept one of before it was cut off and replaced.
-bool StateSearch::Lacks(int node, const v1::PeerMessage::State& state) {
-  if (!HasRows(*plan_) ||
-      std::pair(state.step(), state.version()) >= std::pair(step_, std::max(version_, uint64_t{1}))) {
-    return false;
-  }
-  ++had_none_[node];
-  unanswered_since_ = absl::InfiniteFuture();
+bool StateSearch::Lacks(const v1::PeerMessage::State& state) {
+  if (!HasRows(*plan_) || !IsLess({true, state.step(), state.version(), state.version_generation()})) return false;
+  CountAsNone();
   return true;
 }
 
+void StateSearch::CountAsNone() {
+  ++had_none_[from_];
+  unanswered_since_ = absl::InfiniteFuture();
+}
+
 void StateSearch::Takes(const v1::PeerMessage::State& state, absl::Time now) {
-  came_ = {true, state.step(), state.version()};
+  const bool as_said = state.version_generation() == 0 && state.version() == version_;
+  came_ = {true, state.step(), state.version(), as_said ? version_generation_ : state.version_generation()};
   Comes(now);
 }
 
@@ -153,7 +165,7 @@ void StateSearch::Comes(absl::Time now) {
 
 void StateSearch::Came(int64_t step, uint64_t version) {
   all_here_ = true;
-  came_ = {true, step, version};
+  came_ = {true, step, version, came_.generation};
 }
 
 std::string StateSearch::Text() const {
@@ -179,8 +191,8 @@ std::string StateSearch::WhereItWas(Next why) const {
   }
   const bool several = plan_->nodes() > 2 * NodesOfRow(*plan_);
   return absl::StrCat("What its ranks held has been in other rows on ", Names(nullptr),
-                      several ? ", whose daemons have lost it, too, or have an older state"
-                              : ", whose daemon has lost it, too, or has an older state");
+                      several ? ", whose daemons have lost it, too, or have another state than the others go on from"
+                              : ", whose daemon has lost it, too, or has another state than the others go on from");
 }
 
 }  // namespace shardd

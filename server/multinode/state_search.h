@@ -26,6 +26,7 @@ class StateSearch {
     bool there = false;
     int64_t step = 0;
     uint64_t version = 0;
+    uint64_t generation = 0;  // in which the version was made; 0: not known
   };
   enum class Next {
     kWait,     // for what was asked for, or for a link to a node that may have it
@@ -48,6 +49,8 @@ class StateSearch {
   void CountFrom(uint64_t generation);
   // Of rows: the next of those that may have it, which have a link.
   Next Ask(absl::Time now);
+  // Who was asked before, has a link, and is to be told that it is not any more; -1: nobody.
+  int TakePassedOver();
   void OnUp(int node);
   // Returns whether Ask is to follow: the node was asked, and has not sent all.
   bool OnDown(int node);
@@ -58,8 +61,11 @@ class StateSearch {
   bool Awaits(int node) const { return under_way_ && node == from_; }
   // Of rows: it belongs to another transfer than the one under way.
   bool IsStale(const v1::PeerMessage::State& state) const;
-  // Of rows: the node that was asked sends no state, or an older one than node 0 has said there is. Ask is to follow.
-  bool Lacks(int node, const v1::PeerMessage::State& state);
+  // Of rows: the node that was asked sends no state, or an older one than node 0 has said there is, or one of another
+  // attempt. Ask is to follow.
+  bool Lacks(const v1::PeerMessage::State& state);
+  // Of rows: what has come is nothing that the others go on from. Ask is to follow.
+  void CountAsNone();
   // The node that was asked begins to send this one.
   void Takes(const v1::PeerMessage::State& state, absl::Time now);
   // More of it has come.
@@ -83,7 +89,9 @@ class StateSearch {
   bool has_come() const;
   const State& came() const { return came_; }
   // Of rows: what has come is of a step that node 0, which has heard all nodes, does not count.
-  bool is_ahead() const { return has_come() && wanted_ && came_.step > step_; }
+  bool is_ahead() const {
+    return has_come() && wanted_ && (version_ > 0 ? came_.version > version_ : came_.step > step_);
+  }
   // "the node's state is being brought from ..."
   std::string Text() const;
   // Behind kNoneHas and kSilent: where it has been, and why it does not come from there.
@@ -92,6 +100,8 @@ class StateSearch {
  private:
   int NextOfPlace() const;
   void BeginTransfer();
+  // It is less than what node 0 has said there is, or was made in another attempt.
+  bool IsLess(const State& state) const;
   // The others of the place, or those of them in `only`.
   std::string Names(const std::set<int>* only) const;
   // How often a node is asked before it counts as one without the state.
@@ -102,11 +112,13 @@ class StateSearch {
   const ReachedNodes* const reached_;
   bool under_way_ = false;
   int from_ = 0;
+  int passed_over_ = -1;
   uint64_t transfer_ = 0;
   uint64_t generation_ = 0;
   // Of several rows:
   int64_t step_ = 0;      // that node 0 has said, and version; what comes is not behind
   uint64_t version_ = 0;  // 0: not known
+  uint64_t version_generation_ = 0;
   bool wanted_ = true;
   bool may_exist_ = false;
   bool all_here_ = false;

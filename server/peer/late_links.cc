@@ -72,6 +72,15 @@ bool LateLinks::takes_extensions(int node) const {
   return links == nullptr || links->takes_extensions(node);
 }
 
+bool LateLinks::takes_fetch_ends(int node) const {
+  const PeerLinks* const links = Links();
+  return links == nullptr || links->takes_fetch_ends(node);
+}
+
+void LateLinks::Renew(int node) {
+  if (PeerLinks* const links = Links(); links != nullptr) links->Renew(node);
+}
+
 void LateLinks::Send(int node, v1::PeerMessage message) {
   if (PeerLinks* const links = Links(); links != nullptr) links->Send(node, std::move(message));
 }

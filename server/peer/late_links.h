@@ -29,8 +29,10 @@ class LateLinks final : public PeerLinks {
   int protocol_version(int node) const override;
   bool takes_writes_where_cut(int node) const override;
   bool takes_extensions(int node) const override;
+  bool takes_fetch_ends(int node) const override;
   void Start() override ABSL_LOCKS_EXCLUDED(mutex_);
   void Send(int node, v1::PeerMessage message) override;
+  void Renew(int node) override;
   void SendData(int node, const v1::PeerData& header, absl::string_view elements,
                 std::function<void(absl::Status)> sent) override;
 

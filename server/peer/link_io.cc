@@ -82,6 +82,12 @@ void LinkLoop::SendData(int node, const v1::PeerData& header, absl::string_view 
   }
 }
 
+void LinkLoop::Renew(int node) {
+  if (const LinkPtr link = UpLink(node); link != nullptr) {
+    Post([self = shared_from_this(), link] { self->End(link, absl::AbortedError("it is made anew")); });
+  }
+}
+
 void LinkLoop::ReadControl(const LinkPtr& link) {
   link->control->Read([self = shared_from_this(), link](absl::StatusOr<grpc::ByteBuffer> bytes) {
     v1::PeerMessage message;

@@ -192,6 +192,7 @@ void LinkLoop::HandleAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer
   link->protocol_version = PeerGreeting::CommonProtocol(message.hello()).value_or(0);  // Check has found one
   link->takes_writes_where_cut = message.hello().takes_writes_where_cut();
   link->takes_extensions = message.hello().takes_extensions();
+  link->takes_fetch_ends = message.hello().takes_fetch_ends();
   v1::PeerData first;
   *first.mutable_hello() = greeting_.Hello(link->token, link->node);
   link->data = CallNode(link->node, kDataMethod);
@@ -284,6 +285,7 @@ void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::
   link->protocol_version = PeerGreeting::CommonProtocol(hello).value_or(0);  // Check has found one
   link->takes_writes_where_cut = hello.takes_writes_where_cut();
   link->takes_extensions = hello.takes_extensions();
+  link->takes_fetch_ends = hello.takes_fetch_ends();
   link->deadline = MonotonicNow() + transport_.handshake_patience;
   link->control = control;
   v1::PeerMessage answer;

@@ -70,10 +70,15 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
     const LinkPtr link = UpLink(node);
     return link == nullptr || link->takes_extensions;
   }
+  bool takes_fetch_ends(int node) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    const LinkPtr link = UpLink(node);
+    return link == nullptr || link->takes_fetch_ends;
+  }
   PeerTraffic traffic(int node) const { return {peers_[node]->sent_bytes, peers_[node]->received_bytes}; }
   // As in PeerLinks.
   void Send(int node, const v1::PeerMessage& message);
   void SendData(int node, const v1::PeerData& header, absl::string_view elements, PeerStream::Sent sent);
+  void Renew(int node);
   // Takes a stream of another daemon, with its first hello, which names this job.
   void Accept(std::shared_ptr<PeerStream> control, v1::PeerHello hello, PeerIdentity caller);
   void AcceptData(std::shared_ptr<PeerStream> data, const v1::PeerHello& hello);
@@ -88,6 +93,7 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
     int protocol_version = 0;             // constant once the link is up
     bool takes_writes_where_cut = false;  // likewise
     bool takes_extensions = false;        // likewise
+    bool takes_fetch_ends = false;        // likewise
     bool calls = false;                   // this node is the caller
     absl::Time deadline;                  // of the handshake; all times here are MonotonicNow's
     std::shared_ptr<PeerStream> control;

@@ -23,6 +23,7 @@ v1::PeerHello PeerGreeting::Hello(absl::string_view token, int to) const {
   hello.set_newest_protocol_version(kProtocolVersions.newest);
   hello.set_takes_writes_where_cut(true);
   hello.set_takes_extensions(true);
+  hello.set_takes_fetch_ends(true);
   hello.set_job(join_.job);
   hello.set_uid(join_.uid);
   hello.set_node(join_.node);

@@ -76,11 +76,15 @@ class PeerLinks {
   virtual bool takes_writes_where_cut(int /*node*/) const { return true; }
   // Likewise Extends and MayExtend.
   virtual bool takes_extensions(int /*node*/) const { return true; }
+  // Likewise what PeerHello.takes_fetch_ends says.
+  virtual bool takes_fetch_ends(int /*node*/) const { return true; }
   // Links that wait for that are made from here on.
   virtual void Start() {}
   // Sends in order; drops the message if there is no link. Never blocks. A node that leaves 64 MiB unread loses its
   // link.
   virtual void Send(int node, v1::PeerMessage message) = 0;
+  // Ends the link to the node, if there is one, and makes another. Never blocks.
+  virtual void Renew(int /*node*/) {}
   // Sends one piece of gradients: `header` without elements, and at most kMaxDataBytes of `elements`, which must stay
   // valid until `sent` runs. `sent` runs once, on any thread: when the elements were taken, or with UNAVAILABLE if
   // there is no link any more.

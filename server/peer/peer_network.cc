@@ -54,7 +54,9 @@ class JoinedLinks final : public PeerLinks {
   int protocol_version(int node) const override { return loop_->protocol_version(node); }
   bool takes_writes_where_cut(int node) const override { return loop_->takes_writes_where_cut(node); }
   bool takes_extensions(int node) const override { return loop_->takes_extensions(node); }
+  bool takes_fetch_ends(int node) const override { return loop_->takes_fetch_ends(node); }
   void Send(int node, v1::PeerMessage message) override { loop_->Send(node, message); }
+  void Renew(int node) override { loop_->Renew(node); }
   void SendData(int node, const v1::PeerData& header, absl::string_view elements,
                 std::function<void(absl::Status)> sent) override {
     loop_->SendData(node, header, elements, std::move(sent));

@@ -65,6 +65,14 @@ absl::Status Journal::WriteHeader(const Header& header) {
   return absl::OkStatus();
 }
 
+void Journal::ForgetDecided() {
+  for (const int64_t step : {0, 1}) {
+    AtKeptWrite();
+    std::memset(slab_->At<char>(PlaceOf(step)), 0, kRecordHeadBytes);
+  }
+  AtKeptWrite();
+}
+
 absl::StatusOr<Journal::Header> Journal::ReadHeader() const {
   RawHeader raw{};
   std::memcpy(&raw, slab_->data(), sizeof(raw));

@@ -46,6 +46,8 @@ class Journal {
   // Before any shard changes. RESOURCE_EXHAUSTED: the record is larger than a place; nothing is decided.
   absl::Status WriteDecided(const v1::DecidedStepRecord& record);
   absl::Status WriteHeader(const Header& header);
+  // What was decided is lost: another node may send the step of that number that was decided in another attempt.
+  void ForgetDecided();
 
   // DATA_LOSS: the checksum does not fit.
   absl::StatusOr<Header> ReadHeader() const;

@@ -41,6 +41,7 @@ CommittedFacts FactsAfter(const v1::DecidedStepRecord& record, const TakeUpLog::
     facts.step_counts[param] += present ? 1 : 0;
   }
   facts.trainer_states.assign(record.trainer_states().begin(), record.trainer_states().end());
+  facts.generation = record.generation();
   return facts;
 }
 
@@ -103,6 +104,7 @@ absl::Status BeginSnapshotOf(const v1::DecidedStepRecord& step, const TakeUpLog:
   v1::CommittedRecord record;
   record.mutable_step_counts()->Add(facts.step_counts.begin(), facts.step_counts.end());
   for (const std::string& state : facts.trainer_states) record.add_trainer_states(state);
+  record.set_generation(facts.generation);
   return log->Commit(record, header, TakeUpLog::Counts::kSnapshotBeingTaken);
 }
 
@@ -260,6 +262,7 @@ absl::StatusOr<TakenUpJob> LeftJob::State::TakeUp(const TakeUpOn& on) {
     result.committed = {header.epoch, header.version, header.step, {}, {}, {}, false};
     result.committed.step_counts.assign(left.facts.step_counts().begin(), left.facts.step_counts().end());
     result.committed.trainer_states.assign(left.facts.trainer_states().begin(), left.facts.trainer_states().end());
+    result.committed.generation = left.facts.generation();
   }
   if (result.committed.step_counts.size() != plan.params.size() ||
       result.committed.trainer_states.size() != static_cast<size_t>(plan.world_size)) {

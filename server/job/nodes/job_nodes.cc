@@ -72,6 +72,7 @@ JobNodes::JobNodes(NodeParts* parts, const Facts& facts, const Services& service
       StateTransfers::Results{
           [this, values = use_.values] {
             SetReadable(0);
+            events_->SetHasParameters();  // others have agreed on what the job trains
             values->BeginRestore();
           },
           [this, values = use_.values, snapshots = use_.snapshots] {
@@ -162,10 +163,9 @@ void JobNodes::SayDecided() {
 }
 
 void JobNodes::StepCommitted() {
-  EndStep();
-  if (over_nodes()) {
-    digests_->StepCommitted();
-  }
+  if (!over_nodes()) return;
+  sums_->EndStep();
+  digests_->StepCommitted();
 }
 
 absl::Status JobNodes::CheckMayBegin(const std::string& what) {
@@ -180,16 +180,11 @@ absl::Status JobNodes::CheckMayBegin(const std::string& what) {
 }
 
 void JobNodes::EndEpoch() {
-  EndStep();
   asks_to_write_ = says_entering_ = false;
   asked_to_write_ = 0;
-  if (over_nodes()) steps_->EndEpoch();
-}
-
-void JobNodes::EndStep() {
-  if (over_nodes()) {
-    sums_->EndStep();
-  }
+  if (!over_nodes()) return;
+  sums_->EndStep();
+  steps_->EndEpoch();
 }
 
 void JobNodes::AttemptEnded(const absl::Status& cause) {
@@ -288,6 +283,10 @@ int64_t JobNodes::NodeStep() const { return use_.committed->step() + (see_.decis
 uint64_t JobNodes::NodeVersion() const {
   const bool makes_one = see_.decision->committing() && !see_.decision->has_uncommitted();
   return use_.committed->version() + (makes_one ? 1 : 0);
+}
+
+uint64_t JobNodes::NodeVersionGeneration() const {
+  return NodeVersion() > use_.committed->version() ? use_.committed->next_generation() : use_.committed->generation();
 }
 
 // Nothing that comes after the last word is for this job: who has taken its place on another node ends its links.

@@ -183,6 +183,7 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
  private:
   int64_t NodeStep() const override;
   uint64_t NodeVersion() const override;
+  uint64_t NodeVersionGeneration() const override;
   bool NodeInitialized() const override;
   void NodeAbort(const absl::Status& cause) override { tell_.end_attempt(cause); }
   void NodeGeneration(uint64_t generation) override;
@@ -194,7 +195,6 @@ class JobNodes final : public JobPart, private NodeFacts, private NodeAttemptsLi
   void SetReadable(uint64_t version);
   // With an optimizer in the trainers: what is written is kept before it is said.
   void TakeNext(std::function<void()> then);
-  void EndStep();
 
   const Facts see_;
   const Services use_;

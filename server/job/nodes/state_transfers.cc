@@ -83,6 +83,7 @@ void StateTransfers::NodeSendState(int node, uint64_t transfer) {
   state.set_transfer(transfer);
   state.set_step(committed.step() + (ahead ? 1 : 0));
   state.set_version(committed.version() + (ahead ? 1 : 0));
+  state.set_version_generation(ahead ? committed.next_generation() : committed.generation());
   for (size_t param = 0; param < committed.step_counts().size(); ++param) {
     state.add_step_counts(committed.step_counts()[param] + (see_.decision->Applies(param) ? 1 : 0));
   }
@@ -212,7 +213,7 @@ void StateTransfers::Restored(const absl::Status& status, const v1::PeerMessage:
   }
   if (two()) use_.committed->CommitsSnapshot(see_.snapshot->next_is_second());
   use_.committed->Restore(state.step(), state.version(), {state.step_counts().begin(), state.step_counts().end()},
-                          fetch_->TakeTrainerStates());
+                          fetch_->TakeTrainerStates(), use_.member->search()->came().generation);
   tell_.restored();
   use_.events->Add(
       -1, "state",

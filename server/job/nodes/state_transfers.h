@@ -75,6 +75,8 @@ class StateTransfers final : public NodeStateListener {
   }
   void SendWaited();
   // All of the other node's state has come.
+  bool has_come() const { return fetch_ != nullptr && fetch_->has_come() && use_.member->fetching(); }
+  // ... and it is not being restored yet.
   bool MayRestore() const { return fetch_ != nullptr && fetch_->complete() && use_.member->fetching(); }
   void Restore();
   // To be called every now and then: who sends is silent where nothing more has come.

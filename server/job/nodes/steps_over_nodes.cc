@@ -103,4 +103,9 @@ void StepsOverNodes::NodeDecided(const v1::PeerMessage::Decided& decided) {
   tell_.decided(decided);
 }
 
+void StepsOverNodes::NodeValuesAgreed() {
+  use_.committed->AgreesOnValues(use_.member->generation());
+  tell_.agreed();
+}
+
 }  // namespace shardd

@@ -64,7 +64,7 @@ class StepsOverNodes final : public NodeStepsListener {
 
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
   void NodeDecided(const v1::PeerMessage::Decided& decided) override;
-  void NodeValuesAgreed() override { tell_.agreed(); }
+  void NodeValuesAgreed() override;
 
  private:
   void WritePromise();

@@ -21,6 +21,7 @@ Committed::Committed(std::string job, int params, int ranks, std::unique_ptr<Jou
 void Committed::TakeOver(const CommittedFacts& facts) {
   epoch_ = facts.epoch;
   version_ = facts.version;
+  generation_ = facts.generation;
   step_ = facts.step;
   SetStepCounts(facts.step_counts);
   trainer_states_ = facts.trainer_states;
@@ -140,6 +141,7 @@ void Committed::CommitValues() { CommitVersion(&JobPart::ValuesCommitted, Change
 
 void Committed::CommitVersion(void (JobPart::*of)(), Changed what) {
   ++version_;
+  generation_ = std::exchange(next_generation_, 0);
   WriteHeader(what);
   if (parts_ != nullptr) {
     if (of != nullptr) (parts_->*of)();
@@ -160,18 +162,20 @@ void Committed::GoBack(int64_t step, const std::vector<std::string>& trainer_sta
 
 void Committed::Lose() {
   had_parameters_ = had_parameters_ || version_ > 0;
-  version_ = 0;
+  version_ = generation_ = next_generation_ = 0;
   step_ = 0;
   SetStepCounts(std::vector<int64_t>(step_counts_->size(), 0));
   trainer_states_.assign(trainer_states_.size(), "");
   WriteHeader(Changed::kFacts);
+  journal_->ForgetDecided();
 }
 
 void Committed::Restore(int64_t step, uint64_t version, std::vector<int64_t> step_counts,
-                        std::vector<std::string> trainer_states) {
+                        std::vector<std::string> trainer_states, uint64_t generation) {
   had_parameters_ = false;
   step_ = step;
   version_ = version;
+  generation_ = generation;
   SetStepCounts(std::move(step_counts));
   trainer_states_ = std::move(trainer_states);
   WriteHeader(Changed::kFacts);
@@ -225,12 +229,17 @@ absl::Status Committed::LogFacts(const SnapshotOf& of, const std::vector<std::st
     if (of.updated[param]) facts.set_step_counts(static_cast<int>(param), (*step_counts_)[param] + 1);
   }
   for (const std::string& state : trainer_states) facts.add_trainer_states(state);
+  facts.set_generation(of.version == version_ ? generation_ : next_generation_);
   return log_->Commit(facts, {epoch_, of.step, of.version}, counts, second_snapshot_.value_or(false));
 }
 
 Committed::~Committed() = default;
 
-absl::Status Committed::Decide(const v1::DecidedStepRecord& record) { return journal_->WriteDecided(record); }
+absl::Status Committed::Decide(const v1::DecidedStepRecord& record) {
+  absl::Status written = journal_->WriteDecided(record);
+  if (written.ok()) next_generation_ = record.generation();
+  return written;
+}
 
 void Committed::SetProcess(int rank, const FormerProcess& process) {
   if (log_ != nullptr) log_->SetProcess(rank, process);

@@ -42,6 +42,7 @@ struct CommittedFacts {
   std::optional<v1::PromisedValuesRecord> promised_values = std::nullopt;
   std::vector<bool> finished = {};  // by rank; empty: none has
   bool gradients_stay = false;      // those of the daemon before, which nobody knows who may still write
+  uint64_t generation = 0;          // as Committed::generation
 };
 
 // Loop-confined.
@@ -53,6 +54,10 @@ class Committed {
 
   uint64_t epoch() const { return epoch_; }
   uint64_t version() const { return version_; }  // 0: there are no parameters yet
+  // Over nodes: in which of their generations the version was decided or agreed on; 0: not known. Then of the next one,
+  // which is about to be committed.
+  uint64_t generation() const { return generation_; }
+  uint64_t next_generation() const { return next_generation_; }
   int64_t step() const { return step_; }
   // By parameter, with counts that were loaded and not committed yet.
   const std::vector<int64_t>& step_counts() const { return *step_counts_; }
@@ -109,7 +114,9 @@ class Committed {
   absl::Status Decide(const v1::DecidedStepRecord& record);
   // Several nodes: another node is about to hear that the step is reduced here, and may decide it.
   void Promise(v1::PromisedStepRecord record);
-  // The same for values that are to be the next version, with the counts that were loaded with them.
+  // All nodes have agreed on values in that generation: they are the next version.
+  void AgreesOnValues(uint64_t generation) { next_generation_ = generation; }
+  // As Promise for values that are to be the next version, with the counts that were loaded with them.
   // `trainer_states`: of a pass, as in the record; empty: none.
   void PromiseValues(uint64_t generation, const std::vector<std::string>& trainer_states = {});
   // Where parameters are cut over nodes: values of ranks that are no version lie in the shards from here on, or do not
@@ -131,7 +138,7 @@ class Committed {
   // All is lost, and may come from another node (Restore).
   void Lose();
   void Restore(int64_t step, uint64_t version, std::vector<int64_t> step_counts,
-               std::vector<std::string> trainer_states);
+               std::vector<std::string> trainer_states, uint64_t generation = 0);
   // Lose has dropped a version, and nothing has come since.
   bool had_parameters() const { return had_parameters_; }
   // Counts that are loaded with the values of parameters, or put back where those are not committed. By parameter.
@@ -159,6 +166,8 @@ class Committed {
   JobPart* parts_ = nullptr;  // null: nobody hears
   uint64_t epoch_ = 1;
   uint64_t version_ = 0;
+  uint64_t generation_ = 0;
+  uint64_t next_generation_ = 0;
   int64_t step_ = 0;
   std::shared_ptr<std::vector<int64_t>> step_counts_;
   mutable bool step_counts_are_shared_ = false;

@@ -91,6 +91,22 @@ TEST_F(TakenUpJobTest, ADecidedStepIsCompleted) {
   EXPECT_EQ(job->committed.trainer_states[0], "state");
 }
 
+// Others may have made that version in another attempt, without this node.
+TEST_F(TakenUpJobTest, ItIsKnownInWhichAttemptTheVersionWasMade) {
+  decided_.set_generation(70);
+  absl::StatusOr<TakenUpJob> job = TakeUp();
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->committed.generation, 70u) << "of the step that is completed";
+  v1::CommittedRecord values;
+  values.add_step_counts(4);
+  values.add_trainer_states("before");
+  values.set_generation(60);
+  decided_.set_step(9);
+  job = TakeUp([&](TakeUpLog& log) { EXPECT_TRUE(log.Commit(values, {2, 4, 10}).ok()); });
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->committed.generation, 60u) << "of values";
+}
+
 TEST_F(TakenUpJobTest, ARecordOfAnotherPlanCompletesNothing) {
   decided_.add_step_counts(4);
   ExpectDamaged(TakeUp(), "the record of step 5 is of another plan");

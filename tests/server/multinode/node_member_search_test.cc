@@ -49,24 +49,38 @@ class NodeMemberSearchTest : public ::testing::Test,
     member_.OnMessage(0, message);
   }
   // What another member does that goes on with `left` at its own step, and hears that `step` was decided in an attempt.
-  void HearDecidedBehind(const NodeLeft& left, int64_t own_step, int64_t step, uint64_t decided_in) {
+  void HearDecidedBehind(const NodeLeft& left, int64_t own_step, int64_t step, uint64_t decided_in,
+                         uint64_t version = 0) {
+    v1::PeerMessage::Begin begin;
+    begin.set_decided_step(step);
+    begin.set_version(version);
+    begin.mutable_decided()->set_step(step);
+    begin.mutable_decided()->set_generation(decided_in);
+    HearBehind(left, own_step, std::move(begin));
+  }
+  // ... or that values were agreed on.
+  void HearAgreedBehind(const NodeLeft& left, uint64_t version, uint64_t agreed_in) {
+    v1::PeerMessage::Begin begin;
+    begin.set_version(version);
+    begin.set_version_generation(agreed_in);
+    HearBehind(left, /*own_step=*/0, std::move(begin));
+  }
+  void HearBehind(const NodeLeft& left, int64_t own_step, v1::PeerMessage::Begin heard) {
     loop_.RunAndWait([&] {
       initialized_ = true;
       step_ = own_step;
       decided_.clear();
       asked_.clear();
+      agreed_ = 0;
       NodeMember member(plan_, /*node=*/3, &loop_, &links_, events_, this);
       aborted_ = &member;
       member.TakeUp(left);
       member.Start({this, this, this, this});
       for (const int node : {0, 1, 2, 4, 5}) member.OnUp(node);
       v1::PeerMessage message;
-      v1::PeerMessage::Begin& begin = *message.mutable_begin();
-      begin.set_generation(9);
-      begin.set_initialized(true);
-      begin.set_decided_step(step);
-      begin.mutable_decided()->set_step(step);
-      begin.mutable_decided()->set_generation(decided_in);
+      heard.set_generation(9);
+      heard.set_initialized(true);
+      *message.mutable_begin() = heard;
       member.OnMessage(0, message);
       member.Stop();
       aborted_ = &member_;
@@ -90,14 +104,15 @@ class NodeMemberSearchTest : public ::testing::Test,
 
   int64_t NodeStep() const override { return step_; }
   bool NodeInitialized() const override { return initialized_; }
-  uint64_t NodeVersion() const override { return 0; }
+  uint64_t NodeVersion() const override { return version_; }
+  uint64_t NodeVersionGeneration() const override { return version_generation_; }
   void NodeGo(const v1::PeerMessage::Go&) override {}
   void NodesClosed(int) override {}
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>&) override {}
   void NodeDecided(const v1::PeerMessage::Decided& decided) override { decided_.push_back(decided.step()); }
-  void NodeValuesAgreed() override {}
+  void NodeValuesAgreed() override { ++agreed_; }
   void NodeSendState(int, uint64_t) override {}
-  void NodeStopSending(int) override {}
+  void NodeStopSending(int node) override { stopped_.push_back(node); }
   void NodeBeginFetch(int from, uint64_t) override { asked_.push_back(from); }
   void NodeTakeState(const v1::PeerMessage::State& state) override { taken_.push_back(state.step()); }
   void NodeTakeRankState(const v1::PeerMessage::RankState&) override {}
@@ -115,9 +130,17 @@ class NodeMemberSearchTest : public ::testing::Test,
   struct Links final : PeerLinks {
     int node() const override { return 3; }
     int nodes() const override { return 6; }
-    void Send(int, v1::PeerMessage message) override { sent.push_back(std::move(message)); }
+    void Send(int node, v1::PeerMessage message) override {
+      if (message.has_fetch() && message.fetch().transfer() == 0) ended.push_back(node);
+      sent.push_back(std::move(message));
+    }
     void SendData(int, const v1::PeerData&, absl::string_view, std::function<void(absl::Status)>) override {}
+    bool takes_fetch_ends(int) const override { return takes_ends; }
+    void Renew(int node) override { renewed.push_back(node); }
     std::vector<v1::PeerMessage> sent;
+    std::vector<int> ended;  // fetches, by node
+    std::vector<int> renewed;
+    bool takes_ends = true;
   };
   CoreLoop loop_;
   Links links_;
@@ -130,6 +153,10 @@ class NodeMemberSearchTest : public ::testing::Test,
   NodeMember* aborted_ = &member_;  // whose attempts end
   bool initialized_ = false;
   int64_t step_ = 0;
+  uint64_t version_ = 0;
+  uint64_t version_generation_ = 0;
+  int agreed_ = 0;
+  std::vector<int> stopped_;
   std::vector<int64_t> decided_;
   std::vector<int> asked_;
   std::vector<int64_t> taken_;
@@ -148,6 +175,44 @@ TEST_F(NodeMemberSearchTest, APromiseMakesTheStepOfItsOwnAttemptAlone) {
     EXPECT_EQ(decided_.size(), decided_in == 8 ? 0u : 1u) << "0: an older daemon does not say";
     EXPECT_EQ(asked_.size(), decided_in == 8 ? 1u : 0u) << "it is sent the state";
   }
+}
+
+TEST_F(NodeMemberSearchTest, APromiseMakesTheValuesOfItsOwnAttemptAlone) {
+  NodeLeft left;
+  left.promised_in = 7;
+  left.promised_values = true;
+  version_ = 4;
+  for (const uint64_t agreed_in : {7, 8, 0}) {
+    SCOPED_TRACE(agreed_in);
+    HearAgreedBehind(left, /*version=*/5, agreed_in);
+    EXPECT_EQ(agreed_, agreed_in == 8 ? 0 : 1) << "0: an older daemon does not say";
+    EXPECT_EQ(asked_.size(), agreed_in == 8 ? 1u : 0u) << "it is sent the state";
+  }
+}
+
+TEST_F(NodeMemberSearchTest, AVersionThatWasMadeInAnotherAttemptIsSentAnew) {
+  version_ = 5;
+  version_generation_ = 7;
+  for (const uint64_t agreed_in : {7, 8, 0}) {
+    SCOPED_TRACE(agreed_in);
+    HearAgreedBehind({}, /*version=*/5, agreed_in);
+    EXPECT_EQ(asked_.size(), agreed_in == 8 ? 1u : 0u);
+    EXPECT_THAT(closed_, IsEmpty());
+  }
+  HearDecidedBehind({}, /*own_step=*/1, /*step=*/1, /*decided_in=*/7, /*version=*/5);
+  EXPECT_THAT(asked_, IsEmpty());
+}
+
+// The others have loaded values behind it, which this node would lack.
+TEST_F(NodeMemberSearchTest, APromisedStepIsNotMadeBehindLaterValues) {
+  NodeLeft left;
+  left.promised_in = 7;
+  version_ = 4;
+  HearDecidedBehind(left, /*own_step=*/0, /*step=*/1, /*decided_in=*/7, /*version=*/5);
+  EXPECT_THAT(decided_, ElementsAre(1));
+  HearDecidedBehind(left, /*own_step=*/0, /*step=*/1, /*decided_in=*/7, /*version=*/6);
+  EXPECT_THAT(decided_, IsEmpty());
+  EXPECT_THAT(asked_, ElementsAre(1));
 }
 
 TEST_F(NodeMemberSearchTest, AStepThatWasMadeInAnotherAttemptIsSentAnew) {
@@ -181,7 +246,29 @@ TEST_F(NodeMemberSearchTest, ASilentSenderIsPassedOverAndANewOneAsked) {
     EXPECT_THAT(asked_, ElementsAre(1));
     member_.CheckSilence(MonotonicNow() + absl::Seconds(121), kLimit);
     EXPECT_THAT(asked_, ElementsAre(1, 5));
+    EXPECT_THAT(links_.ended, ElementsAre(1));
     EXPECT_THAT(closed_, IsEmpty());
+  });
+}
+
+// It would take that for one more transfer.
+TEST_F(NodeMemberSearchTest, AnOlderDaemonIsNotToldThatItsFetchEnds) {
+  links_.takes_ends = false;
+  Begin();
+  loop_.RunAndWait([&] {
+    member_.CheckSilence(MonotonicNow() + absl::Seconds(121), kLimit);
+    EXPECT_THAT(asked_, ElementsAre(1, 5));
+    EXPECT_THAT(links_.ended, IsEmpty());
+  });
+}
+
+TEST_F(NodeMemberSearchTest, WhoAsksAnotherIsSentNothingMore) {
+  Begin();
+  loop_.RunAndWait([&] {
+    v1::PeerMessage message;
+    message.mutable_fetch()->set_transfer(0);
+    member_.OnMessage(5, message);
+    EXPECT_THAT(stopped_, ElementsAre(5));
   });
 }
 
@@ -232,6 +319,22 @@ TEST_F(NodeMemberSearchTest, ANewNode0HearsAtOnceWhatHasCome) {
   });
 }
 
+// It would end the attempt of all nodes.
+TEST_F(NodeMemberSearchTest, AnOlderNode0HearsOverAnotherLinkWhatHasCome) {
+  links_.takes_ends = false;
+  Begin();
+  loop_.RunAndWait([&] {
+    HearBegin(/*initialized=*/false);
+    member_.search()->Came(3, 4);
+    member_.StateCame();
+    EXPECT_FALSE(LastHolds().initialized());
+    EXPECT_THAT(links_.renewed, ElementsAre(0));
+    Down(0);
+    member_.OnUp(0);
+    EXPECT_TRUE(LastHolds().initialized());
+  });
+}
+
 TEST_F(NodeMemberSearchTest, Node0ThatKnowsOfTheStateIsNotToldAgain) {
   Begin();
   loop_.RunAndWait([&] {
@@ -242,16 +345,19 @@ TEST_F(NodeMemberSearchTest, Node0ThatKnowsOfTheStateIsNotToldAgain) {
 }
 
 // All nodes that had the step are lost but for the one that sent it, and that one since.
-TEST_F(NodeMemberSearchTest, AStateThatNode0DoesNotCountEndsTheJob) {
+TEST_F(NodeMemberSearchTest, AStateThatNode0DoesNotCountIsAskedForElsewhere) {
   Begin();
   loop_.RunAndWait([&] {
-    HearState(1, 4, 5);
-    member_.search()->Came(4, 5);
-    HearBegin();
-    member_.Restored();
+    for (const int from : {1, 5, 1, 5}) {
+      EXPECT_THAT(closed_, IsEmpty());
+      EXPECT_EQ(asked_.back(), from);
+      HearState(from, 4, 5);
+      member_.search()->Came(4, 5);
+      HearBegin();
+      member_.Restored();
+    }
     ASSERT_EQ(closed_.size(), 1u);
-    EXPECT_THAT(closed_[0], AllOf(HasSubstr("node 3 (host3:7000) was sent step"), HasSubstr("by node 1 (host1:7000)"),
-                                  HasSubstr("goes on from an older one")));
+    EXPECT_THAT(closed_[0], HasSubstr("have another state than the others go on from"));
     EXPECT_FALSE(member_.fetching());
   });
 }

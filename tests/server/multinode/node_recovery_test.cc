@@ -52,6 +52,12 @@ class NodeRecoveryTest : public ::testing::Test {
     message.mutable_holds()->set_generation(generation);
     return message;
   }
+  static v1::PeerMessage HoldsVersion(int64_t step, uint64_t version, uint64_t made_in) {
+    v1::PeerMessage message = Holds(step);
+    message.mutable_holds()->set_version(version);
+    message.mutable_holds()->set_version_generation(made_in);
+    return message;
+  }
   void Up(int node, const v1::PeerMessage& holds) {
     coordinator_->OnUp(node);
     coordinator_->OnMessage(node, holds);
@@ -353,6 +359,54 @@ TEST_F(NodeRecoveryOfRows, ADecidedStepSaysInWhichAttempt) {
   Down(2);
   EXPECT_EQ(BeginOf(1).decided().generation(), decided_in);
   EXPECT_GT(BeginOf(1).generation(), decided_in);
+}
+
+// A machine that was cut off has made the version before the others made it anew.
+TEST_F(NodeRecoveryOfRows, OfTwoAttemptsTheLaterOneCounts) {
+  Up(1, HoldsVersion(5, 7, 70));
+  Up(2, HoldsVersion(5, 7, 80));
+  Up(3, HoldsVersion(6, 7, 70));
+  for (int node = 0; node < 4; ++node) {
+    EXPECT_EQ(BeginOf(node).decided_step(), 5) << "step 6 is not the version that the others have made";
+    EXPECT_EQ(BeginOf(node).version(), 7u);
+    EXPECT_EQ(BeginOf(node).version_generation(), 80u);
+  }
+  v1::PeerMessage held;
+  held.mutable_held()->set_step(5);
+  coordinator_->SetFetching(0, false, 5);
+  EXPECT_THAT(coordinator_->Unheld(), HasSubstr("node 1 (host1:7000)")) << "it is sent the state first";
+  EXPECT_TRUE(coordinator_->SomeFetch());
+  for (const int node : {1, 3}) {
+    coordinator_->SetFetching(node, false);
+    coordinator_->OnMessage(node, held);
+  }
+  EXPECT_EQ(coordinator_->Unheld(), "");
+  EXPECT_FALSE(coordinator_->SomeFetch());
+}
+
+TEST_F(NodeRecoveryOfRows, AVersionMadeInAnotherAttemptIsHeldByNobody) {
+  coordinator_->TakeUp(HoldsVersion(5, 7, 80).holds());
+  for (const int node : {1, 2, 3}) Up(node, HoldsVersion(5, 7, 80));
+  coordinator_->SetFetching(0, false, 5);
+  EXPECT_FALSE(coordinator_->SomeFetch());
+  Down(3);
+  Up(3, HoldsVersion(5, 7, 70));
+  EXPECT_TRUE(coordinator_->SomeFetch()) << "it is about to be sent the state";
+}
+
+TEST_F(NodeRecoveryOfRows, Node0MakesTheValuesOfItsOwnAttemptAlone) {
+  for (const uint64_t agreed_in : {50, 60}) {
+    coordinator_ = std::make_unique<NodeCoordinator>(
+        plan_, kFirst, [this](int node, v1::PeerMessage message) { sent_.emplace_back(node, std::move(message)); },
+        [] {}, [](int) {});
+    v1::PeerMessage own = HoldsVersion(5, 6, 40);
+    own.mutable_holds()->set_promised_version(7);
+    coordinator_->TakeUp(own.holds());
+    coordinator_->OnUp(0);
+    for (const int node : {1, 2, 3}) Up(node, HoldsVersion(5, 7, agreed_in));
+    EXPECT_EQ(BeginOf(0).version_generation(), agreed_in);
+    EXPECT_EQ(coordinator_->MayRecover(), agreed_in == 60) << "it promised them in generation 50";
+  }
 }
 
 // Ranks that have trained wait for as long as one that is not heard may have their state.

@@ -23,6 +23,10 @@ struct Counts {
   int came_older = 0;
   int node0_came_older = 0;
   int promised_came = 0;
+  int promised_loads_came = 0;
+  int made_came = 0;
+  int pieces_behind_end = 0;
+  int decisions_lost = 0;
 };
 
 Counts RunSchedules(int nodes, int row, bool extends, int seeds, bool twice = false) {
@@ -50,6 +54,10 @@ Counts RunSchedules(int nodes, int row, bool extends, int seeds, bool twice = fa
     counts.came_older += world.came_older();
     counts.node0_came_older += world.node0_came_older();
     counts.promised_came += world.promised_came();
+    counts.promised_loads_came += world.promised_loads_came();
+    counts.made_came += world.made_came();
+    counts.pieces_behind_end += world.pieces_behind_end();
+    counts.decisions_lost += world.decisions_lost();
   }
   return counts;
 }
@@ -78,6 +86,10 @@ TEST(NodeRows, LostStateComesThoughASecondIsLostMeanwhile) {
   EXPECT_GT(counts.lost_twice, 200);
   EXPECT_GT(counts.came_older, 100);
   EXPECT_GT(counts.promised_came, 3);
+  EXPECT_GT(counts.promised_loads_came, 3);
+  EXPECT_GT(counts.made_came, 3);
+  EXPECT_GT(counts.pieces_behind_end, 20);
+  EXPECT_GT(counts.decisions_lost, 5);
   EXPECT_GT(counts.node0_came_older, 20);
 }
 

@@ -144,6 +144,7 @@ void RandomJob::Act() {
     return;
   }
   if (state_sent_.has_value()) {
+    if (!pieces_here_ && member->fetching()) return;  // else it was given up
     // Devices cast for some time, in which others are lost.
     if (!world_->of_rows() || world_->calm() || world_->Random(12) == 0) FinishRestore();
     return;
@@ -266,7 +267,7 @@ void RandomJob::Abort(const absl::Status& cause) {
 std::string RandomJob::CommitText() const {
   v1::PeerMessage::Decided decided = decided_;
   decided.clear_ends_attempt();  // of an attempt
-  if (loads_) return absl::StrCat("load before step ", step + 1);
+  if (loads_) return absl::StrCat("load before step ", step + 1, ", of generation ", makes_in_);
   return initialized ? absl::StrCat("step ", step + 1, ": ", decided.ShortDebugString(), " of ", added_) : "values";
 }
 
@@ -275,6 +276,7 @@ void RandomJob::EndCommit() {
   loaded_ = loads_;
   step += initialized && !loads_ ? 1 : 0;
   initialized = true;
+  made_in_ = std::exchange(makes_in_, 0);
   committing_ = applied_ = begun_ = loads_ = asks_to_write_ = false;
   asked_to_write_ = 0;
 }
@@ -322,6 +324,8 @@ void RandomJob::TakeUp(const RandomJob& before) {
     initialized = true;
     decided_ = left.decided = before.decided_;
     added_ = before.added_;
+    made_in_ = before.made_in_;
+    makes_in_ = before.makes_in_;
     const bool loads = before.loads_ && (before.committing_ || before.said_values_);
     if (loads && world_->plan().cut_over_nodes) {
       left.promised_in = loads_in_ = before.loads_in_;
@@ -349,6 +353,7 @@ void RandomJob::TakePlaceOf(const RandomJob& before, int trains_now) {
   commits = before.commits;
   step = before.step;
   initialized = before.initialized;
+  made_in_ = before.made_in_;
   if (initialized) member->TakeUp({});
 }
 
@@ -414,6 +419,7 @@ void RandomJob::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduce
   decided.set_generation(member->generation());
   member->Decide(decided);
   committing_ = true;
+  makes_in_ = member->generation();
   said_reduced_ = false;
   decided_ = decided;
 }
@@ -436,6 +442,7 @@ void RandomJob::NodeDecided(const v1::PeerMessage::Decided& decided) {
     return;
   }
   committing_ = true;
+  makes_in_ = member->generation();
   said_reduced_ = false;
   decided_ = decided;
   world_->Decided(reduced_in_life_);
@@ -450,6 +457,11 @@ bool RandomJob::AwaitsWord() const {
 void RandomJob::SendWaited() {
   if (AwaitsWord()) return;
   for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) NodeSendState(node, transfer);
+}
+
+void RandomJob::NodeStopSending(int node) {
+  wait_for_state_.erase(node);
+  world_->StopPieces(node_, node);
 }
 
 void RandomJob::NodeSendState(int node, uint64_t transfer) {
@@ -479,21 +491,25 @@ void RandomJob::NodeSendState(int node, uint64_t transfer) {
   message.mutable_state()->set_transfer(transfer);
   message.mutable_state()->set_step(step + (applied_ ? 1 : 0));
   message.mutable_state()->set_version(sent.size());
+  message.mutable_state()->set_version_generation(applied_ ? makes_in_ : made_in_);
   world_->Send(node_, node, std::move(message));
+  world_->SendPieces(node_, node, transfer);
 }
 
 void RandomJob::NodeBeginFetch(int from, uint64_t transfer) {
   if (begun_ || committing_ || !member->fetching()) {
     world_->Fail(absl::StrCat("node ", node_, " fetches in the middle of something"));
   }
-  if (initialized) commits_before_ = commits;
+  if (initialized && !older) commits_before_ = commits;  // of what was made in another attempt nothing follows
   if (world_->of_rows() && transfer_ > 0 && fetches_from_ != from) world_->AskedAgain();
   fetches_from_ = from;
   world_->Lose(node_);
   commits.clear();
   initialized = older = false;
   step = 0;
-  state_sent_.reset();
+  made_in_ = 0;
+  decided_.Clear();
+  ForgetFetch();
   transfer_ = transfer;
   v1::PeerMessage message;
   message.mutable_fetch()->set_transfer(transfer);
@@ -511,12 +527,31 @@ void RandomJob::NodeTakeRankState(const v1::PeerMessage::RankState& state) {
 void RandomJob::NodeTakeState(const v1::PeerMessage::State& state) {
   if (state.transfer() != transfer_) return;
   state_sent_ = state;
-  member->search()->Came(state.step(), state.version());
+  MaybeCame();
+}
+
+void RandomJob::PiecesCame(int from, uint64_t transfer) {
+  if (transfer != transfer_ || from != fetches_from_ || !member->fetching()) return;
+  pieces_here_ = true;
+  MaybeCame();
+}
+
+void RandomJob::MaybeCame() {
+  if (!state_sent_.has_value() || !pieces_here_ || !member->fetching()) return;
+  member->search()->Came(state_sent_->step(), state_sent_->version());
+  member->StateCame();
+}
+
+void RandomJob::ForgetFetch() {
+  state_sent_.reset();
+  pieces_here_ = false;
+  transfer_ = 0;
 }
 
 // Some time behind it, as bytes of slabs come.
 void RandomJob::FinishRestore() {
   const v1::PeerMessage::State state = *std::exchange(state_sent_, std::nullopt);
+  ForgetFetch();
   if (!member->fetching()) {
     return;
   }
@@ -529,6 +564,7 @@ void RandomJob::FinishRestore() {
   commits = commits_sent_;
   commits_before_.clear();
   step = state.step();
+  made_in_ = member->search()->came().generation;
   initialized = true;
   world_->Restored(node_, fetches_from_, step);
   member->Restored();
@@ -540,6 +576,7 @@ void RandomJob::NodeValuesAgreed() {
     world_->Fail(absl::StrCat("node ", node_, ": values agreed that it has not given"));
   }
   committing_ = true;
+  makes_in_ = member->generation();
   if (loads_ && pending_abort_.has_value()) world_->CarriedLoadOver();
 }
 
@@ -606,7 +643,7 @@ bool NodeWorld::OthersHave(int node) const {
 
 // What it had not read goes with it, and what it had where nobody keeps that; of what it has sent the last may not
 // come.
-void NodeWorld::Kill(int node) {
+void NodeWorld::Kill(int node, bool leaves_nothing) {
   if (!MayKill(node)) return;
   Node& killed = nodes_[static_cast<size_t>(node)];
   const bool may_lose = options_.rows_lose ? OthersHave(node) : !options_.cut;
@@ -614,25 +651,30 @@ void NodeWorld::Kill(int node) {
   const int casting = Casting();
   const bool sent = casting >= 0 && casting != node &&
                     (nodes_[static_cast<size_t>(casting)].job->fetches_from() == node || node == 0);
-  const bool leaves = options_.custodians && !(may_lose && options_.twice && sent) && (!may_lose || Random(2) == 0);
+  const bool all_lost = may_lose && (leaves_nothing || (options_.twice && sent));
+  const bool leaves = options_.custodians && !all_lost && (!may_lose || Random(2) == 0);
   lost_twice_ += sent && !leaves ? 1 : 0;
   if (node == 0) ++life_;
   for (int other = 0; other < static_cast<int>(nodes_.size()); ++other) {
     if (other != node) Break(node, other, /*loses=*/true);
   }
+  const bool may_return = MayReturn(node);
   killed.member->Stop();
   const bool may_keep = options_.twice && !leaves && killed.job->MayBeCutOff();
   std::unique_ptr<RandomJob> before = std::move(killed.job);
   const int daemon = killed.daemon;
   if (!leaves || !before->initialized) Lose(node);
   killed.comes.clear();
+  killed.pieces.clear();
   killed.added.clear();
   MakeNode(node);
   if (leaves && before->initialized) killed.daemon = daemon;
   ForgetSums();
   if (leaves) killed.job->TakeUp(*before);
-  if (!leaves && options_.twice && killed.cut_off != nullptr && Random(2) == 0) {
+  if (!leaves && options_.twice && may_return && Random(2) == 0) {
     promised_came_ += killed.cut_off->has_promised() ? 1 : 0;
+    promised_loads_came_ += killed.cut_off->has_promised_load() ? 1 : 0;
+    made_came_ += killed.cut_off->has_unshown() ? 1 : 0;
     killed.job->TakeUp(*std::exchange(killed.cut_off, nullptr));
     killed.job->older = true;
     ++came_older_;
@@ -671,6 +713,7 @@ void NodeWorld::TakePlace(int node, int trains) {
   const std::unique_ptr<NodeMember> member = std::move(taken.member);
   const int daemon = taken.daemon;
   taken.comes.clear();
+  taken.pieces.clear();
   taken.added.clear();
   MakeNode(node);
   taken.daemon = daemon;
@@ -754,7 +797,33 @@ void NodeWorld::Break(int a, int b, bool loses) {
       comes.pop_back();
     }
     comes.push_back({Event::Kind::kDown, {}});
+    // The last of them may have been taken before, which the loop hears of at any time.
+    std::deque<Pieces>& pieces = nodes_[static_cast<size_t>(to)].pieces;
+    std::erase_if(pieces, [&, sender = from](const Pieces& of) {
+      return of.from == sender && !of.taken && loses && Random(2) == 0;
+    });
+    for (Pieces& of : pieces) of.taken = of.taken || of.from == from;
   }
+}
+
+void NodeWorld::SendPieces(int from, int to, uint64_t transfer) {
+  if (Linked(from, to)) nodes_[static_cast<size_t>(to)].pieces.push_back({from, transfer, false});
+}
+
+void NodeWorld::StopPieces(int from, int to) {
+  std::erase_if(nodes_[static_cast<size_t>(to)].pieces,
+                [&](const Pieces& of) { return of.from == from && !of.taken && Random(2) == 0; });
+}
+
+void NodeWorld::DeliverPieces(int to) {
+  Node& node = nodes_[static_cast<size_t>(to)];
+  const Pieces pieces = node.pieces.front();
+  node.pieces.pop_front();
+  if (node.job->stopped || node.job->replaced) return;
+  const bool had_come = node.job->casts();
+  node.job->PiecesCame(pieces.from, pieces.transfer);
+  pieces_behind_end_ += !had_come && node.job->casts() && pieces.taken ? 1 : 0;
+  node.job->Advance();
 }
 
 void NodeWorld::Leave(int node) {
@@ -834,16 +903,52 @@ int NodeWorld::Casting() const {
   return found == nodes_.end() ? -1 : static_cast<int>(found - nodes_.begin());
 }
 
+bool NodeWorld::MayReturn(int node) const {
+  const RandomJob* const machine = nodes_[static_cast<size_t>(node)].cut_off.get();
+  if (machine == nullptr) return false;
+  const size_t made = machine->commits.size() + (machine->has_unshown() ? 1 : 0);
+  return std::all_of(nodes_.begin(), nodes_.end(), [made](const Node& other) {
+    return !other.job->initialized || other.job->commits.size() >= made;
+  });
+}
+
+bool NodeWorld::HasOther(int node) const {
+  if (!MayReturn(node)) return false;
+  const Node& of = nodes_[static_cast<size_t>(node)];
+  const bool promised = of.cut_off->has_promised() || of.cut_off->has_promised_load();
+  return of.cut_off->has_unshown() || (promised && of.job->commits.size() == of.cut_off->commits.size() + 1);
+}
+
+void NodeWorld::CutOffDecision(int64_t step) {
+  cut_off_step_ = step;
+  lost_in_ = 1 + Random(40);
+  for (int other = 1; other < static_cast<int>(nodes_.size()); ++other) {
+    if (Random(2) == 0) Break(0, other, /*loses=*/true);
+  }
+}
+
+void NodeWorld::LoseDecision() {
+  std::vector<int> knows;
+  for (int node = 1; node < static_cast<int>(nodes_.size()); ++node) {
+    const RandomJob& job = *nodes_[static_cast<size_t>(node)].job;
+    if (job.NodeInitialized() && job.NodeStep() >= cut_off_step_) knows.push_back(node);
+  }
+  if (nodes_[0].job->NodeStep() != cut_off_step_ || knows.size() + 1 == nodes_.size()) return;
+  Kill(0, /*leaves_nothing=*/true);
+  for (const int node : knows) Kill(node, /*leaves_nothing=*/true);
+  const auto knows_it = [this](const Node& node) {
+    return node.job->NodeInitialized() && node.job->NodeStep() >= cut_off_step_;
+  };
+  decisions_lost_ += std::none_of(nodes_.begin(), nodes_.end(), knows_it) ? 1 : 0;
+}
+
 void NodeWorld::Trouble() {
   const int nodes = static_cast<int>(nodes_.size());
   const int a = Random(nodes);
   const int b = (a + 1 + Random(nodes - 1)) % nodes;
   Node& node = nodes_[static_cast<size_t>(a)];
-  const auto may_return = [](const Node& each) {
-    return each.cut_off != nullptr && each.cut_off->has_promised() && each.job->step == each.cut_off->step + 1;
-  };
-  if (const auto found = std::find_if(nodes_.begin(), nodes_.end(), may_return); found != nodes_.end()) {
-    return Kill(static_cast<int>(found - nodes_.begin()));
+  for (int returns = 0; returns < nodes; ++returns) {
+    if (HasOther(returns)) return Kill(returns, /*leaves_nothing=*/true);
   }
   if (const int casting = options_.twice ? Casting() : -1; casting >= 0 && Random(3) == 0) {
     const int from = nodes_[static_cast<size_t>(casting)].job->fetches_from();
@@ -861,8 +966,15 @@ void NodeWorld::Trouble() {
       }
       return;
     case 0:
-    case 1:
       Break(a, b, /*loses=*/true);
+      return;
+    case 1:  // the next links are there before anybody has heard of the end of these
+      for (int other = 0; other < nodes; ++other) {
+        if (other == a || (other != b && Random(2) == 0)) continue;
+        const bool was_linked = Linked(a, other);
+        Break(a, other, /*loses=*/true);
+        if (was_linked) Make(a, other);
+      }
       return;
     case 2:
     case 3:
@@ -876,6 +988,7 @@ void NodeWorld::Trouble() {
       return;
     default:
       if (Random(3) == 0 && !node.job->replaced) {
+        if (!node.pieces.empty()) node.member->search()->Comes(MonotonicNow() + absl::Hours(1));
         node.member->CheckSilence(MonotonicNow() + absl::Hours(1), absl::Minutes(1));
       }
   }
@@ -885,6 +998,8 @@ void NodeWorld::CalmDown() {
   int64_t most = 0;
   for (const Node& node : nodes_) most = std::max(most, node.job->step);
   target_ = most + 3;
+  node0_dies_ = false;
+  lost_in_ = 0;
   MakeAll();
 }
 
@@ -906,6 +1021,8 @@ void NodeWorld::Turn() {
     const RandomJob& its_job = *nodes_[static_cast<size_t>(node)].job;
     if (std::exchange(node0_dies_, false)) {
       Kill(0);
+    } else if (lost_in_ > 0 && --lost_in_ == 0) {
+      LoseDecision();
     } else if (its_job.replaced && Random(4) == 0) {
       TakePlace(node, its_job.trains + 1);
     } else if (its_job.becomes > 0 && !its_job.InTheMiddle()) {
@@ -913,6 +1030,8 @@ void NodeWorld::Turn() {
       TakePlace(node, its_job.becomes);
     } else if (target_ == 0 && Random(25) == 0) {
       Trouble();
+    } else if (!nodes_[static_cast<size_t>(node)].pieces.empty() && Random(6) == 0) {
+      DeliverPieces(node);
     } else if (Random(3) == 0 || !Deliver(node)) {
       RandomJob& job = *nodes_[static_cast<size_t>(node)].job;
       const bool was_stopped = job.stopped;

@@ -65,13 +65,18 @@ class RandomJob final : public NodeFacts,
   // Likewise where it trains more, and takes the place of `before`, which is between two steps.
   void TakePlaceOf(const RandomJob& before, int trains);
   bool InTheMiddle() const { return committing_ || said_reduced_ || member->promised() || member->fetching(); }
-  // What it has is what its machine keeps: of a version, and of a step that it has promised behind that.
-  bool MayBeCutOff() const { return initialized && !committing_ && !loads_ && !member->fetching(); }
+  // What it has is what its machine keeps: of a version, and of what it has promised, or made and not shown, behind
+  // that.
+  bool MayBeCutOff() const { return initialized && !(committing_ && loads_) && !member->fetching(); }
   std::string Text() const;
   int fetches_from() const { return member->fetching() ? fetches_from_ : -1; }
   // All of its state has come, and is not restored yet.
   bool casts() const { return member->search()->has_come(); }
   bool has_promised() const { return said_reduced_ && !says_part_ && node_ != 0; }
+  bool has_promised_load() const { return said_values_ && loads_ && !committing_; }
+  bool has_unshown() const { return committing_; }
+  // The last piece of a state has come, which the network's thread has told the loop.
+  void PiecesCame(int from, uint64_t transfer);
   // What it holds is the last that nodes have committed, as far as it is not about to hear of one more.
   bool has_all() const { return (initialized && !older) || casts(); }
 
@@ -91,6 +96,7 @@ class RandomJob final : public NodeFacts,
   uint64_t NodeVersion() const override {  // its initial values, steps and loads
     return NodeInitialized() ? commits.size() + (committing_ ? 1 : 0) : 0;
   }
+  uint64_t NodeVersionGeneration() const override { return committing_ ? makes_in_ : made_in_; }
   void NodeGo(const v1::PeerMessage::Go& go) override;
   void NodesClosed(int backwards) override;
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
@@ -104,11 +110,11 @@ class RandomJob final : public NodeFacts,
   void Advance() override { MaybeShow(); }
   // The state is `commits`, which goes with the trainer state of rank 0.
   void NodeSendState(int node, uint64_t transfer) override;
-  void NodeStopSending(int node) override { wait_for_state_.erase(node); }
+  void NodeStopSending(int node) override;
   void NodeBeginFetch(int from, uint64_t transfer) override;
   void NodeTakeState(const v1::PeerMessage::State& state) override;
   void NodeTakeRankState(const v1::PeerMessage::RankState& state) override;
-  void NodeEndFetch() override { state_sent_.reset(); }
+  void NodeEndFetch() override { ForgetFetch(); }
 
  private:
   struct Give {
@@ -124,6 +130,8 @@ class RandomJob final : public NodeFacts,
   void ExtendNext();
   std::string StepShown() const;  // the commit of `step`
   void GiveNext();
+  void ForgetFetch();
+  void MaybeCame();
   void FinishRestore();
   bool AwaitsWord() const;  // it may not say yet what is committed, or it cannot
   void SendWaited();
@@ -146,6 +154,9 @@ class RandomJob final : public NodeFacts,
   std::vector<std::string> commits_before_;  // it was sent the state
   std::vector<std::string> commits_sent_;
   std::optional<v1::PeerMessage::State> state_sent_;
+  bool pieces_here_ = false;
+  uint64_t made_in_ = 0;   // the generation of the last commit
+  uint64_t makes_in_ = 0;  // of the one under way
   // Of the attempt:
   bool begun_ = false;
   bool said_values_ = false;
@@ -194,6 +205,9 @@ class NodeWorld {
   void Fail(const std::string& what);
   int Random(int below) { return static_cast<int>(rng_() % static_cast<uint64_t>(below)); }
   void Send(int from, int to, v1::PeerMessage message);
+  // The bytes of slabs, over a stream of their own.
+  void SendPieces(int from, int to, uint64_t transfer);
+  void StopPieces(int from, int to);
   void Added(int node, uint64_t generation, const v1::PeerMessage::Go& go);
   // It has nothing any more of what is committed, until it is sent it.
   void Lose(int node);
@@ -220,6 +234,12 @@ class NodeWorld {
   int came_older() const { return came_older_; }
   // ... and how often with a promise of a step, which others may have made without it.
   int promised_came() const { return promised_came_; }
+  int promised_loads_came() const { return promised_loads_came_; }
+  // ... and how often with a step that it had made, and the others had made anew; how often what had come whole was
+  // told behind the end of its sender's link; and a step was lost with all that had heard of it.
+  int made_came() const { return made_came_; }
+  int pieces_behind_end() const { return pieces_behind_end_; }
+  int decisions_lost() const { return decisions_lost_; }
   int node0_came_older() const { return node0_came_older_; }
   // How often node 0 was sent a state with a step, and a decided step was taken from it that its earlier
   // daemon had decided.
@@ -244,6 +264,7 @@ class NodeWorld {
   void Node0Decides(int64_t step) {
     for (const Node& node : nodes_) decided_by_[step].insert(node.daemon);
     node0_dies_ = options_.daemons_die && !calm() && Random(8) == 0;
+    if (options_.twice && !calm() && !node0_dies_ && Random(6) == 0) CutOffDecision(step);
   }
   // How many daemons of node 0 have ended. A step is decided that was reduced so long ago.
   int life() const { return life_; }
@@ -266,6 +287,11 @@ class NodeWorld {
     enum class Kind { kUp, kMessage, kDown } kind = Kind::kUp;
     v1::PeerMessage message;
   };
+  struct Pieces {
+    int from = 0;
+    uint64_t transfer = 0;
+    bool taken = false;  // by the network's thread, before its link ended
+  };
   struct Node {
     int daemon = 0;  // a number of its own for each
     std::unique_ptr<PeerLinks> links;
@@ -274,11 +300,18 @@ class NodeWorld {
     std::unique_ptr<NodeMember> member;
     std::unique_ptr<RandomJob> cut_off;      // what a machine in its place has kept that was replaced
     std::map<int, std::deque<Event>> comes;  // by sender
+    std::deque<Pieces> pieces;               // all of a state, which have come or come
     std::map<uint64_t, size_t> added;        // by generation: how many sums
   };
   void MakeNode(int node);
   void Start(int node);
-  void Kill(int node);
+  void Kill(int node, bool leaves_nothing = false);
+  // A machine that was cut off, as it has made nothing that no other node has; with what others have made without it.
+  bool MayReturn(int node) const;
+  bool HasOther(int node) const;
+  // A step is decided of which some nodes do not hear, and then those that do are lost.
+  void CutOffDecision(int64_t step);
+  void LoseDecision();
   bool MayKill(int node);
   bool OthersHave(int node) const;    // another node has what it holds
   int Promised(int otherwise) const;  // a node that has promised a step
@@ -286,6 +319,7 @@ class NodeWorld {
   int Casting() const;                // a node that has been sent all of its state; -1: none
   void Turn();
   bool Deliver(int node);
+  void DeliverPieces(int node);
   void Break(int a, int b, bool loses);
   void Make(int a, int b);
   // Whether their jobs are the same, as SameJob has it: one that trains less becomes what the other is.
@@ -322,6 +356,10 @@ class NodeWorld {
   int came_older_ = 0;
   int node0_came_older_ = 0;
   int promised_came_ = 0;
+  int promised_loads_came_ = 0;
+  int made_came_ = 0;
+  int pieces_behind_end_ = 0;
+  int decisions_lost_ = 0;
   int recoveries_ = 0;
   int ended_behind_step_ = 0;
   int extended_ = 0;
@@ -335,8 +373,10 @@ class NodeWorld {
   int parts_made_ = 0;
   bool delivers_begin_ = false;
   bool node0_dies_ = false;
-  int64_t target_ = 0;  // 0: there is trouble still
-  int left_ = 0;        // events
+  int64_t cut_off_step_ = 0;  // that some have not heard of
+  int lost_in_ = 0;           // so many events; 0: it is not
+  int64_t target_ = 0;        // 0: there is trouble still
+  int left_ = 0;              // events
   absl::Notification ended_;
   CoreLoop loop_;  // last: ends first
 };

@@ -47,12 +47,13 @@ class StateSearchTest : public ::testing::Test {
     ASSERT_EQ(search_.Ask(now_), Next::kAsk);
   }
   // What the node that was asked answers, and whether that is too little.
-  bool Lacks(int64_t step, uint64_t version) {
+  bool Lacks(int64_t step, uint64_t version, uint64_t generation = 0) {
     v1::PeerMessage::State state;
     state.set_transfer(search_.transfer());
     state.set_step(step);
     state.set_version(version);
-    return search_.Lacks(search_.from(), state);
+    state.set_version_generation(generation);
+    return search_.Lacks(state);
   }
   Next CheckAfter(absl::Duration time) { return search_.CheckSilence(now_ += time, kSilenceLimit); }
 
@@ -198,6 +199,38 @@ TEST_F(StateSearchTest, AnOlderStateIsEnoughForANewNode0WhoseNodesHaveNoOther) {
   EXPECT_EQ(search_.Ask(now_), Next::kAsk) << "what was said before counts no more";
 }
 
+// A machine that was cut off has made the version, and the others have made it anew without it.
+TEST_F(StateSearchTest, AStateOfAnotherAttemptCountsAsNone) {
+  Lose();
+  v1::PeerMessage::Begin begin = BeginOf(3);
+  begin.set_version_generation(8);
+  EXPECT_EQ(search_.Hear(begin, now_), Next::kWait);
+  EXPECT_TRUE(Lacks(3, 4, 7));
+  EXPECT_TRUE(Lacks(4, 4, 7)) << "a step, where the others have made values";
+  EXPECT_FALSE(Lacks(3, 4, 8));
+  EXPECT_FALSE(Lacks(3, 4)) << "an older daemon does not say";
+  v1::PeerMessage::State state;
+  state.set_step(3);
+  state.set_version(4);
+  state.set_version_generation(8);
+  search_.Takes(state, now_);
+  search_.Came(3, 4);
+  EXPECT_EQ(search_.came().generation, 8u);
+  begin.set_version_generation(9);
+  EXPECT_EQ(search_.Hear(begin, now_), Next::kAsk);
+}
+
+TEST_F(StateSearchTest, WhoIsPassedOverIsToldSoOnce) {
+  Lose();
+  EXPECT_EQ(search_.TakePassedOver(), -1);
+  ASSERT_EQ(CheckAfter(kSilenceLimit), Next::kAsk);
+  EXPECT_EQ(search_.TakePassedOver(), 1);
+  EXPECT_EQ(search_.TakePassedOver(), -1);
+  EXPECT_TRUE(Down(5));
+  ASSERT_EQ(search_.Ask(now_), Next::kAsk);
+  EXPECT_EQ(search_.TakePassedOver(), -1) << "its link has ended";
+}
+
 TEST_F(StateSearchTest, ABeginWithoutTheVersionLeavesTheKnownOne) {
   Lose();
   v1::PeerMessage::Begin begin = BeginOf(3);
@@ -284,7 +317,7 @@ TEST(StateSearchOfReplicas, HasOneSenderAndNoClock) {
   EXPECT_TRUE(search.Awaits(0));
   EXPECT_FALSE(search.IsOfPlace(0) || search.OnDown(0) || search.has_come());
   EXPECT_EQ(search.CheckSilence(absl::InfiniteFuture(), kSilenceLimit), Next::kWait);
-  EXPECT_FALSE(search.Lacks(0, {}));
+  EXPECT_FALSE(search.Lacks({}));
   search.CountFrom(7);
   search.CountFrom(6);
   EXPECT_EQ(search.generation(), 7u);

@@ -15,6 +15,7 @@ namespace {
 
 struct Sent {
   std::atomic<int> messages = 0;
+  std::atomic<int> renewed = 0;
   std::atomic<bool> gone = false;
 };
 
@@ -26,6 +27,8 @@ class Links final : public PeerLinks {
   int nodes() const override { return 2; }
   int protocol_version(int) const override { return 7; }
   bool takes_extensions(int) const override { return false; }
+  bool takes_fetch_ends(int) const override { return false; }
+  void Renew(int) override { ++sent_->renewed; }
   void Send(int, v1::PeerMessage) override { ++sent_->messages; }
   void SendData(int, const v1::PeerData&, absl::string_view, std::function<void(absl::Status)> sent) override {
     sent(absl::OkStatus());
@@ -53,7 +56,10 @@ TEST(LateLinks, AreMadeWhenTheNameIsFreeAndNotBeforeStart) {
     ASSERT_TRUE(testing::PollUntil([&] { return links.protocol_version(0) == 7; }));
     links.Send(0, {});
     EXPECT_FALSE(links.takes_extensions(0));
+    EXPECT_FALSE(links.takes_fetch_ends(0));
+    links.Renew(0);
   }
+  EXPECT_EQ(sent.renewed, 1);
   EXPECT_EQ(sent.messages, 1);
   EXPECT_TRUE(sent.gone);
   EXPECT_EQ(tries, 3);

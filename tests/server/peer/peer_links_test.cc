@@ -167,6 +167,21 @@ TEST(PeerLinksTest, NodeThatComesBackHasItsLinkAgain) {
   }
 }
 
+TEST(PeerLinksTest, ALinkThatIsRenewedEndsAndComesAgain) {
+  Nodes nodes(2);
+  nodes.JoinAll();
+  EXPECT_TRUE(nodes.links[0]->takes_fetch_ends(1) && nodes.links[1]->takes_fetch_ends(0));
+  for (const int renews : {1, 0}) {
+    const int ups = renews == 1 ? 2 : 3;
+    nodes.links[renews]->Renew(1 - renews);
+    for (const int node : {0, 1}) {
+      EXPECT_TRUE(nodes.at(node).Await(1 - node, [ups](const Recorder::Node& seen) {
+        return seen.up && seen.ups == ups;
+      })) << node;
+    }
+  }
+}
+
 TEST(PeerLinksTest, OtherUserIsRefusedAndAsksOn) {
   Nodes nodes(2);
   nodes.Join(0);

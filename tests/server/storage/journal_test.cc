@@ -82,6 +82,15 @@ TEST_F(JournalTest, ATornRecordIsIgnoredAndTheOtherKept) {
   EXPECT_EQ(journal->ReadDecided(1)->trainer_states(0), "one");
 }
 
+TEST_F(JournalTest, NothingDecidedIsReadBackOnceItIsForgotten) {
+  auto journal = *Journal::Create(4096);
+  for (int step = 1; step <= 3; ++step) ASSERT_TRUE(journal->WriteDecided(Record(step, "state")).ok());
+  journal->ForgetDecided();
+  for (int step = 1; step <= 3; ++step) EXPECT_FALSE(journal->ReadDecided(step).ok()) << step;
+  ASSERT_TRUE(journal->WriteDecided(Record(3, "another")).ok());
+  EXPECT_EQ(journal->ReadDecided(3)->trainer_states(0), "another");
+}
+
 TEST_F(JournalTest, ADamagedHeaderIsDataLoss) {
   auto journal = *Journal::Create(4096);
   ASSERT_TRUE(journal->WriteHeader({1, 5, 6}).ok());

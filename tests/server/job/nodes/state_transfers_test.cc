@@ -57,7 +57,7 @@ class StateTransfersTest : public OverNodesTest {
     const auto asked = Sent(v1::PeerMessage::kFetch);
     return asked.empty() ? 0 : asked.back().fetch().transfer();
   }
-  void HearState(uint64_t transfer) {
+  void HearState(uint64_t transfer, uint64_t generation = 0) {
     v1::PeerMessage message;
     message.mutable_rank_state()->set_transfer(transfer);
     message.mutable_rank_state()->set_trainer_state("of node 0");
@@ -65,6 +65,7 @@ class StateTransfersTest : public OverNodesTest {
     message.mutable_state()->set_transfer(transfer);
     message.mutable_state()->set_step(3);
     message.mutable_state()->set_version(4);
+    message.mutable_state()->set_version_generation(generation);
     for (int param = 0; param < params_; ++param) message.mutable_state()->add_step_counts(3);
     Hear(message);
   }
@@ -105,6 +106,8 @@ class StateTransfersTest : public OverNodesTest {
 };
 
 TEST_F(StateTransfersTest, WhoAsksIsSentWhatIsCommitted) {
+  committed_.AgreesOnValues(60);
+  committed_.CommitValues();
   Begin();
   AskForState();
   const auto ranks = Sent(v1::PeerMessage::kRankState);
@@ -113,7 +116,8 @@ TEST_F(StateTransfersTest, WhoAsksIsSentWhatIsCommitted) {
   const auto sent = Sent(v1::PeerMessage::kState);
   ASSERT_EQ(sent.size(), 1u);
   EXPECT_EQ(sent[0].state().transfer(), kTransfer);
-  EXPECT_EQ(sent[0].state().version(), 1u);
+  EXPECT_EQ(sent[0].state().version(), 2u);
+  EXPECT_EQ(sent[0].state().version_generation(), 60u);
   EXPECT_EQ(sent[0].state().step_counts_size(), params_);
 }
 
@@ -201,7 +205,7 @@ TEST_F(StateTransfersTest, ItIsRestoredWhenAllOfItHasCome) {
   BeginBehind();
   writes_[0]();
   Drain();
-  HearState(Asked());
+  HearState(Asked(), /*generation=*/60);
   EXPECT_FALSE(MayRestore());
   const int advanced = job_.advanced;
   HearSlabs(Asked());
@@ -218,6 +222,7 @@ TEST_F(StateTransfersTest, ItIsRestoredWhenAllOfItHasCome) {
       absl::Seconds(60)));
   EXPECT_EQ(committed_.step(), 3);
   EXPECT_EQ(committed_.version(), 4u);
+  EXPECT_EQ(committed_.generation(), 60u);
   EXPECT_EQ(committed_.trainer_states()[0], "of node 0");
   EXPECT_EQ(Sent(v1::PeerMessage::kFetched).size(), 1u);
   EXPECT_FALSE(member_.fetching());

@@ -164,6 +164,7 @@ TEST_F(StepsOverNodesTest, ReplicasMeasureWhatEachOfThemHas) {
 TEST_F(StepsOverNodesTest, ValuesAreCommittedWhenAllNodesHaveAgreed) {
   over_.NodeValuesAgreed();
   EXPECT_EQ(agreed_, 1);
+  EXPECT_EQ(committed_.next_generation(), member_.generation()) << "others may make that version in another one";
 }
 
 class CutStepsOverNodesTest : public StepsOverNodesTest {

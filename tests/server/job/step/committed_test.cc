@@ -102,6 +102,30 @@ TEST_F(CommittedTest, WhatAnotherDaemonHasLeftIsNotLostMeanwhile) {
   EXPECT_EQ(left.Read()->header.epoch, 4u);
 }
 
+TEST_F(CommittedTest, AVersionSaysInWhichAttemptItWasMade) {
+  const TakeUpLog& left = KeepIn(*TakeUpLog::Create({.place_bytes = 4096, .ranks = 2}));
+  committed_->AgreesOnValues(60);
+  EXPECT_EQ(committed_->generation(), 0u) << "it is not committed yet";
+  committed_->CommitValues();
+  EXPECT_EQ(committed_->generation(), 60u);
+  EXPECT_EQ(left.Read()->facts.generation(), 60u);
+  v1::DecidedStepRecord record;
+  record.set_step(1);
+  record.set_generation(70);
+  ASSERT_TRUE(committed_->Decide(record).ok());
+  EXPECT_EQ(committed_->next_generation(), 70u);
+  committed_->CommitStep({true, true}, {"a", "b"});
+  EXPECT_EQ(committed_->generation(), 70u);
+  committed_->CommitTrainerStates();
+  EXPECT_EQ(left.Read()->facts.generation(), 70u);
+  EXPECT_TRUE(journal_->ReadDecided(1).ok());
+  committed_->Lose();
+  EXPECT_EQ(committed_->generation(), 0u);
+  EXPECT_FALSE(journal_->ReadDecided(1).ok()) << "a step of that number may come that was decided in another attempt";
+  committed_->Restore(7, 9, {7, 6}, {"c", "d"}, /*generation=*/80);
+  EXPECT_EQ(left.Read()->facts.generation(), 80u);
+}
+
 TEST_F(CommittedTest, SharedCountsNeverChange) {
   committed_->CommitStep({true, false}, {"a", "b"});
   const auto shared = committed_->ShareStepCounts();
@@ -147,8 +171,10 @@ TEST_F(CommittedTest, ASuccessorBeginsWhereTheOtherWas) {
   facts.step = 2;
   facts.step_counts = {2, 1};
   facts.trainer_states = {"a", "b"};
+  facts.generation = 50;
   committed_->TakeOver(facts);
   EXPECT_EQ(committed_->step_counts()[1], 1);
+  EXPECT_EQ(committed_->generation(), 50u);
   ExpectHeaderSaysTheSame();
 }
 

@@ -189,6 +189,77 @@ TEST_F(JobRowsLost, Node0IsSentItsPartByItsPlacesNode) { ExpectRestored({0}); }
 TEST_F(JobRowsLost, ARowThatIsLostAsAWholeIsSentItsParts) { ExpectRestored({0, 1}); }
 TEST_F(JobRowsLost, NodesOfTwoRowsAreSentEachOthersParts) { ExpectRestored({0, 3}); }
 
+class JobRowsCutOff : public JobRowsLost {
+ protected:
+  // All ranks write the whole model; `commits`: who asks to commit that.
+  void Load(float value, const std::vector<int>& commits) {
+    v1::Command command;
+    command.mutable_enter_full_params()->set_writeback(true);
+    for (int node = 0; node < count(); ++node) Send(node, command);
+    for (int node = 0; node < count(); ++node) {
+      ASSERT_TRUE(testing::PollUntil([&] { return StreamOf(node).FullParams().number() == 1; }, kPatience)) << node;
+    }
+    for (int node = 0; node < count(); ++node) WriteWhole(node, value);
+    for (const int node : commits) CommitParameters(node);
+  }
+  // What a machine keeps of the node, which has promised values.
+  void Keep(int node) {
+    ASSERT_TRUE(Until([&] { return job(node).nodes().promised(); })) << Why(node);
+    OnLoop([&] {
+      const Committed& committed = job(node).committed();
+      facts_.epoch = committed.epoch() + 1;
+      facts_.version = committed.version();
+      facts_.step = committed.step();
+      facts_.step_counts = committed.step_counts();
+      facts_.trainer_states = committed.trainer_states();
+      facts_.generation = committed.generation();
+      v1::PromisedValuesRecord& promised = facts_.promised_values.emplace();
+      promised.set_generation(job(node).nodes().generation());
+      promised.set_version(facts_.version + 1);
+      for (const int64_t count : facts_.step_counts) promised.add_step_counts(count);
+      kept_ = Held(node);
+    });
+  }
+  // The machine is there again, in the place of the daemon that it was replaced by.
+  void ComeBack(int node) {
+    Kill(node);
+    before_open_ = [this, node](JobCore::Init* init) {
+      std::copy(kept_.begin(), kept_.end(), init->memory->shards()->At(128 * (node % 2)));
+      init->committed = facts_;
+      NodeLeft& left = init->nodes->left.emplace();
+      left.promised_in = facts_.promised_values->generation();
+      left.promised_values = true;
+    };
+    OpenAgain(node);
+    before_open_ = nullptr;
+  }
+  CommittedFacts facts_;
+  std::string kept_;
+};
+
+// Node 0's daemon is another one by then, which knows of the values by what the other nodes say.
+TEST_F(JobRowsCutOff, AMachineThatPromisedOtherValuesIsSentTheOnesMade) {
+  Begin();
+  TrainsTo(1);
+  ASSERT_NO_FATAL_FAILURE(Load(100, /*commits=*/{3}));
+  ASSERT_NO_FATAL_FAILURE(Keep(3));
+  ASSERT_NO_FATAL_FAILURE(Replace({3}));
+  ASSERT_TRUE(IsRestored(3, 2));
+  for (int node = 0; node < 4; ++node) Attach(node);
+  ASSERT_NO_FATAL_FAILURE(Load(200, /*commits=*/{0, 1, 2, 3}));
+  for (int node = 0; node < 4; ++node) {
+    ASSERT_TRUE(Until([&] { return job(node).committed().version() == 3; })) << node << Why(node);
+  }
+  ASSERT_NO_FATAL_FAILURE(Replace({0}));
+  ASSERT_TRUE(IsRestored(0, 3));
+  ASSERT_NO_FATAL_FAILURE(ComeBack(3));
+  ASSERT_TRUE(IsRestored(3, 3));
+  EXPECT_NE(Held(3), kept_);
+  EXPECT_EQ(Held(3), Held(1));
+  for (int node = 0; node < 4; ++node) Attach(node);
+  for (int node = 0; node < 4; ++node) EXPECT_EQ(Model(node)[40], 240) << node;
+}
+
 class JobThreeRowsLost : public JobRowsLost {
  protected:
   JobThreeRowsLost() : JobRowsLost(6) {}
@@ -209,17 +280,36 @@ TEST_F(JobThreeRowsLost, ASilentSenderIsPassedOver) {
   Begin();
   TrainsTo(1);
   std::atomic<int> unheard = 0;
+  std::atomic<int> ended = 0;
   wire_.Drop([&](int to, const v1::PeerMessage& message) {
     const bool drops = to == 1 && message.has_fetch();
-    unheard += drops ? 1 : 0;
+    (drops && message.fetch().transfer() == 0 ? ended : unheard) += drops ? 1 : 0;
     return drops;
   });
   ASSERT_NO_FATAL_FAILURE(Replace({3}));
   EXPECT_TRUE(testing::PollUntil([&] { return unheard > 0; }, kPatience));
   OnLoop([&] { job(3).CheckSilence(MonotonicNow() + absl::Minutes(3)); });
   EXPECT_TRUE(IsRestored(3, 2));
+  EXPECT_EQ(ended, 1) << "it would send it all, beside the other";
   wire_.Drop(nullptr);
   GoesOnTo(3);
+}
+
+// Who sends trains less, too, and is about to become what the others are: its links end with that.
+TEST_F(JobRowsLost, ANodeThatIsSentItsStateBecomesWhatOthersAre) {
+  Begin();
+  TrainsTo(1);
+  wire_.Drop([&](int to, const v1::PeerMessage& message) { return to == 3 && message.has_state(); });
+  ASSERT_NO_FATAL_FAILURE(Replace({3}));
+  ASSERT_TRUE(Until([&] { return job(3).nodes().fetching(); }));
+  int built = 0;
+  OnLoop([&] {
+    auto extension = std::make_shared<Extension>();
+    extension->what = "parameter \"f\"";
+    job(3).Widen(extension, /*as=*/0, [&](const auto&, const auto&) { ++built; });
+    EXPECT_EQ(built, 1);
+  });
+  wire_.Drop(nullptr);
 }
 
 // With it goes what all have: the job ends, and says where it was.
