@@ -7,6 +7,7 @@
 #include "common/plan/node_part.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/node_member.h"
+#include "server/multinode/other_attempts.h"
 
 namespace shardd {
 
@@ -202,7 +203,7 @@ bool NodeMember::AgreesOnPromised(const v1::PeerMessage::Begin& begin) const {
   }
   // Who was cut off with a promise, and replaced meanwhile, may meet others that have made another version without it.
   const uint64_t agreed_in = begin.version_generation() != 0 ? begin.version_generation() : begin.agreed_generation();
-  if (agreed_in != 0 && agreed_in != generation_) return false;
+  if (agreed_in != 0 && agreed_in != generation_ && OthersMayGoOn(*plan_)) return false;
   return begin.version() == 0 ? begin.agreed_generation() == generation_ : begin.version() == facts_->NodeVersion() + 1;
 }
 
@@ -213,10 +214,10 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
   // with other sums or values. An older daemon does not say in which it was made.
   const auto differ = [](uint64_t one, uint64_t other) { return one != 0 && other != 0 && one != other; };
   const uint64_t decided_in = begin.decided().generation();
-  const bool made_another =
-      (decided_.step() == begin.decided_step() && facts_->NodeStep() == begin.decided_step() &&
-       differ(decided_.generation(), decided_in)) ||
-      (begin.version() == facts_->NodeVersion() && differ(facts_->NodeVersionGeneration(), begin.version_generation()));
+  const bool made_another = (decided_.step() == begin.decided_step() && facts_->NodeStep() == begin.decided_step() &&
+                             differ(decided_.generation(), decided_in)) ||
+                            (OthersMayGoOn(*plan_) && begin.version() == facts_->NodeVersion() &&
+                             differ(facts_->NodeVersionGeneration(), begin.version_generation()));
   const auto makes_promised = [&] {
     return promised_ && !promised_values_ && begin.has_decided() && begin.decided_step() == facts_->NodeStep() + 1 &&
            (begin.version() == 0 || begin.version() == facts_->NodeVersion() + 1) && !differ(decided_in, generation_);

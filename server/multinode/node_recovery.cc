@@ -10,6 +10,7 @@
 #include "common/plan/node_part.h"
 #include "common/shm/ring.h"
 #include "server/multinode/node_coordinator.h"
+#include "server/multinode/other_attempts.h"
 
 namespace shardd {
 namespace {
@@ -27,7 +28,9 @@ bool IsEarlier(const v1::PeerMessage::Holds& one, const v1::PeerMessage::Holds& 
   if (!known || one.version() != other.version()) {
     return known ? one.version() < other.version() : IsBehind(one, other);
   }
-  return one.version_generation() > 0 && one.version_generation() < other.version_generation();
+  // Records of earlier builds do not say in which attempt they were made.
+  if (one.version_generation() == 0 || other.version_generation() == 0) return one.step() < other.step();
+  return one.version_generation() < other.version_generation();
 }
 
 // It has made the version in another attempt, without the others, who have made it anew.
@@ -128,7 +131,7 @@ void NodeCoordinator::OnHolds(int node, const v1::PeerMessage::Holds& holds) {
   Node& from = nodes_[static_cast<size_t>(node)];
   const bool again = from.holds.has_value();
   from.holds = holds;
-  const bool of_another = initialized_ && IsOfAnother(holds, Version(), version_generation_);
+  const bool of_another = initialized_ && OthersMayGoOn(*plan_) && IsOfAnother(holds, Version(), version_generation_);
   from.has_state = holds.initialized() && !of_another;  // else it is sent the state
   if (again) {
     if (!of_another) OnHeld(node, holds.step());
@@ -219,9 +222,10 @@ void NodeCoordinator::MaybeRecover() {
   const bool begins = source_ < 0 && Unheard() < 0;
   if (begins) {
     const v1::PeerMessage::Holds& of = *nodes_[static_cast<size_t>(latest)].holds;
-    if (auto& own = nodes_[0].holds; own.has_value() && own->promised_version() > 0 && latest != 0 &&
-                                     of.version() == own->promised_version() && of.step() == own->step() &&
-                                     (of.version_generation() == 0 || of.version_generation() == own->generation())) {
+    if (auto& own = nodes_[0].holds;
+        own.has_value() && own->promised_version() > 0 && latest != 0 && of.version() == own->promised_version() &&
+        of.step() == own->step() &&
+        (of.version_generation() == 0 || of.version_generation() == own->generation() || !OthersMayGoOn(*plan_))) {
       own->set_version(own->promised_version());  // as another node has heard, all have agreed on what it promised
       own->set_version_generation(of.version_generation());
       latest = 0;
@@ -270,7 +274,7 @@ void NodeCoordinator::Recovered(int64_t step) {
                        : holds.version() - static_cast<uint64_t>(holds.step());
   version_generation_ = holds.version_generation();
   const auto is_of_another = [&](const v1::PeerMessage::Holds& of) {
-    return IsOfAnother(of, holds.version(), version_generation_);
+    return OthersMayGoOn(*plan_) && IsOfAnother(of, holds.version(), version_generation_);
   };
   decided_ = holds.decided();
   for (const Node& node : nodes_) {  // who was sent the step may not know it

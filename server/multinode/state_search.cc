@@ -136,7 +136,9 @@ bool StateSearch::IsStale(const v1::PeerMessage::State& state) const {
 bool StateSearch::IsLess(const State& state) const {
   if (state.version == 0 || version_ == 0) return state.version == 0 || state.step < step_;
   if (state.version != version_) return state.version < version_;
-  return state.generation != 0 && version_generation_ != 0 && state.generation != version_generation_;
+  // Records of earlier builds do not say in which attempt they were made.
+  if (state.generation == 0 || version_generation_ == 0) return state.step < step_;
+  return state.generation != version_generation_;
 }
 
 // It has lost its own; or its custodian has kept one of before it was cut off and replaced.
@@ -163,9 +165,10 @@ void StateSearch::Comes(absl::Time now) {
   silent_.clear();
 }
 
-void StateSearch::Came(int64_t step, uint64_t version) {
+void StateSearch::Came(int64_t step, uint64_t version, uint64_t generation) {
   all_here_ = true;
-  came_ = {true, step, version, came_.generation};
+  if (generation == 0 && version == version_) generation = version_generation_;
+  came_ = {true, step, version, generation};
 }
 
 std::string StateSearch::Text() const {

@@ -70,9 +70,9 @@ class StateSearch {
   void Takes(const v1::PeerMessage::State& state, absl::Time now);
   // More of it has come.
   void Comes(absl::Time now);
-  // All of it has come, which is of this step and version. Of rows, it counts as what the node has from here on, and
-  // needs nobody any more.
-  void Came(int64_t step, uint64_t version);
+  // All of it has come, which is of this step and version, made in that attempt (0: its sender does not say). Of rows,
+  // it counts as what the node has from here on, and needs nobody any more.
+  void Came(int64_t step, uint64_t version, uint64_t generation = 0);
 
   bool under_way() const { return under_way_; }
   // Which node was asked; -1: none of those that may have it has a link.

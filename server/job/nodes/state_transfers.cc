@@ -176,7 +176,8 @@ void StateTransfers::NodeTakeState(const v1::PeerMessage::State& state) {
 
 void StateTransfers::MaybeCame() {
   if (!MayRestore()) return;
-  use_.member->search()->Came(fetch_->state().step(), fetch_->state().version());
+  const v1::PeerMessage::State& state = fetch_->state();
+  use_.member->search()->Came(state.step(), state.version(), state.version_generation());
   use_.member->StateCame();
 }
 

@@ -167,6 +167,10 @@ void Committed::Lose() {
   SetStepCounts(std::vector<int64_t>(step_counts_->size(), 0));
   trainer_states_.assign(trainer_states_.size(), "");
   WriteHeader(Changed::kFacts);
+  // A step of a number that was, of another attempt, has not begun here.
+  for (size_t rank = 0; logs_ && rank < trainer_states_.size(); ++rank) {
+    log_->update(static_cast<int>(rank)).Begin(/*step=*/0);
+  }
   journal_->ForgetDecided();
 }
 

@@ -72,7 +72,7 @@ class NodeMemberSearchTest : public ::testing::Test,
       decided_.clear();
       asked_.clear();
       agreed_ = 0;
-      NodeMember member(plan_, /*node=*/3, &loop_, &links_, events_, this);
+      NodeMember member(behind_plan_, /*node=*/3, &loop_, &links_, events_, this);
       aborted_ = &member;
       member.TakeUp(left);
       member.Start({this, this, this, this});
@@ -147,6 +147,7 @@ class NodeMemberSearchTest : public ::testing::Test,
   const std::shared_ptr<const ShardPlan> plan_ = testing::NodesPlan(/*nodes=*/6, false, /*cut=*/true, /*row=*/2);
   const std::shared_ptr<NodeEvents> events_ =
       std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&, bool) { return absl::OkStatus(); });
+  std::shared_ptr<const ShardPlan> behind_plan_ = plan_;  // of who goes on with what is left
   NodeMember member_{plan_,
                      /*node=*/3, &loop_, &links_, events_, this};
   uint64_t generation_ = 7;
@@ -188,6 +189,19 @@ TEST_F(NodeMemberSearchTest, APromiseMakesTheValuesOfItsOwnAttemptAlone) {
     EXPECT_EQ(agreed_, agreed_in == 8 ? 0 : 1) << "0: an older daemon does not say";
     EXPECT_EQ(asked_.size(), agreed_in == 8 ? 1u : 0u) << "it is sent the state";
   }
+}
+
+// Nobody has made another there; it was promised in one attempt, and said in the next.
+TEST_F(NodeMemberSearchTest, WherePartsExistOnceAttemptsOfValuesAreNotCompared) {
+  behind_plan_ = testing::NodesPlan(/*nodes=*/6, false, /*cut=*/true);
+  NodeLeft left;
+  left.promised_in = 7;
+  left.promised_values = true;
+  version_ = 4;
+  HearAgreedBehind(left, /*version=*/5, /*agreed_in=*/8);
+  EXPECT_EQ(agreed_, 1);
+  EXPECT_THAT(asked_, IsEmpty());
+  EXPECT_THAT(closed_, IsEmpty());
 }
 
 TEST_F(NodeMemberSearchTest, AVersionThatWasMadeInAnotherAttemptIsSentAnew) {

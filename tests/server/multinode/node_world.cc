@@ -538,7 +538,7 @@ void RandomJob::PiecesCame(int from, uint64_t transfer) {
 
 void RandomJob::MaybeCame() {
   if (!state_sent_.has_value() || !pieces_here_ || !member->fetching()) return;
-  member->search()->Came(state_sent_->step(), state_sent_->version());
+  member->search()->Came(state_sent_->step(), state_sent_->version(), state_sent_->version_generation());
   member->StateCame();
 }
 

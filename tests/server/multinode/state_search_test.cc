@@ -267,6 +267,23 @@ TEST_F(StateSearchTest, Node0ThatKnowsOfNoneLeavesTheAskedAlone) {
   EXPECT_FALSE(search_.wanted());
 }
 
+TEST_F(StateSearchTest, WhatComesBehindItsSendersLinkKeepsItsAttempt) {
+  Lose();
+  EXPECT_FALSE(Lacks(3, 4, 70));
+  EXPECT_TRUE(Down(1));
+  Down(5);
+  EXPECT_EQ(search_.Ask(now_), Next::kWait);
+  search_.Came(3, 4, 70);
+  EXPECT_EQ(search_.came().generation, 70u);
+}
+
+TEST_F(StateSearchTest, StepsAreComparedWhereAnAttemptIsNotKnown) {
+  v1::PeerMessage::Begin begin = BeginOf(9);
+  search_.Begin(/*sender=*/0, begin);
+  ASSERT_EQ(search_.Ask(now_), Next::kAsk);
+  EXPECT_TRUE(Lacks(8, 10)) << "the others made another version 10";
+}
+
 TEST_F(StateSearchTest, ASearchThatBeginsAnewForgetsTheOneBefore) {
   Lose();
   search_.Came(3, 4);

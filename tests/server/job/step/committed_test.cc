@@ -119,7 +119,9 @@ TEST_F(CommittedTest, AVersionSaysInWhichAttemptItWasMade) {
   committed_->CommitTrainerStates();
   EXPECT_EQ(left.Read()->facts.generation(), 70u);
   EXPECT_TRUE(journal_->ReadDecided(1).ok());
+  left.update(1).Begin(/*step=*/1);
   committed_->Lose();
+  EXPECT_FALSE(left.update(1).is_of(1)) << "of such a step nothing is made here";
   EXPECT_EQ(committed_->generation(), 0u);
   EXPECT_FALSE(journal_->ReadDecided(1).ok()) << "a step of that number may come that was decided in another attempt";
   committed_->Restore(7, 9, {7, 6}, {"c", "d"}, /*generation=*/80);
