@@ -90,6 +90,7 @@ def torn_save(folder: str) -> dict[str, Any]:
     train(model, optimizer, range(1))
     save_safetensors(model, folder, max_shard_bytes=3000)
     out: dict[str, Any] = {"first": whole(model.state_dict()), "files": [sorted(os.listdir(folder))], "read": []}
+    dist.barrier()
     train(model, optimizer, range(1, 2))
     theirs = os.replace
     for renames in range(len(out["files"][0])):
@@ -105,6 +106,7 @@ def torn_save(folder: str) -> dict[str, Any]:
     for _ in range(2):
         save_safetensors(model, folder, max_shard_bytes=3000)
         out["files"].append(sorted(os.listdir(folder)))
+        dist.barrier()  # the next save makes files
     out["last"] = whole(model.state_dict())
     out["read"].append(read_whole(folder))
     out["counters"] = counts("shardd", model)
