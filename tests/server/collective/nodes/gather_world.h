@@ -19,7 +19,7 @@
 #include "server/collective/nodes/links/peer_gather.h"
 #include "server/job/wait.h"
 #include "server/peer/peer_network.h"
-#include "tests/common/plan/spec_builder.h"
+#include "tests/common/plan/node_specs.h"
 #include "tests/server/collective/nodes/fake_links.h"
 #include "tests/server/collective/nodes/gather_gpus.h"
 #include "tests/testing/float8_reference.h"
@@ -39,9 +39,7 @@ inline v1::JobSpec GatherSpec(int nodes, v1::Layout layout, DType param_dtype, i
   b.config().set_layout(layout);
   b.config().mutable_mixed_precision()->set_param_dtype(param_dtype);
   b.config().mutable_mixed_precision()->set_float8_gathers(float8);
-  for (int node = 0; node < nodes; ++node) {
-    b.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7000"));
-  }
+  AddNodes(&b, nodes);
   b.Param(0, "w", {37});
   b.Param(0, "ids", {41}, {.dtype = v1::DTYPE_INT64, .requires_grad = false});
   const int block = b.AddSharded(0, "block");
