@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "tests/server/job/job_core_fixture.h"
+#include "tests/server/job/passes_fixture.h"
 #include "tests/testing/process.h"
 
 namespace shardd {
@@ -18,24 +18,14 @@ SpecBuilder TrainersWrite() {
   return builder;
 }
 
-class HandInTest : public JobCoreTest {
+class HandInTest : public PassesTest {
  protected:
-  explicit HandInTest(const SpecBuilder& builder = TrainersWrite()) : JobCoreTest(builder) {}
+  explicit HandInTest(const SpecBuilder& builder = TrainersWrite()) : PassesTest(builder) {}
 
   void Enter(int rank, bool stepped = false) {
     v1::Command command;
     command.mutable_enter_pass()->set_stepped(stepped);
     command.mutable_enter_pass()->set_trainer_state(absl::StrCat("state ", rank, " of step ", committed() + 1));
-    Send(rank, command);
-  }
-  void Leave(int rank) {
-    v1::Command command;
-    command.mutable_leave_pass();
-    Send(rank, command);
-  }
-  void Ask(int rank) {
-    v1::Command command;
-    command.mutable_hand_in();
     Send(rank, command);
   }
   void UnshardForward(int rank) {
@@ -47,11 +37,6 @@ class HandInTest : public JobCoreTest {
   }
   uint64_t Passes(int rank) { return Word(rank, &DaemonPage::passes); }
   uint64_t HandIns(int rank) { return Word(rank, &DaemonPage::hand_ins); }
-  uint64_t version() {
-    uint64_t result = 0;
-    OnLoop([&] { result = job_->committed().version(); });
-    return result;
-  }
   // Both ranks write `value` into the parameter, as a step of their own, and enter the next pass.
   void StepTo(float value) {
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -95,18 +80,6 @@ class HandInTest : public JobCoreTest {
   void Write(float value) { std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value); }
   uint64_t seen_ = 0;  // hand-ins of this epoch
   uint64_t tries_ = 1000;
-
- private:
-  uint64_t Word(int rank, TimelineWord DaemonPage::*word) {
-    uint64_t result = 0;
-    const auto read = [&] {
-      if (Session* session = job_->sessions()[rank].get(); session != nullptr) {
-        result = TimelineSequence((session->memory()->daemon_page->At<DaemonPage>(0)->*word).load());
-      }
-    };
-    loop_.InLoop() ? read() : OnLoop(read);
-    return result;
-  }
 };
 
 TEST_F(HandInTest, PassBeginsForAllWhenTheLastHasEntered) {

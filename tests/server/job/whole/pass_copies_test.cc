@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "gmock/gmock.h"
-#include "tests/server/job/job_core_fixture.h"
+#include "tests/server/job/passes_fixture.h"
 
 namespace shardd {
 namespace {
@@ -24,25 +24,15 @@ SpecBuilder PassCopies(int keep_every, v1::OptimizerKind kind = v1::OPTIMIZER_KI
   return builder;
 }
 
-class PassCopiesTest : public JobCoreTest {
+class PassCopiesTest : public PassesTest {
  protected:
   explicit PassCopiesTest(const SpecBuilder& builder = PassCopies(1), bool outlives_daemon = false)
-      : JobCoreTest(builder, /*shared_copier=*/nullptr, /*place=*/{}, /*collective=*/nullptr, outlives_daemon) {}
+      : PassesTest(builder, /*shared_copier=*/nullptr, /*place=*/{}, /*collective=*/nullptr, outlives_daemon) {}
 
   void Enter(int rank, bool stepped = false) {
     v1::Command command;
     command.mutable_enter_pass()->set_stepped(stepped);
     if (stepped) command.mutable_enter_pass()->set_trainer_state(absl::StrCat("step ", committed() + 1));
-    Send(rank, command);
-  }
-  void Leave(int rank) {
-    v1::Command command;
-    command.mutable_leave_pass();
-    Send(rank, command);
-  }
-  void Ask(int rank) {
-    v1::Command command;
-    command.mutable_hand_in();
     Send(rank, command);
   }
   void Pass(bool stepped = false) {
@@ -54,27 +44,12 @@ class PassCopiesTest : public JobCoreTest {
   void LeaveAll() {
     for (int rank = 0; rank < kRanks; ++rank) Leave(rank);
   }
-  uint64_t Word(int rank, TimelineWord DaemonPage::*word) {
-    uint64_t result = 0;
-    const auto read = [&] {
-      if (Session* session = job_->sessions()[rank].get(); session != nullptr) {
-        result = TimelineSequence((session->memory()->daemon_page->At<DaemonPage>(0)->*word).load());
-      }
-    };
-    loop_.InLoop() ? read() : OnLoop(read);
-    return result;
-  }
   virtual void Store(float value) {
     std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value);
     if (job_->memory().optimizer() != nullptr) std::fill_n(SlabAt<float>(job_->memory().optimizer(), 0), 64, -value);
   }
   float read() { return *SlabAt<float>(job_->memory().parameters(), 0); }
   float state() { return *SlabAt<float>(job_->memory().optimizer(), 0); }
-  uint64_t version() {
-    uint64_t result = 0;
-    OnLoop([&] { result = job_->committed().version(); });
-    return result;
-  }
   void Lose(int rank) {
     OnLoop([&] { job_->SessionLost(rank, "its process ended"); });
   }
@@ -82,13 +57,7 @@ class PassCopiesTest : public JobCoreTest {
     auto session = Session::Create(plan_, ++sessions_made_, rank, epoch(), place_);
     if (session.ok()) (*session)->peer.pid = getpid();
     EXPECT_TRUE(session.ok()) << session.status();
-    streams_[rank] = std::make_shared<Events>();
-    absl::Status status;
-    OnLoop([&] {
-      Session* added = session->get();
-      status = job_->AddSession(*std::move(session));
-      if (status.ok()) job_->SessionLive(added, streams_[rank]);
-    });
+    const absl::Status status = AddSession(*std::move(session));
     EXPECT_TRUE(status.ok() || absl::IsAborted(status)) << status;
     return status.ok();
   }

@@ -78,14 +78,7 @@ class Renew : private RenewMemory, public JobCoreTest, public ::testing::WithPar
     EXPECT_TRUE(session.ok()) << session.status();
     (*session)->peer.pid = pid_;
     (*session)->peer.uid = getuid();
-    streams_[rank] = std::make_shared<Events>();
-    absl::Status status;
-    OnLoop([&] {
-      Session* added = session->get();
-      status = job_->AddSession(*std::move(session));
-      if (status.ok()) job_->SessionLive(added, streams_[rank]);
-    });
-    return status;
+    return AddSession(*std::move(session));
   }
   // All ranks, each by this process, as often as it takes.
   absl::Status AttachAll() {

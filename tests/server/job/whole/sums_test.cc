@@ -69,14 +69,7 @@ class SumsTest : public JobCoreTest {
   absl::Status TryAttach(int rank) {
     auto session = Session::Create(plan_, ++sessions_made_, rank, epoch(), place_);
     if (session.ok()) (*session)->peer = {.uid = getuid(), .gid = 0, .pid = getpid()};
-    absl::Status status = session.status();
-    OnLoop([&] {
-      streams_[rank] = std::make_shared<Events>();
-      Session* added = session->get();
-      status = job_->AddSession(*std::move(session));
-      if (status.ok()) job_->SessionLive(added, streams_[rank]);
-    });
-    return status;
+    return session.ok() ? AddSession(*std::move(session)) : session.status();
   }
   float Gradient(int64_t i) { return SlabAt<float>(job_->memory().gradients(), 0)[i]; }
 
