@@ -204,6 +204,21 @@ class JobCoreTest : public JobLoopTest {
       }
     });
   }
+  // The rank's session is of a process, which has this number as far as the daemon knows.
+  void SetProcess(int rank, pid_t pid, UniqueFd descriptor) {
+    OnLoop([&] {
+      Session* const session = job_->sessions()[rank].get();
+      session->peer.pid = pid;
+      session->pidfd.reset();
+      job_->WatchProcess(session, std::move(descriptor));
+    });
+  }
+  // Behind the end of an epoch, before any step.
+  void AttachAllAndTrainAStep() {
+    for (int rank = 0; rank < kRanks; ++rank) Attach(rank);
+    for (int rank = 0; rank < kRanks; ++rank) Train(rank);
+    ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
+  }
   // Gradients of 1, one backward, and Step.
   void Train(int rank) {
     Backward(rank);

@@ -156,11 +156,7 @@ TEST_F(HeldTest, IsDroppedForItsSuccessorWithWhatItGave) {
   OnLoop([&] { job_->SessionLost(0, "its process ended", /*replaced=*/true); });
   EXPECT_EQ(epoch(), 2u);
   EXPECT_NE(streams_[1]->Aborted().message().find("rank 0 was replaced"), std::string::npos);
-  Attach(0);
-  Attach(1);
-  Train(0);
-  Train(1);
-  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
+  ASSERT_NO_FATAL_FAILURE(AttachAllAndTrainAStep());
   EXPECT_EQ(value(), -0.5f) << "one gradient of each rank";
 }
 

@@ -1,11 +1,11 @@
 // Passes and what ranks hand in between them: who waits for whom, what becomes a version, and what a death leaves.
 
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "tests/server/job/passes_fixture.h"
+#include "tests/server/job/trainer_process.h"
 #include "tests/testing/process.h"
 
 namespace shardd {
@@ -55,14 +55,6 @@ class HandInTest : public PassesTest {
       Leave(rank);
     }
   }
-  // The rank's process is `process`.
-  void HoldBy(int rank, const testing::Child& process) {
-    OnLoop([&] {
-      job_->sessions()[rank].get()->peer.pid = process.pid();
-      job_->WatchProcess(job_->sessions()[rank].get(),
-                         UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, process.pid(), 0))));
-    });
-  }
   // As a library of this process asks, which stores no more of what it stored before.
   absl::Status TryToAttach(int rank) {
     auto session = Session::Create(plan_, ++tries_, rank, epoch());
@@ -74,7 +66,7 @@ class HandInTest : public PassesTest {
   void Die(int rank) {
     const uint64_t before = epoch();
     const testing::Child process([] { return 0; });
-    HoldBy(rank, process);
+    SetProcess(rank, process.pid(), DescriptorOf(process.pid()));
     ASSERT_TRUE(Until([&] { return job_->committed().epoch() == before + 1; }));
   }
   void Write(float value) { std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value); }
@@ -203,7 +195,7 @@ TEST_F(HandInTest, NothingGoesBackWhileAnotherThatHandsInLives) {
   Ask(1);
   ASSERT_TRUE(Until([&] { return HandIns(0) == 2 && HandIns(1) == 2; }));
   testing::Child survivor([] { return pause(); });
-  HoldBy(0, survivor);
+  SetProcess(0, survivor.pid(), DescriptorOf(survivor.pid()));
   Die(1);
   const absl::Status refused = TryToAttach(1);
   EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);

@@ -1,14 +1,12 @@
 // Passes that read copies: trainers store at any time, every pass is a version, and an abort goes back to the snapshot.
 
-#include <signal.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "gmock/gmock.h"
 #include "tests/server/job/passes_fixture.h"
+#include "tests/server/job/trainer_process.h"
 
 namespace shardd {
 namespace {
@@ -196,15 +194,8 @@ TEST_F(PassCopiesTest, NothingIsCopiedBackWhileARankMayStillStore) {
 
 // It may be stopped, and go on when the others train again.
 TEST_F(PassCopiesTest, WhoIsReplacedIsKilledBeforeAnythingIsCopiedBack) {
-  const pid_t child = fork();
-  if (child == 0) {
-    pause();
-    _exit(0);
-  }
-  OnLoop([&] {
-    job_->sessions()[0].get()->peer.pid = child;
-    job_->WatchProcess(job_->sessions()[0].get(), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child, 0))));
-  });
+  TrainerProcess process;
+  SetProcess(0, process.pid(), process.Descriptor());
   Store(5);
   Pass();
   Lose(1);
@@ -216,30 +207,21 @@ TEST_F(PassCopiesTest, WhoIsReplacedIsKilledBeforeAnythingIsCopiedBack) {
   for (int rank = 0; rank < kRanks; ++rank) {
     const absl::Status status = may_attach(rank, /*replace=*/false);
     EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
-    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(absl::StrCat("rank 0 (pid ", child, ")")));
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(absl::StrCat("rank 0 (pid ", process.pid(), ")")));
   }
   Store(9);
   EXPECT_EQ(may_attach(1, /*replace=*/true).code(), absl::StatusCode::kAborted) << "rank 0 is not who is replaced";
-  int status = 0;
-  EXPECT_EQ(waitpid(child, &status, WNOHANG), 0);
+  EXPECT_TRUE(process.Lives());
   (void)may_attach(0, /*replace=*/true);
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  EXPECT_TRUE(process.WasKilled());
   AttachAll();
   EXPECT_EQ(value(), 5);
 }
 
 // A daemon in a PID namespace of its own: all processes are 0, and only their descriptors tell them apart.
 TEST_F(PassCopiesTest, WithoutPidsAReplacedProcessEndsBeforeValuesGoBack) {
-  const pid_t child = fork();
-  if (child == 0) {
-    pause();
-    _exit(0);
-  }
-  OnLoop([&] {
-    job_->sessions()[0].get()->peer.pid = 0;
-    job_->WatchProcess(job_->sessions()[0].get(), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child, 0))));
-  });
+  TrainerProcess process;
+  SetProcess(0, /*pid=*/0, process.Descriptor());
   Store(5);
   Pass();
   Lose(1);
@@ -249,9 +231,8 @@ TEST_F(PassCopiesTest, WithoutPidsAReplacedProcessEndsBeforeValuesGoBack) {
   }
   EXPECT_THAT(std::string(refused.message()),
               ::testing::HasSubstr(absl::StrCat("the process of rank 1 (pid ", getpid(), ") lives")));
-  int status = 0;
-  EXPECT_EQ(waitpid(child, &status, WNOHANG), child) << "it could still store";
-  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  EXPECT_FALSE(process.Lives()) << "it could still store";
+  EXPECT_TRUE(process.WasKilled());
   AttachAll();
   EXPECT_EQ(value(), 5);
 }
