@@ -3,7 +3,6 @@
 
 #include <signal.h>
 
-#include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
@@ -19,7 +18,6 @@ namespace shardd::e2e {
 namespace {
 
 using testing::Child;
-using testing::PollUntil;
 
 // Rows of two nodes, each with one rank.
 Args Training(int steps, const Args& more = {}) {

@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <numeric>
-#include <thread>
 #include <vector>
 
 #include "absl/time/clock.h"

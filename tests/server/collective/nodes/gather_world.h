@@ -7,7 +7,6 @@
 #include <cstring>
 #include <memory>
 #include <memory_resource>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>

@@ -74,6 +74,7 @@ class HeldSumsTest : protected OfTheJob, public GradientsTest {
     return builder;
   }
   ~HeldSumsTest() override { collective_->Release(); }
+  using JobCoreTest::Word;  // of the page; GradientsTest has one of slots
   // Time for what should not happen.
   void DevicesAreIdle() {
     absl::SleepFor(absl::Milliseconds(50));
