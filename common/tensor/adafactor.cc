@@ -8,6 +8,7 @@
 #include "common/tensor/isa_internal.h"
 #include "common/tensor/kernels.h"
 #include "common/tensor/logged_blocks.h"
+#include "common/tensor/trainable_internal.h"
 #include "common/tensor/update_and_cast_internal.h"
 #include "common/tensor/update_log.h"
 
@@ -202,16 +203,8 @@ ParamFns SelectParamOf() {
 }
 
 ParamFns SelectParam(DType dtype) {
-  switch (dtype) {
-    case v1::DTYPE_FLOAT32:
-      return SelectParamOf<tensor::Float32>();
-    case v1::DTYPE_BFLOAT16:
-      return SelectParamOf<tensor::BFloat16>();
-    case v1::DTYPE_FLOAT16:
-      return SelectParamOf<tensor::Float16>();
-    default:
-      tensor::UnsupportedDType("Adafactor update of", dtype);
-  }
+  return tensor::WithTrainable(dtype, "Adafactor update of",
+                               [](auto param) { return SelectParamOf<decltype(param)>(); });
 }
 
 double MachineEpsilon(DType dtype) {

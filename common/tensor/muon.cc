@@ -8,6 +8,7 @@
 #include "common/tensor/kernels.h"
 #include "common/tensor/logged_blocks.h"
 #include "common/tensor/matmul.h"
+#include "common/tensor/trainable_internal.h"
 #include "common/tensor/update_and_cast_internal.h"
 #include "common/tensor/update_log.h"
 
@@ -132,16 +133,7 @@ StepFns SelectStepOf() {
 }
 
 StepFns SelectStep(DType dtype) {
-  switch (dtype) {
-    case v1::DTYPE_FLOAT32:
-      return SelectStepOf<tensor::Float32>();
-    case v1::DTYPE_BFLOAT16:
-      return SelectStepOf<tensor::BFloat16>();
-    case v1::DTYPE_FLOAT16:
-      return SelectStepOf<tensor::Float16>();
-    default:
-      tensor::UnsupportedDType("Muon update of", dtype);
-  }
+  return tensor::WithTrainable(dtype, "Muon update of", [](auto param) { return SelectStepOf<decltype(param)>(); });
 }
 
 // out = bf16(addend_factor * addend + factor * out)

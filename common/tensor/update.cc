@@ -3,6 +3,7 @@
 #include "common/tensor/isa_internal.h"
 #include "common/tensor/kernels.h"
 #include "common/tensor/logged_blocks.h"
+#include "common/tensor/trainable_internal.h"
 #include "common/tensor/update_and_cast_internal.h"
 #include "common/tensor/update_log.h"
 #include "common/tensor/update_scalars.h"
@@ -124,16 +125,7 @@ AdamWFns SelectAdamWOf() {
 }
 
 AdamWFns SelectAdamW(DType dtype) {
-  switch (dtype) {
-    case v1::DTYPE_FLOAT32:
-      return SelectAdamWOf<tensor::Float32>();
-    case v1::DTYPE_BFLOAT16:
-      return SelectAdamWOf<tensor::BFloat16>();
-    case v1::DTYPE_FLOAT16:
-      return SelectAdamWOf<tensor::Float16>();
-    default:
-      tensor::UnsupportedDType("adamw of", dtype);
-  }
+  return tensor::WithTrainable(dtype, "adamw of", [](auto param) { return SelectAdamWOf<decltype(param)>(); });
 }
 
 template <typename Param, Momentum kMomentum, bool kNesterov>
@@ -154,16 +146,8 @@ SgdFns SelectSgdOf(Momentum momentum, bool nesterov) {
 }
 
 SgdFns SelectSgd(DType dtype, Momentum momentum, bool nesterov) {
-  switch (dtype) {
-    case v1::DTYPE_FLOAT32:
-      return SelectSgdOf<tensor::Float32>(momentum, nesterov);
-    case v1::DTYPE_BFLOAT16:
-      return SelectSgdOf<tensor::BFloat16>(momentum, nesterov);
-    case v1::DTYPE_FLOAT16:
-      return SelectSgdOf<tensor::Float16>(momentum, nesterov);
-    default:
-      tensor::UnsupportedDType("sgd of", dtype);
-  }
+  return tensor::WithTrainable(dtype, "sgd of",
+                               [=](auto param) { return SelectSgdOf<decltype(param)>(momentum, nesterov); });
 }
 
 }  // namespace

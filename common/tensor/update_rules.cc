@@ -3,6 +3,7 @@
 #include "common/tensor/isa_internal.h"
 #include "common/tensor/kernels.h"
 #include "common/tensor/logged_blocks.h"
+#include "common/tensor/trainable_internal.h"
 #include "common/tensor/update_and_cast_internal.h"
 #include "common/tensor/update_log.h"
 #include "common/tensor/update_scalars.h"
@@ -155,16 +156,7 @@ RuleFns SelectRule(UpdateRule rule) {
 }
 
 RuleFns SelectUpdate(UpdateRule rule, DType dtype) {
-  switch (dtype) {
-    case v1::DTYPE_FLOAT32:
-      return SelectRule<tensor::Float32>(rule);
-    case v1::DTYPE_BFLOAT16:
-      return SelectRule<tensor::BFloat16>(rule);
-    case v1::DTYPE_FLOAT16:
-      return SelectRule<tensor::Float16>(rule);
-    default:
-      tensor::UnsupportedDType("update of", dtype);
-  }
+  return tensor::WithTrainable(dtype, "update of", [=](auto param) { return SelectRule<decltype(param)>(rule); });
 }
 
 }  // namespace

@@ -73,18 +73,24 @@ void AddCopies(int copies, int64_t stride_bytes, char* first, int64_t size_bytes
   }
 }
 
+// What updates of all kinds read and write; states are each kind's own.
+template <typename Op>
+void SetArrays(const FlatParamPlan& flat, const Addresses& at, int64_t numel, Op* op) {
+  op->p = at.param;
+  op->param_dtype = flat.dtype;
+  op->g = at.gradient;
+  op->cast_dst = at.cast;
+  op->cast_dtype = flat.unsharded_dtype;
+  op->numel = numel;
+}
+
 DeviceOp MakeAdamWOp(const FlatParamPlan& flat, const Addresses& at, const v1::HyperParameters& h, double clip_factor,
                      int64_t step, int64_t numel, bool coupled_decay) {
   AdamWOp op;
   op.params = {h.lr(), h.beta1(), h.beta2(), h.eps(), h.weight_decay(), step, clip_factor, coupled_decay};
-  op.p = at.param;
-  op.param_dtype = flat.dtype;
-  op.g = at.gradient;
+  SetArrays(flat, at, numel, &op);
   op.m = at.state0;
   op.v = at.state1;
-  op.cast_dst = at.cast;
-  op.cast_dtype = flat.unsharded_dtype;
-  op.numel = numel;
   return op;
 }
 
@@ -92,13 +98,8 @@ DeviceOp MakeSgdOp(const FlatParamPlan& flat, const Addresses& at, const v1::Hyp
                    int64_t step, int64_t numel) {
   SgdOp op;
   op.params = {h.lr(), h.momentum(), h.dampening(), h.weight_decay(), h.nesterov(), step == 1, clip_factor};
-  op.p = at.param;
-  op.param_dtype = flat.dtype;
-  op.g = at.gradient;
+  SetArrays(flat, at, numel, &op);
   op.buf = h.momentum() == 0 ? nullptr : at.state0;
-  op.cast_dst = at.cast;
-  op.cast_dtype = flat.unsharded_dtype;
-  op.numel = numel;
   return op;
 }
 
@@ -134,15 +135,10 @@ DeviceOp MakeRuleOp(v1::OptimizerKind kind, const FlatParamPlan& flat, const Add
   op.params.initial = h.initial_accumulator_value();
   op.params.step = step;
   op.params.grad_scale = clip_factor;
-  op.p = at.param;
-  op.param_dtype = flat.dtype;
-  op.g = at.gradient;
+  SetArrays(flat, at, numel, &op);
   op.a = at.state0;
   op.b = UpdateRuleStates(op.params.rule) >= 2 ? at.state1 : nullptr;
   op.c = UpdateRuleStates(op.params.rule) == 3 ? at.state2 : nullptr;
-  op.cast_dst = at.cast;
-  op.cast_dtype = flat.unsharded_dtype;
-  op.numel = numel;
   return op;
 }
 

@@ -46,6 +46,17 @@ WholeAddresses WholeAddressesOf(const ShardPlan& plan, const SlabPointers& slabs
   return at;
 }
 
+// What updates of both kinds read and write; states are each kind's own.
+template <typename Whole>
+void SetWholeArrays(const WholeAddresses& at, Whole* whole) {
+  whole->p = at.p;
+  whole->param_dtype = at.dtype;
+  whole->g = at.g;
+  whole->cast_dst = at.cast_dst;
+  whole->cast_dtype = at.cast_dtype;
+  whole->workspace = at.workspace;
+}
+
 MuonOp MakeMuonOp(const ParamPlan& param, const WholeAddresses& at, const v1::HyperParameters& h, double clip_factor) {
   MuonOp op;
   MuonMatrix& matrix = op.matrix;
@@ -62,13 +73,8 @@ MuonOp MakeMuonOp(const ParamPlan& param, const WholeAddresses& at, const v1::Hy
   matrix.params.grad_scale = clip_factor;
   matrix.rows = param.shape[0];
   matrix.cols = param.shape[1];
-  matrix.p = at.p;
-  matrix.param_dtype = at.dtype;
-  matrix.g = at.g;
+  SetWholeArrays(at, &matrix);
   matrix.buf = at.states[0];
-  matrix.cast_dst = at.cast_dst;
-  matrix.cast_dtype = at.cast_dtype;
-  matrix.workspace = at.workspace;
   op.items = MuonItems(matrix.rows, matrix.cols, matrix.params.ns_steps);
   return op;
 }
@@ -87,14 +93,9 @@ AdafactorOp MakeAdafactorOp(const ParamPlan& param, const WholeAddresses& at, co
   tensor.params.step = number;
   tensor.params.grad_scale = clip_factor;
   tensor.shape = AdafactorShapeOf(param);
-  tensor.p = at.p;
-  tensor.param_dtype = at.dtype;
-  tensor.g = at.g;
+  SetWholeArrays(at, &tensor);
   tensor.row = at.states[0];
   tensor.col = tensor.shape.is_factored ? at.states[1] : nullptr;
-  tensor.cast_dst = at.cast_dst;
-  tensor.cast_dtype = at.cast_dtype;
-  tensor.workspace = at.workspace;
   op.items = AdafactorItems(tensor.shape);
   return op;
 }

@@ -71,4 +71,13 @@ std::unique_ptr<Job> AttachOrDie(const std::string& spec, int rank, const std::s
   return job;
 }
 
+void StepAndWait(Job& job) {
+  shardd_hyperparameters hyper{};
+  hyper.beta1 = 0.9;
+  hyper.beta2 = 0.999;
+  hyper.eps = 1e-8;
+  CheckOrDie(job.Step({hyper}));
+  CheckOrDie(job.WaitStep());
+}
+
 }  // namespace shardd::bench

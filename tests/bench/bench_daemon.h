@@ -30,6 +30,8 @@ std::string GroupsSpec(const std::string& name, int world, int groups, int64_t n
 // Attaches, gives zeros as initial values and commits them. Exits with a message on any error.
 std::unique_ptr<Job> AttachOrDie(const std::string& spec, int rank, const std::string& address);
 void CheckOrDie(const Status& status);
+// A step with lr 0, until it is committed.
+void StepAndWait(Job& job);
 
 }  // namespace shardd::bench
 

@@ -106,10 +106,6 @@ void BM_StepByControl(benchmark::State& state) {
     for (const char* control : {"ring", "grpc"}) {
       BenchDaemon daemon(1);
       auto job = AttachBy(control, "", daemon);
-      shardd_hyperparameters hyper{};
-      hyper.beta1 = 0.9;
-      hyper.beta2 = 0.999;
-      hyper.eps = 1e-8;
       Report(state, control, CostOf(daemon, *job, 100, [&] {
                for (int g = 0; g < kGroups; ++g) {
                  ParameterGroup group = job->group(g);
@@ -124,8 +120,7 @@ void BM_StepByControl(benchmark::State& state) {
                  CheckOrDie(group.Reshard());
                }
                CheckOrDie(job->BackwardDone(/*last=*/true));
-               CheckOrDie(job->Step({hyper}));
-               CheckOrDie(job->WaitStep());
+               StepAndWait(*job);
              }));
       CheckOrDie(job->Finish());
     }

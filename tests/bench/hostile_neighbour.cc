@@ -67,11 +67,7 @@ class HostileRanks {
  public:
   void Enter(const std::string& address) {
     clients_.clear();
-    v1::JobSpec spec;
-    Must(google::protobuf::util::JsonStringToMessage(GroupsSpec(absl::StrCat("hostile", jobs_++), kRanks, 1, 1024, ""),
-                                                     &spec)
-             .ok(),
-         "the job is not described");
+    const v1::JobSpec spec = NextSpec();
     for (int rank = 0; rank < kRanks; ++rank) {
       clients_.push_back(std::make_unique<faults::RawClient>(PathOf(address)));
       Must(clients_.back()->Enter(spec, rank).ok(), "a rank did not attach");
@@ -82,11 +78,7 @@ class HostileRanks {
   // Asks for what others gave, without end, of a job with many parameters.
   void EnterWide(const std::string& address) {
     clients_.clear();
-    v1::JobSpec spec;
-    Must(google::protobuf::util::JsonStringToMessage(GroupsSpec(absl::StrCat("hostile", jobs_++), kRanks, 1, 1024, ""),
-                                                     &spec)
-             .ok(),
-         "the job is not described");
+    v1::JobSpec spec = NextSpec();
     for (int i = 0; i < kWide; ++i) {
       v1::Parameter& parameter = *spec.mutable_tree()->mutable_modules(0)->add_parameters();
       parameter.set_name(absl::StrCat("wide", i));
@@ -128,6 +120,15 @@ class HostileRanks {
   }
 
  private:
+  // Of a tiny job.
+  v1::JobSpec NextSpec() {
+    v1::JobSpec spec;
+    Must(google::protobuf::util::JsonStringToMessage(GroupsSpec(absl::StrCat("hostile", jobs_++), kRanks, 1, 1024, ""),
+                                                     &spec)
+             .ok(),
+         "the job is not described");
+    return spec;
+  }
   std::vector<std::unique_ptr<faults::RawClient>> clients_;
   int jobs_ = 0;
 };

@@ -38,15 +38,6 @@ int Times() {
   return acts == nullptr ? 5 : std::atoi(acts);
 }
 
-void StepAndWait(Job& job) {
-  shardd_hyperparameters hyper{};
-  hyper.beta1 = 0.9;
-  hyper.beta2 = 0.999;
-  hyper.eps = 1e-8;
-  CheckOrDie(job.Step({hyper}));
-  CheckOrDie(job.WaitStep());
-}
-
 void Backward(Job& job, int groups) {
   for (int g = groups - 1; g >= 0; --g) {
     ParameterGroup group = job.group(g);

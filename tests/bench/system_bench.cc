@@ -188,15 +188,6 @@ void BM_UnshardPooled(benchmark::State& state) {
 }
 BENCHMARK(BM_UnshardPooled)->Iterations(24)->Unit(benchmark::kMillisecond);
 
-void StepAndWait(Job& job) {
-  shardd_hyperparameters hyper{};
-  hyper.beta1 = 0.9;
-  hyper.beta2 = 0.999;
-  hyper.eps = 1e-8;
-  CheckOrDie(job.Step({hyper}));
-  CheckOrDie(job.WaitStep());
-}
-
 // POOLED with forward prefetch, once the order is known: while the trainer computes (1 ms) the next group is copied,
 // and the request finds it there. The daemon still has to be asked, because it may have dropped what nobody had asked
 // for.

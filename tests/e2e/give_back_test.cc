@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/cluster.h"
+#include "tests/e2e/gpus/purposes.h"
 
 namespace shardd::e2e {
 namespace {
@@ -14,17 +15,7 @@ using testing::PollUntil;
 
 class GiveBack : public Cluster {
  protected:
-  v1::Purpose Gradients() {
-    grpc::ClientContext context;
-    v1::JobRef ref;
-    ref.set_job("job");
-    v1::Memory memory;
-    EXPECT_TRUE(jobs().GetMemory(&context, ref, &memory).ok());
-    for (const v1::Purpose& purpose : memory.purposes()) {
-      if (purpose.purpose() == "gradients") return purpose;
-    }
-    return v1::Purpose();
-  }
+  v1::Purpose Gradients() { return PurposesOf(jobs())["gradients"]; }
   const Args args_ = {{"model", "blocks"}, {"blocks", "2"},    {"numel", "1000000"},   {"steps", "6"},
                       {"recover", "1"},    {"give_back", "1"}, {"timeout_ms", "60000"}};
 };

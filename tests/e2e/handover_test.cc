@@ -38,6 +38,20 @@ class Handover : public HandoverCluster {
     ASSERT_EQ(kill(daemon_pid(), SIGTERM), 0);
     ASSERT_TRUE(PollUntil([this] { return absl::StrContains(testing::ReadWholeFile(DaemonLog()), "shutting down"); }));
   }
+  // Two ranks train, and their daemon is killed. The next one begins to stop when rank 0 waits for rank 1, which stands
+  // still and has yet to attach to it.
+  std::vector<Child> AskToStopWhileRank1IsOnItsWay(const Args& args) {
+    StartCustodian();
+    StartKept();
+    std::vector<Child> ranks = StartRanks(args);
+    EXPECT_TRUE(PollUntil([this] { return Committed() >= 5; }));
+    ranks[1].Kill(SIGSTOP);
+    KillDaemon();
+    StartKept();
+    AwaitThatRank0WaitsForRank1();
+    AskToStop();
+    return ranks;
+  }
 };
 
 class HandoverWith : public Handover, public ::testing::WithParamInterface<const char*> {};
@@ -198,16 +212,8 @@ TEST_F(Handover, OneThatDiesWhenItHasAskedLosesNothing) {
 
 // A daemon that stops while a rank is on its way to it lets the rank come, and finish the step that others have begun.
 TEST_F(Handover, AStopWaitsForARankThatAttachesAgain) {
-  StartCustodian();
-  StartKept();
   const Args args = Training(600);
-  std::vector<Child> ranks = StartRanks(args);
-  ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
-  ranks[1].Kill(SIGSTOP);
-  KillDaemon();
-  StartKept();
-  AwaitThatRank0WaitsForRank1();
-  AskToStop();
+  std::vector<Child> ranks = AskToStopWhileRank1IsOnItsWay(args);
   EXPECT_EQ(HandOver(), 1) << "it ends anyway";
   ASSERT_EQ(kill(daemon_pid(), SIGUSR2), 0) << "of who has asked for its state before";
   ranks[1].Kill(SIGCONT);
@@ -223,16 +229,8 @@ TEST_F(Handover, AStopWaitsForARankThatAttachesAgain) {
 // ... but not for one that dies on its way.
 TEST_F(Handover, AStopDoesNotWaitForARankThatDies) {
   flags_ = {"--finish_step_ms=3600000"};
-  StartCustodian();
-  StartKept();
   const Args args = Training(600);
-  std::vector<Child> ranks = StartRanks(args);
-  ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
-  ranks[1].Kill(SIGSTOP);
-  KillDaemon();
-  StartKept();
-  AwaitThatRank0WaitsForRank1();
-  AskToStop();
+  std::vector<Child> ranks = AskToStopWhileRank1IsOnItsWay(args);
   ranks[1].Kill(SIGKILL);
   ranks[1].Wait();
   WaitForDaemon();

@@ -33,6 +33,13 @@ class AnotherUser : public BadInput {
     ASSERT_EQ(chmod(folder.c_str(), 0711), 0);
     ASSERT_EQ(chmod(socket().c_str(), 0666), 0);
   }
+  // Through that door.
+  UniqueFd ConnectAsStranger() {
+    OpenTheDoor();
+    UniqueFd connected;
+    RunAsUid(kStranger, [&] { connected = ConnectTo(socket()); });
+    return connected;
+  }
 };
 
 TEST_F(AnotherUser, IsKeptOutByTheModeOfTheSocket) {
@@ -187,9 +194,7 @@ TEST_F(AnotherUser, OfTheViewGroupSeesAllAndChangesNothing) {
 // What a user may not do to others it may do beside them.
 TEST_F(AnotherUser, HasJobsOfItsOwn) {
   StartDaemonWithJob();
-  OpenTheDoor();
-  UniqueFd connected;
-  RunAsUid(kStranger, [&] { connected = ConnectTo(socket()); });
+  UniqueFd connected = ConnectAsStranger();
   ASSERT_TRUE(connected.valid());
   {
     RawClient stranger(socket(), std::move(connected));
@@ -207,9 +212,7 @@ TEST_F(AnotherUser, HasJobsOfItsOwn) {
 // A name is one user's, so that nobody takes another's.
 TEST_F(AnotherUser, HasAJobOfTheSameName) {
   StartDaemonWithJob();
-  OpenTheDoor();
-  UniqueFd connected;
-  RunAsUid(kStranger, [&] { connected = ConnectTo(socket()); });
+  UniqueFd connected = ConnectAsStranger();
   ASSERT_TRUE(connected.valid());
   {
     RawClient stranger(socket(), std::move(connected));
@@ -255,9 +258,7 @@ TEST_F(AnotherUser, HasAJobOfTheSameName) {
 
 TEST_F(AnotherUser, HasAQuotaOfJobsOfItsOwn) {
   StartDaemonWithJob({"--max_jobs_per_uid=1"});
-  OpenTheDoor();
-  UniqueFd connected;
-  RunAsUid(kStranger, [&] { connected = ConnectTo(socket()); });
+  UniqueFd connected = ConnectAsStranger();
   ASSERT_TRUE(connected.valid());
   RawClient stranger(socket(), std::move(connected));
   const v1::JobSpec first = SpecOf({{"name", "first"}, {"world", "1"}});

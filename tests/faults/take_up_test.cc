@@ -14,6 +14,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "tests/common/plan/spec_builder.h"
 #include "tests/e2e/kept_cluster.h"
 #include "tests/faults/bad_input.h"
 #include "tests/faults/commands.h"
@@ -30,19 +31,11 @@ constexpr int64_t kExtent = testing::kSanitized ? 512 : 1024;
 
 // Of one matrix, which Muon updates for seconds.
 v1::JobSpec LargeSpec() {
-  v1::JobSpec spec;
-  spec.set_name("large");
-  spec.set_world_size(1);
-  spec.mutable_config()->mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_MUON);
-  spec.mutable_config()->set_trainers_never_write(true);
-  v1::Module& root = *spec.mutable_tree()->add_modules();
-  root.set_parent(-1);
-  v1::Parameter& parameter = *root.add_parameters();
-  parameter.set_name("weight");
-  parameter.set_dtype(v1::DTYPE_FLOAT32);
-  parameter.set_requires_grad(true);
-  for (int i = 0; i < 2; ++i) parameter.add_shape(kExtent);
-  return spec;
+  SpecBuilder builder(/*world_size=*/1);
+  builder.spec().set_name("large");
+  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_MUON);
+  builder.Param(0, "weight", {kExtent, kExtent});
+  return builder.spec();
 }
 
 class TakeUpUnderStress : public e2e::KeptCluster {

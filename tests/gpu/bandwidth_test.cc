@@ -6,6 +6,7 @@
 
 #include "common/tensor/kernels.h"
 #include "tests/gpu/gpu.h"
+#include "tests/gpu/gpu_fixture.h"
 
 // What kernels move against what a copy on the device moves, both in this run: rounds of each alternate, the medians
 // count. Bytes are those read and those written.
@@ -16,13 +17,8 @@ constexpr int64_t kNumel = int64_t{1} << 28;  // 1 GiB of fp32: nothing of it st
 constexpr int kRounds = 7;
 constexpr int kLaunches = 20;  // of a round
 
-class BandwidthTest : public ::testing::Test {
+class BandwidthTest : public GpuTest {
  protected:
-  void SetUp() override {
-    std::string why;
-    gpu_ = Gpu::Get(&why);
-    if (gpu_ == nullptr) GTEST_SKIP() << why;
-  }
   char* Memory(int64_t size_bytes) {
     slabs_.push_back(gpu_->Allocate(size_bytes));
     char* at = static_cast<char*>(slabs_.back().data());
@@ -60,7 +56,6 @@ class BandwidthTest : public ::testing::Test {
     slabs_.clear();
   }
 
-  Gpu* gpu_ = nullptr;
   std::vector<CudaSlab> slabs_;
 };
 

@@ -41,13 +41,7 @@ int MakeAndKeep(Gpu& gpu, SharedPage& page, const std::vector<std::string>& argu
   gpu.Wait();
   page.Store(kKept, 1);
   if (arguments[1] == "1") {
-    const CUkernel kernel = gpu.LoadKernel("shardd_test_write");
-    int numel = kHalf / 4;
-    CUdeviceptr running = page.Address(kRunning), stop = page.Address(kStop);
-    void* out = static_cast<char*>(slab.data()) + kHalf;
-    void* params[] = {&out, &numel, &running, &stop};
-    gpu.Check(gpu.driver()->LaunchKernel(cu::FunctionOf(kernel), 64, 1, 1, 256, 1, 1, 0, gpu.stream(), params, nullptr),
-              "launch");
+    LaunchWriter(gpu, static_cast<char*>(slab.data()) + kHalf, kHalf / 4, page.Address(kRunning), page.Address(kStop));
   }
   return page.Await(kStop, 1) ? 0 : 3;
 }

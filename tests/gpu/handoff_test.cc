@@ -12,6 +12,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "tests/gpu/gpu_fixture.h"
 #include "tests/gpu/trainer.h"
 
 namespace shardd::cuda {
@@ -94,14 +95,8 @@ double At(std::vector<double> values, double share) {
   return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1))];
 }
 
-class HandOffTest : public ::testing::Test {
+class HandOffTest : public GpuTest {
  protected:
-  void SetUp() override {
-    std::string why;
-    gpu_ = Gpu::Get(&why);
-    if (gpu_ == nullptr) GTEST_SKIP() << why;
-  }
-
   Times Measure(int rounds, bool with_load, std::chrono::microseconds pause) {
     SharedPage page(*gpu_);
     auto trainer = StartTrainer("hand_off", page, {absl::StrCat(rounds), with_load ? "1" : "0"});
@@ -144,8 +139,6 @@ class HandOffTest : public ::testing::Test {
       std::printf("| %s, %s | %.1f | %.1f | %.1f |\n", name, what, At(*values, 0.5), At(*values, 0.99), At(*values, 1));
     }
   }
-
-  Gpu* gpu_ = nullptr;
 };
 
 TEST_F(HandOffTest, AStreamHandsOverToAnotherProcessIn10Microseconds) {

@@ -36,13 +36,7 @@ int WriteAndWait(Gpu& gpu, SharedPage& page, const std::vector<std::string>& arg
   gpu.Wait();
   page.Store(kWritten, 1);
   if (arguments[2] == "1") {
-    const CUkernel kernel = gpu.LoadKernel("shardd_test_write");
-    int numel = kHalf / 4;
-    CUdeviceptr running = page.Address(kRunning), stop = page.Address(kStop);
-    void* out = second_half;
-    void* params[] = {&out, &numel, &running, &stop};
-    gpu.Check(gpu.driver()->LaunchKernel(cu::FunctionOf(kernel), 64, 1, 1, 256, 1, 1, 0, gpu.stream(), params, nullptr),
-              "launch");
+    LaunchWriter(gpu, second_half, kHalf / 4, page.Address(kRunning), page.Address(kStop));
   }
   return page.Await(kStop, 1) ? 0 : 3;
 }

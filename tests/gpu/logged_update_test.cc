@@ -17,6 +17,7 @@
 #include "server/storage/kept_on_gpus.h"
 #include "server/storage/old_values_plan.h"
 #include "tests/gpu/gpu.h"
+#include "tests/gpu/gpu_fixture.h"
 #include "tests/gpu/real_cuda_world.h"
 
 namespace shardd {
@@ -26,12 +27,11 @@ constexpr int64_t kNumel = int64_t{128} << 20;  // 2 GiB of four arrays: nothing
 constexpr int kRounds = 7;
 constexpr double kLeast = 0.4;  // by the bytes moved 28 / 52
 
-class LoggedUpdateTest : public ::testing::Test {
+class LoggedUpdateTest : public cuda::GpuTest {
  protected:
   void SetUp() override {
-    std::string why;
-    gpu_ = cuda::Gpu::Get(&why);
-    if (gpu_ == nullptr) GTEST_SKIP() << why;
+    GpuTest::SetUp();
+    if (gpu_ == nullptr) return;
     for (int i = 0; i < 4; ++i) {
       arrays_.push_back(gpu_->Allocate(kNumel * 4));
       gpu_->Zero(arrays_.back().data(), kNumel * 4);
@@ -46,17 +46,11 @@ class LoggedUpdateTest : public ::testing::Test {
   }
   double Seconds(Logged logged) {
     const auto at = [&](size_t i) { return static_cast<float*>(arrays_[i].data()); };
-    AdamWParams params = {};
-    params.lr = 1e-3;
-    params.beta1 = 0.9;
-    params.beta2 = 0.999;
-    params.eps = 1e-8;
-    params.step = 1;
     absl::Notification ended;
     DeviceWork work;
     work.label = "update";
-    work.ops = {
-        AdamWOp{params, at(0), v1::DTYPE_FLOAT32, at(1), at(2), at(3), nullptr, v1::DTYPE_UNSPECIFIED, kNumel, logged}};
+    work.ops = {AdamWOp{cuda::UsualAdamW(), at(0), v1::DTYPE_FLOAT32, at(1), at(2), at(3), nullptr,
+                        v1::DTYPE_UNSPECIFIED, kNumel, logged}};
     work.done = [&ended](const absl::Status& status) {
       EXPECT_TRUE(status.ok()) << status;
       ended.Notify();
@@ -67,7 +61,6 @@ class LoggedUpdateTest : public ::testing::Test {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
 
-  cuda::Gpu* gpu_ = nullptr;
   RealCudaWorld world_;
   std::vector<CudaSlab> arrays_;
   CudaSlab place_;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/gpu/gpu_fixture.h"
 #include "tests/gpu/trainer.h"
 
 namespace shardd::cuda {
@@ -97,13 +98,8 @@ int Compute(Gpu& gpu, SharedPage& page, const std::vector<std::string>& argument
 }
 const RegisterTrainer kCompute("compute", &Compute);
 
-class OverlapTest : public ::testing::Test {
+class OverlapTest : public GpuTest {
  protected:
-  void SetUp() override {
-    std::string why;
-    gpu_ = Gpu::Get(&why);
-    if (gpu_ == nullptr) GTEST_SKIP() << why;
-  }
   // How much longer the trainer's kernels take while `copy` is under way, which puts one copy of kBytes on a stream;
   // one is always queued behind the one that runs. Rounds with and without alternate; the medians count.
   // Without any `copies` it is the trainer that adds.
@@ -174,8 +170,6 @@ class OverlapTest : public ::testing::Test {
                   "cuMemcpyAsync");
     };
   }
-
-  Gpu* gpu_ = nullptr;
 };
 
 TEST_F(OverlapTest, CopiesBetweenHostAndGpuLeaveATrainersKernelsAlone) {

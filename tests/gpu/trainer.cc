@@ -55,6 +55,13 @@ bool SharedPage::Await(int word, uint64_t value) const {
   }
 }
 
+void LaunchWriter(Gpu& gpu, void* out, int numel, CUdeviceptr running, CUdeviceptr stop) {
+  const CUkernel kernel = gpu.LoadKernel("shardd_test_write");
+  void* params[] = {&out, &numel, &running, &stop};
+  gpu.Check(gpu.driver()->LaunchKernel(cu::FunctionOf(kernel), 64, 1, 1, 256, 1, 1, 0, gpu.stream(), params, nullptr),
+            "launch");
+}
+
 RegisterTrainer::RegisterTrainer(const char* name, TrainerBody body) { Bodies()[name] = body; }
 
 testing::Child StartTrainer(const std::string& name, const SharedPage& page, std::vector<std::string> arguments) {

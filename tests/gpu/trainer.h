@@ -37,6 +37,9 @@ class SharedPage {
   uint64_t* words_ = nullptr;
 };
 
+// Runs a kernel on stream() that sets word `running`, and writes `numel` floats over and over until word `stop` is set.
+void LaunchWriter(Gpu& gpu, void* out, int numel, CUdeviceptr running, CUdeviceptr stop);
+
 // What a second process of this binary does. `gpu` is its own, `page` that of the process that started it.
 using TrainerBody = int (*)(Gpu& gpu, SharedPage& page, const std::vector<std::string>& arguments);
 // A body by its name. At namespace scope.

@@ -20,6 +20,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "tests/gpu/gpu.h"
+#include "tests/gpu/gpu_fixture.h"
 #include "tests/gpu/real_cuda_world.h"
 
 namespace shardd {
@@ -31,12 +32,11 @@ constexpr int kUpdates = 256;  // of one work of the large job
 constexpr int kRounds = 300;
 constexpr absl::Duration kLimit = absl::Seconds(60);
 
-class TurnsTest : public ::testing::Test {
+class TurnsTest : public cuda::GpuTest {
  protected:
   void SetUp() override {
-    std::string why;
-    gpu_ = cuda::Gpu::Get(&why);
-    if (gpu_ == nullptr) GTEST_SKIP() << why;
+    GpuTest::SetUp();
+    if (gpu_ == nullptr) return;
     for (auto& slab : large_) slab.emplace(gpu_->Allocate(kNumel * 4));
     for (auto& slab : small_) slab.emplace(gpu_->Allocate(kSmallBytes));
     for (auto& slab : large_) gpu_->Zero(slab->data(), kNumel * 4);
@@ -53,13 +53,7 @@ class TurnsTest : public ::testing::Test {
     work.label = "update of the large job";
     work.owner = {1000, 1};
     const auto at = [&](int i) { return static_cast<float*>(large_[i]->data()); };
-    AdamWParams params = {};
-    params.lr = 1e-3;
-    params.beta1 = 0.9;
-    params.beta2 = 0.999;
-    params.eps = 1e-8;
-    params.step = 1;
-    work.ops.assign(kUpdates, AdamWOp{params, at(0), v1::DTYPE_FLOAT32, at(1), at(2), at(3), nullptr,
+    work.ops.assign(kUpdates, AdamWOp{cuda::UsualAdamW(), at(0), v1::DTYPE_FLOAT32, at(1), at(2), at(3), nullptr,
                                       v1::DTYPE_UNSPECIFIED, kNumel});
     work.done = [this](const absl::Status& status) {
       if (status.ok()) ++updates_;
@@ -93,7 +87,6 @@ class TurnsTest : public ::testing::Test {
                 us[us.size() * 99 / 100], us.back());
   }
 
-  cuda::Gpu* gpu_ = nullptr;
   std::optional<CudaSlab> large_[4];
   std::optional<CudaSlab> small_[2];
   RealCudaWorld world_;

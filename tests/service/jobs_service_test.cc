@@ -32,9 +32,30 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing_service::Eventually;
+using testing_service::FakeJobsSource;
 using testing_service::kPatience;
 using testing_service::RunAsUid;
 using testing_service::ServiceTest;
+
+// The answer to the next call comes when the test says so.
+class LateAnswer {
+ public:
+  explicit LateAnswer(FakeJobsSource* source) {
+    source->delivery = [this](std::function<void()> deliver) {
+      deliver_ = std::move(deliver);
+      asked_.Notify();
+    };
+  }
+  // Waits for the call. What it returns delivers the answer.
+  std::function<void()> WhenAsked() {
+    asked_.WaitForNotification();
+    return deliver_;
+  }
+
+ private:
+  absl::Notification asked_;
+  std::function<void()> deliver_;
+};
 
 class JobsServiceTest : public ServiceTest {
  protected:
@@ -155,9 +176,7 @@ TEST_F(JobsServiceTest, AnotherUidIsNoAdmin) {
     GTEST_SKIP() << "needs root to connect as another uid";
   }
   Start();
-  ::chmod(dir_.path().c_str(), 0755);
-  ::chmod((dir_.path() + "/run").c_str(), 0755);
-  ::chmod(path().c_str(), 0666);
+  LetOthersIn();
   std::shared_ptr<grpc::Channel> channel;
   RunAsUid(12345, [&] { channel = ChannelOfThisThread(); });
   v1::ListJobsResponse jobs;
@@ -268,17 +287,9 @@ TEST_F(JobsServiceTest, EveryStatusOfTheSourceArrivesWithItsText) {
 
 TEST_F(JobsServiceTest, AnswerMayComeLaterFromAnotherThread) {
   source_.ranks["gpt"].add_ranks()->set_rank(3);
-  absl::Notification asked;
-  std::function<void()> deliver;
-  source_.delivery = [&](std::function<void()> later) {
-    deliver = std::move(later);
-    asked.Notify();
-  };
+  LateAnswer answer(&source_);
   Start();
-  std::thread core([&] {
-    asked.WaitForNotification();
-    deliver();
-  });
+  std::thread core([&] { answer.WhenAsked()(); });
   v1::ListRanksResponse ranks;
   EXPECT_TRUE(ListRanks("gpt", &ranks).ok());
   EXPECT_EQ(ranks.ranks_size(), 1);
@@ -292,35 +303,24 @@ TEST_F(JobsServiceTest, DroppedCallbackEndsTheCallWithCancelled) {
 }
 
 TEST_F(JobsServiceTest, AnswerAfterTheClientsDeadlineIsHarmless) {
-  absl::Notification asked;
-  std::function<void()> deliver;
-  source_.delivery = [&](std::function<void()> later) {
-    deliver = std::move(later);
-    asked.Notify();
-  };
+  LateAnswer answer(&source_);
   Start();
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Milliseconds(200)));
   v1::ListRanksResponse ranks;
   EXPECT_EQ(Jobs()->ListRanks(&context, Ref("gpt"), &ranks).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-  asked.WaitForNotification();
-  deliver();
+  answer.WhenAsked()();
   source_.delivery = [](const std::function<void()>& now) { now(); };
   EXPECT_EQ(ListRanks("none").error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(JobsServiceTest, ShutdownWaitsForARunningCallWithinItsGrace) {
   source_.ranks["gpt"];
-  absl::Notification asked;
-  std::function<void()> deliver;
-  source_.delivery = [&](std::function<void()> later) {
-    deliver = std::move(later);
-    asked.Notify();
-  };
+  LateAnswer answer(&source_);
   Start();
   grpc::Status status;
   std::thread client([&] { status = ListRanks("gpt"); });
-  asked.WaitForNotification();
+  const std::function<void()> deliver = answer.WhenAsked();
   listener_->Stop();
   std::thread shutdown([&] { server_->Shutdown(kPatience); });
   deliver();
@@ -517,9 +517,7 @@ TEST_F(TraceJobTest, TooManyTracesAreRefusedEvenIfEndedUnread) {
   EXPECT_THAT(status.error_message(), HasSubstr("want less than 8 of uid"));
   EXPECT_EQ(source_.calls().size(), calls.size());
   if (::geteuid() == 0) {
-    ::chmod(dir_.path().c_str(), 0755);
-    ::chmod((dir_.path() + "/run").c_str(), 0755);
-    ::chmod(path().c_str(), 0666);
+    LetOthersIn();
     std::shared_ptr<grpc::Channel> channel;
     RunAsUid(12345, [&] { channel = ChannelOfThisThread(); });
     auto context = Context();

@@ -52,6 +52,18 @@ class ListenerTest : public ServiceTest {
     };
   }
 
+  // The answer to an fd request is the test's.
+  struct HeldReply {
+    absl::Notification asked;
+    std::optional<FdReply> reply;
+  };
+  void HoldReply(HeldReply* held) {
+    handler_ = [held](FdRequest, PeerCredentials, FdReply reply) {
+      held->reply = std::move(reply);
+      held->asked.Notify();
+    };
+  }
+
   absl::Status Fetch() { return FetchSessionFds(path(), 7, kToken, kPatience).status(); }
   // A client of the fd channel that sends its request and no more.
   UniqueFd AskAndDoNotRead() {
@@ -126,9 +138,7 @@ TEST_F(ListenerTest, CredentialsAreThoseOfTheConnectingUid) {
     reply(absl::PermissionDeniedError("not yours"));
   };
   Start();
-  ::chmod(dir_.path().c_str(), 0755);
-  ::chmod((dir_.path() + "/run").c_str(), 0755);
-  ::chmod(path().c_str(), 0666);
+  LetOthersIn();
   absl::Status status;
   RunAsUid(12345, [&] { status = Fetch(); });
   EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
@@ -136,18 +146,14 @@ TEST_F(ListenerTest, CredentialsAreThoseOfTheConnectingUid) {
 }
 
 TEST_F(ListenerTest, ReplyMayComeLaterFromAnotherThread) {
-  absl::Notification asked;
-  std::optional<FdReply> held;
-  handler_ = [&](FdRequest, PeerCredentials, FdReply reply) {
-    held = std::move(reply);
-    asked.Notify();
-  };
+  HeldReply held;
+  HoldReply(&held);
   Start();
   std::thread core([&] {
-    asked.WaitForNotification();
+    held.asked.WaitForNotification();
     EXPECT_EQ(listener_->pending(), 1u);
-    (*held)(absl::OkStatus(), Repeat(STDERR_FILENO));
-    held.reset();
+    (*held.reply)(absl::OkStatus(), Repeat(STDERR_FILENO));
+    held.reply.reset();
   });
   EXPECT_TRUE(Fetch().ok());
   core.join();
@@ -155,17 +161,13 @@ TEST_F(ListenerTest, ReplyMayComeLaterFromAnotherThread) {
 }
 
 TEST_F(ListenerTest, ReplyOutlivesTheListener) {
-  absl::Notification asked;
-  std::optional<FdReply> held;
-  handler_ = [&](FdRequest, PeerCredentials, FdReply reply) {
-    held = std::move(reply);
-    asked.Notify();
-  };
+  HeldReply held;
+  HoldReply(&held);
   Start();
   std::thread core([&] {
-    asked.WaitForNotification();
+    held.asked.WaitForNotification();
     listener_.reset();
-    (*held)(absl::AbortedError("gone"));
+    (*held.reply)(absl::AbortedError("gone"));
   });
   EXPECT_EQ(Fetch().code(), absl::StatusCode::kAborted);
   core.join();
@@ -269,9 +271,7 @@ TEST_F(ListenerTest, UnreadAnswersAreBoundedAndHoldUpNoConnection) {
   EXPECT_EQ(Fetch().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(Call().ok()) << "connections are not refused for it";
   if (::geteuid() == 0) {
-    ::chmod(dir_.path().c_str(), 0755);
-    ::chmod((dir_.path() + "/run").c_str(), 0755);
-    ::chmod(path().c_str(), 0666);
+    LetOthersIn();
     absl::Status other;
     RunAsUid(12345, [&] { other = Fetch(); });
     EXPECT_TRUE(other.ok()) << "another user's slots are its own: " << other;

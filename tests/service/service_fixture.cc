@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -167,6 +168,12 @@ void ServiceTest::TearDown() {
   if (server_ != nullptr) {
     server_->Shutdown(absl::ZeroDuration());
   }
+}
+
+void ServiceTest::LetOthersIn() const {
+  ::chmod(dir_.path().c_str(), 0755);
+  ::chmod((dir_.path() + "/run").c_str(), 0755);
+  ::chmod(path().c_str(), 0666);
 }
 
 std::shared_ptr<grpc::Channel> ServiceTest::Channel() const {

@@ -107,6 +107,8 @@ class ServiceTest : public ::testing::Test {
   void TearDown() override;
 
   std::string path() const { return dir_.path() + "/run/shardd.sock"; }
+  // Users other than the daemon's reach the socket from here on.
+  void LetOthersIn() const;
   std::shared_ptr<grpc::Channel> Channel() const;
   // A connection that this call makes on the calling thread (gRPC connects on its own threads).
   std::shared_ptr<grpc::Channel> ChannelOfThisThread() const;

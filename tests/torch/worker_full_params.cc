@@ -11,15 +11,23 @@ namespace shardd_test {
 using Json = nlohmann::json;
 using shardd::ShardedModule;
 
+namespace {
+
+shardd::Status Shard(const WorkerOptions& options, const std::shared_ptr<NetImpl>& net,
+                     std::unique_ptr<ShardedModule>* sharded) {
+  shardd::Status status = ShardedModule::Shard(net, MakeShardOptions(options, *net), sharded);
+  if (status.ok()) net->sharded = sharded->get();
+  return status;
+}
+
+}  // namespace
+
 // Gradients of one backward that no step has used yet; then values + 1 and gradients * 0 written back, and a step.
 shardd::Status FullParams(const WorkerOptions& options) {
   auto net = std::make_shared<NetImpl>(options.model);
   std::unique_ptr<ShardedModule> sharded;
-  shardd::Status status = ShardedModule::Shard(net, MakeShardOptions(options, *net), &sharded);
-  if (!status.ok()) {
-    return status;
-  }
-  net->sharded = sharded.get();
+  shardd::Status status = Shard(options, net, &sharded);
+  if (!status.ok()) return status;
   Json result;
   status = ShardedModule::Try([&] { (void)RunStep(options, 0, *net, sharded.get()); });
   ShardedModule::FullParamsOptions full;
@@ -70,11 +78,8 @@ shardd::Status FullParams(const WorkerOptions& options) {
 shardd::Status Edit(const WorkerOptions& options) {
   auto net = std::make_shared<NetImpl>(options.model);
   std::unique_ptr<ShardedModule> sharded;
-  shardd::Status status = ShardedModule::Shard(net, MakeShardOptions(options, *net), &sharded);
-  if (!status.ok()) {
-    return status;
-  }
-  net->sharded = sharded.get();
+  shardd::Status status = Shard(options, net, &sharded);
+  if (!status.ok()) return status;
   Json result;
   status = ShardedModule::Try([&] {
     (void)RunStep(options, 0, *net, sharded.get());

@@ -9,6 +9,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/c/gpu/stream_context.h"
 #include "client/c/host/quiet_thread.h"
 #include "common/shm/session_view.h"
 #include "common/status/status_macros.h"
@@ -36,9 +37,7 @@ absl::StatusOr<std::unique_ptr<StreamOrder>> StreamOrder::Create(const Options& 
 }
 
 absl::Status StreamOrder::Init() {
-  SHARDD_RETURN_IF_ERROR(Check(driver_->DeviceGet(&device_, options_.ordinal), "cuDeviceGet", "the rank's GPU"));
-  SHARDD_RETURN_IF_ERROR(
-      Check(driver_->DevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain", "the rank's GPU"));
+  SHARDD_RETURN_IF_ERROR(RetainRanksContext(driver_, options_.ordinal, &device_, &context_));
   const ScopedCudaContext current(driver_, context_);
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
   SHARDD_RETURN_IF_ERROR(
@@ -48,11 +47,8 @@ absl::Status StreamOrder::Init() {
 }
 
 absl::Status StreamOrder::InitWords() {
-  int memops = 0;
-  SHARDD_RETURN_IF_ERROR(
-      Check(driver_->DeviceGetAttribute(&memops, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device_),
-            "cuDeviceGetAttribute", "64-bit stream memory operations"));
-  if (memops == 0) {
+  SHARDD_ASSIGN_OR_RETURN(const bool has_memops, HasStreamMemoryOperations(driver_, device_));
+  if (!has_memops) {
     return absl::UnimplementedError("the GPU has no 64-bit stream memory operations");
   }
   constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -67,11 +63,8 @@ absl::Status StreamOrder::InitWords() {
                                "cuMemHostGetDevicePointer", "the client's page"));
   SHARDD_RETURN_IF_ERROR(Check(driver_->MemHostGetDevicePointer(&daemon_page_, options_.daemon_page, 0),
                                "cuMemHostGetDevicePointer", "the daemon's page"));
-  int least = 0, greatest = 0;
-  SHARDD_RETURN_IF_ERROR(
-      Check(driver_->CtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange", ""));
-  return Check(driver_->StreamCreateWithPriority(&signals_, CU_STREAM_NON_BLOCKING, greatest),
-               "cuStreamCreateWithPriority", "signals");
+  SHARDD_ASSIGN_OR_RETURN(signals_, CreateFirstStream(driver_, "signals"));
+  return absl::OkStatus();
 }
 
 StreamOrder::~StreamOrder() {

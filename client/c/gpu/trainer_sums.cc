@@ -8,6 +8,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/c/gpu/stream_context.h"
 #include "client/c/host/quiet_thread.h"
 #include "common/cuda/kernel_image.h"
 #include "common/status/status_macros.h"
@@ -67,25 +68,16 @@ absl::StatusOr<std::unique_ptr<TrainerSums>> TrainerSums::Start(Options options)
 }
 
 absl::Status TrainerSums::Init() {
-  SHARDD_RETURN_IF_ERROR(Check(driver_->DeviceGet(&device_, options_.ordinal), "cuDeviceGet", "the rank's GPU"));
-  SHARDD_RETURN_IF_ERROR(
-      Check(driver_->DevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain", "the rank's GPU"));
+  SHARDD_RETURN_IF_ERROR(RetainRanksContext(driver_, options_.ordinal, &device_, &context_));
   const ScopedCudaContext current(driver_, context_);
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
   SHARDD_RETURN_IF_ERROR(
       Check(driver_->DeviceGetAttribute(&multiprocessors_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device_),
             "cuDeviceGetAttribute", "multiprocessors"));
-  int least = 0, greatest = 0;
-  SHARDD_RETURN_IF_ERROR(
-      Check(driver_->CtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange", ""));
-  SHARDD_RETURN_IF_ERROR(Check(driver_->StreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, greatest),
-                               "cuStreamCreateWithPriority", "sums"));
+  SHARDD_ASSIGN_OR_RETURN(stream_, CreateFirstStream(driver_, "sums"));
   SHARDD_RETURN_IF_ERROR(Check(driver_->EventCreate(&event_, CU_EVENT_DISABLE_TIMING), "cuEventCreate", "sums"));
-  int memops = 0;
-  SHARDD_RETURN_IF_ERROR(
-      Check(driver_->DeviceGetAttribute(&memops, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device_),
-            "cuDeviceGetAttribute", "64-bit stream memory operations"));
-  if (memops != 0) {
+  SHARDD_ASSIGN_OR_RETURN(const bool has_memops, HasStreamMemoryOperations(driver_, device_));
+  if (has_memops) {
     registered_ = driver_->MemHostRegister(options_.words, sizeof(SumWords),
                                            CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP) == CUDA_SUCCESS;
     by_stream_ = registered_ && driver_->MemHostGetDevicePointer(&summed_, &options_.words->summed, 0) == CUDA_SUCCESS;

@@ -64,36 +64,35 @@ struct Slice {
     op.numel = count;
   }
   void operator()(AdamWOp& op) const {
-    op.p = At(op.p, op.param_dtype, first);
-    op.g += first;
+    MoveArrays(op);
     op.m += first;
     op.v += first;
-    op.cast_dst = At(op.cast_dst, op.cast_dtype, first);
-    op.numel = count;
-    op.logged.first += first;
   }
   void operator()(SgdOp& op) const {
-    op.p = At(op.p, op.param_dtype, first);
-    op.g += first;
+    MoveArrays(op);
     op.buf = At(op.buf, first);
-    op.cast_dst = At(op.cast_dst, op.cast_dtype, first);
-    op.numel = count;
-    op.logged.first += first;
   }
   void operator()(RuleOp& op) const {
-    op.p = At(op.p, op.param_dtype, first);
-    op.g += first;
+    MoveArrays(op);
     op.a += first;
     op.b = At(op.b, first);
     op.c = At(op.c, first);
-    op.cast_dst = At(op.cast_dst, op.cast_dtype, first);
-    op.numel = count;
-    op.logged.first += first;
   }
   void operator()(MuonOp&) const {}
   void operator()(AdafactorOp&) const {}
   void operator()(SumOp&) const {}
   void operator()(MoveOp&) const {}
+
+ private:
+  // Of an update: all but its states.
+  template <typename Op>
+  void MoveArrays(Op& op) const {
+    op.p = At(op.p, op.param_dtype, first);
+    op.g += first;
+    op.cast_dst = At(op.cast_dst, op.cast_dtype, first);
+    op.numel = count;
+    op.logged.first += first;
+  }
 };
 
 }  // namespace

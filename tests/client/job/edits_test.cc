@@ -12,6 +12,7 @@
 
 #include "client/c/shardd.h"
 #include "tests/client/client_fixture.h"
+#include "tests/client/job/passes.h"
 
 namespace shardd::testing_client {
 namespace {
@@ -48,20 +49,7 @@ void ExpectAll(Rank& rank, int param, float want) {
 
 // A backward in which every gradient is 1.
 void Backward(Rank& rank) {
-  for (int group = rank.Info().group_count - 1; group >= 0; --group) {
-    rank.Unshard(group, SHARDD_BACKWARD);
-    ASSERT_C_OK(shardd_wait_gradient_slot(rank.job(), group));
-    const shardd_group_info info = rank.GroupInfo(group);
-    std::vector<uint8_t> fresh(static_cast<size_t>(info.param_count + 7) / 8, 0);
-    for (int i = 0; i < info.param_count; ++i) {
-      if (auto* slot = static_cast<float*>(shardd_gradient_data(rank.job(), info.params[i])); slot != nullptr) {
-        std::fill_n(slot, rank.ParamInfo(info.params[i]).numel, 1.0f);
-        fresh[static_cast<size_t>(i) / 8] |= static_cast<uint8_t>(1 << (i % 8));
-      }
-    }
-    ASSERT_C_OK(shardd_submit_gradients(rank.job(), group, nullptr, fresh.data()));
-    ASSERT_C_OK(shardd_reshard(rank.job(), group));
-  }
+  ASSERT_NO_FATAL_FAILURE(SubmitAll(rank, 1, Gradients::kReplaced));
   ASSERT_C_OK(shardd_backward_done(rank.job(), 1));
 }
 

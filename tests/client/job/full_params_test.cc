@@ -7,6 +7,7 @@
 
 #include "client/c/shardd.h"
 #include "tests/client/client_fixture.h"
+#include "tests/client/job/passes.h"
 
 namespace shardd::testing_client {
 namespace {
@@ -34,10 +35,7 @@ void Backward(Rank& rank, float value, const char* only = nullptr) {
       continue;
     }
     rank.Unshard(group, SHARDD_BACKWARD);
-    ASSERT_C_OK(shardd_wait_gradient_slot(rank.job(), group));
-    FillGradients(rank, group, value);
-    ASSERT_C_OK(shardd_submit_gradients(rank.job(), group, nullptr, nullptr));
-    ASSERT_C_OK(shardd_reshard(rank.job(), group));
+    ASSERT_NO_FATAL_FAILURE(SubmitGradients(rank, group, value, Gradients::kAdded));
   }
   ASSERT_C_OK(shardd_backward_done(rank.job(), 0));
 }

@@ -11,6 +11,7 @@
 
 #include "client/c/shardd.h"
 #include "tests/client/client_fixture.h"
+#include "tests/client/job/passes.h"
 
 namespace shardd::testing_client {
 namespace {
@@ -34,11 +35,7 @@ v1::JobSpec HybridSpec(const std::string& name, bool copies) {
 
 v1::JobSpec TrainersSpec(const std::string& name, bool copies) {
   v1::JobSpec spec = HybridSpec(name, copies);
-  v1::JobConfig& config = *spec.mutable_config();
-  config.set_trainers_never_write(false);
-  config.mutable_optimizer()->Clear();
-  config.mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
-  config.mutable_optimizer()->set_trainer_states(1);
+  StepInTrainers(&spec);
   return spec;
 }
 
@@ -85,20 +82,7 @@ void StepTo(Rank& rank, float value) {
 
 // Gradients of all parameters are `gradient`, and replace what was there.
 void Backward(Rank& rank, float gradient) {
-  for (int group = rank.Info().group_count - 1; group >= 0; --group) {
-    rank.Unshard(group, SHARDD_FORWARD);
-    ASSERT_C_OK(shardd_wait_gradient_slot(rank.job(), group));
-    const shardd_group_info info = rank.GroupInfo(group);
-    std::vector<uint8_t> fresh(static_cast<size_t>(info.param_count + 7) / 8, 0);
-    for (int i = 0; i < info.param_count; ++i) {
-      if (auto* slot = static_cast<float*>(shardd_gradient_data(rank.job(), info.params[i])); slot != nullptr) {
-        std::fill_n(slot, rank.ParamInfo(info.params[i]).numel, gradient);
-        fresh[static_cast<size_t>(i) / 8] |= static_cast<uint8_t>(1 << (i % 8));
-      }
-    }
-    ASSERT_C_OK(shardd_submit_gradients(rank.job(), group, nullptr, fresh.data()));
-    ASSERT_C_OK(shardd_reshard(rank.job(), group));
-  }
+  ASSERT_NO_FATAL_FAILURE(SubmitAll(rank, gradient, Gradients::kReplaced, SHARDD_FORWARD));
   ASSERT_C_OK(shardd_backward_done(rank.job(), 1));
 }
 

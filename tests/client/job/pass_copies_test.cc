@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "client/c/shardd.h"
 #include "tests/client/client_fixture.h"
+#include "tests/client/job/passes.h"
 
 namespace shardd::testing_client {
 namespace {
@@ -19,12 +20,8 @@ constexpr int kWorld = 2;
 
 v1::JobSpec CopiesSpec(const std::string& name) {
   v1::JobSpec spec = SmallSpec(name, kWorld);
-  v1::JobConfig& config = *spec.mutable_config();
-  config.set_trainers_never_write(false);
-  config.set_keep_every(1);
-  config.mutable_optimizer()->Clear();
-  config.mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
-  config.mutable_optimizer()->set_trainer_states(1);
+  StepInTrainers(&spec);
+  spec.mutable_config()->set_keep_every(1);
   return spec;
 }
 

@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "client/c/shardd.h"
 #include "tests/client/client_fixture.h"
+#include "tests/client/job/passes.h"
 
 namespace shardd::testing_client {
 namespace {
@@ -18,11 +19,7 @@ constexpr int kWorld = 2;
 
 v1::JobSpec TrainersSpec(const std::string& name) {
   v1::JobSpec spec = SmallSpec(name, kWorld);
-  v1::JobConfig& config = *spec.mutable_config();
-  config.set_trainers_never_write(false);
-  config.mutable_optimizer()->Clear();
-  config.mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
-  config.mutable_optimizer()->set_trainer_states(1);
+  StepInTrainers(&spec);
   return spec;
 }
 
@@ -35,25 +32,8 @@ v1::JobSpec EditsSpec(const std::string& name) {
 
 // A forward and a backward; gradients of all parameters are `gradient`.
 void Pass(Rank& rank, float gradient) {
-  const int groups = rank.Info().group_count;
-  for (int group = 0; group < groups; ++group) {
-    rank.Unshard(group, SHARDD_FORWARD);
-    ASSERT_C_OK(shardd_reshard(rank.job(), group));
-  }
-  for (int group = groups - 1; group >= 0; --group) {
-    rank.Unshard(group, SHARDD_BACKWARD);
-    ASSERT_C_OK(shardd_wait_gradient_slot(rank.job(), group));
-    FillGradients(rank, group, gradient);
-    const shardd_group_info info = rank.GroupInfo(group);
-    std::vector<uint8_t> fresh(static_cast<size_t>(info.param_count + 7) / 8, 0);  // all: as after zero_grad
-    for (int i = 0; i < info.param_count; ++i) {
-      if (rank.ParamInfo(info.params[i]).requires_grad != 0) {
-        fresh[static_cast<size_t>(i) / 8] |= static_cast<uint8_t>(1 << (i % 8));
-      }
-    }
-    ASSERT_C_OK(shardd_submit_gradients(rank.job(), group, nullptr, fresh.data()));
-    ASSERT_C_OK(shardd_reshard(rank.job(), group));
-  }
+  ASSERT_NO_FATAL_FAILURE(Forward(rank));
+  ASSERT_NO_FATAL_FAILURE(SubmitAll(rank, gradient, Gradients::kReplaced));
   ASSERT_C_OK(shardd_backward_done(rank.job(), 1));
 }
 

@@ -15,24 +15,15 @@
 #include "client/c/shardd.h"
 #include "client/cpp/shardd.h"
 #include "tests/client/client_fixture.h"
+#include "tests/client/job/passes.h"
 
 namespace shardd::testing_client {
 namespace {
 
 // One forward and backward over all groups with gradients of `value` everywhere.
 void Pass(Rank& rank, float value) {
-  const int groups = rank.Info().group_count;
-  for (int group = 0; group < groups; ++group) {
-    rank.Unshard(group, SHARDD_FORWARD);
-    ASSERT_C_OK(shardd_reshard(rank.job(), group));
-  }
-  for (int group = groups - 1; group >= 0; --group) {
-    rank.Unshard(group, SHARDD_BACKWARD);
-    ASSERT_C_OK(shardd_wait_gradient_slot(rank.job(), group));
-    FillGradients(rank, group, value);
-    ASSERT_C_OK(shardd_submit_gradients(rank.job(), group, nullptr, nullptr));
-    ASSERT_C_OK(shardd_reshard(rank.job(), group));
-  }
+  ASSERT_NO_FATAL_FAILURE(Forward(rank));
+  ASSERT_NO_FATAL_FAILURE(SubmitAll(rank, value, Gradients::kAdded));
 }
 
 void Train(const v1::JobSpec& spec) {

@@ -5,7 +5,7 @@
 #include <map>
 #include <vector>
 
-#include "tests/common/plan/spec_builder.h"
+#include "tests/common/plan/node_specs.h"
 
 namespace shardd {
 namespace {
@@ -17,24 +17,12 @@ SpecBuilder Model(int nodes, int world_size, v1::Layout layout = v1::LAYOUT_FLAT
   b.config().set_strategy(strategy);
   b.config().set_layout(layout);
   b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
-  b.Param(0, "w", {2048});
-  const int a = b.AddSharded(0, "a");
-  b.Param(a, "w", {67, 131});
-  b.Param(a, "bias", {3});
-  b.Param(a, "frozen", {1000, 5}, {.requires_grad = false});
+  const int a = AddUnevenParams(&b);
   b.Param(a, "scalar", {});
   const int c = b.AddSharded(0, "b");
   b.Param(c, "w", {5, 64});
-  for (int node = 0; node < nodes; ++node) {
-    b.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7000"));
-  }
+  AddNodes(&b, nodes);
   return b;
-}
-
-ShardPlan PlanOf(SpecBuilder b, int node) {
-  absl::StatusOr<ShardPlan> plan = PlanShards(b.spec(), node);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  return *std::move(plan);
 }
 
 const v1::Layout kLayouts[] = {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0};
@@ -46,9 +34,9 @@ TEST(NodePart, RanksOfManyNodesHoldWhatOneNodesRanksWould) {
       const ShardPlan one = all.Plan();
       const SpecBuilder cut = Model(nodes, ranks, layout);
       for (int node = 0; node < nodes; ++node) {
-        const ShardPlan plan = PlanOf(cut, node);
+        const ShardPlan plan = PlanOn(cut, node);
         ASSERT_TRUE(plan.cut_over_nodes);
-        EXPECT_EQ(plan.digest, PlanOf(cut, 0).digest);
+        EXPECT_EQ(plan.digest, PlanOn(cut, 0).digest);
         for (int rank = 0; rank < ranks; ++rank) {
           for (size_t p = 0; p < one.params.size(); ++p) {
             for (const Purpose purpose : {Purpose::kParameters, Purpose::kGradients, Purpose::kOptimizer}) {
@@ -68,7 +56,7 @@ TEST(NodePart, EachElementIsHeldAndWorkedOnByOneNode) {
   for (const v1::Layout layout : kLayouts) {
     for (const auto& [nodes, ranks] : {std::pair{2, 2}, {3, 1}, {5, 2}}) {
       const SpecBuilder b = Model(nodes, ranks, layout);
-      const ShardPlan plan = PlanOf(b, 1);
+      const ShardPlan plan = PlanOn(b, 1);
       for (size_t g = 0; g < plan.groups.size(); ++g) {
         std::map<std::pair<int, int64_t>, int> held, worked;
         for (int node = 0; node < nodes; ++node) {
@@ -112,7 +100,7 @@ TEST(NodePart, MemoryIsThatOfThePart) {
     }();
     int64_t shards = 0, optimizer = 0;
     for (int node = 0; node < 2; ++node) {
-      const ShardPlan plan = PlanOf(b, node);
+      const ShardPlan plan = PlanOn(b, node);
       EXPECT_EQ(plan.config.unshard_mode(), v1::UNSHARD_MODE_POOLED);
       int64_t bytes = 0;
       int64_t end = -1;
@@ -149,7 +137,7 @@ TEST(NodePart, GatherStagingHasRoomForAGroupsParts) {
       SpecBuilder b = Model(3, 2, layout);
       b.config().mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
       b.Param(b.AddSharded(0, "big"), "w", {1024, 3072});
-      const ShardPlan plan = PlanOf(b, node);
+      const ShardPlan plan = PlanOn(b, node);
       const GatherStaging staging = plan.memory.gather_staging;
       // A sixth of the largest group in bf16, and what the other two nodes have for the same rank.
       EXPECT_NEAR(static_cast<double>(staging.own_bytes), 1 << 20, 8 << 10);
@@ -167,7 +155,7 @@ TEST(NodePart, GatherStagingHasRoomForAGroupsParts) {
 
 TEST(NodePart, StagingHasRoomForThePartsOfAllNodes) {
   for (const v1::Layout layout : kLayouts) {
-    const ShardPlan plan = PlanOf(Model(3, 2, layout), 0);
+    const ShardPlan plan = PlanOn(Model(3, 2, layout), 0);
     for (size_t g = 0; g < plan.groups.size(); ++g) {
       int64_t of_node[3] = {};
       for (int rank = 0; rank < 2; ++rank) {
@@ -193,8 +181,8 @@ TEST(NodePart, ANodeThatIsNotThereIsRefused) {
   for (const int node : {-1, 2}) {
     EXPECT_EQ(PlanShards(b.spec(), node).status().code(), absl::StatusCode::kInvalidArgument) << node;
   }
-  EXPECT_FALSE(PlanOf(Model(2, 2, v1::LAYOUT_FLAT, v1::STRATEGY_NO_SHARD), 1).cut_over_nodes);
-  EXPECT_EQ(PlanOf(Model(2, 2, v1::LAYOUT_FLAT, v1::STRATEGY_NO_SHARD), 1).node, 0) << "the same plan on all nodes";
+  EXPECT_FALSE(PlanOn(Model(2, 2, v1::LAYOUT_FLAT, v1::STRATEGY_NO_SHARD), 1).cut_over_nodes);
+  EXPECT_EQ(PlanOn(Model(2, 2, v1::LAYOUT_FLAT, v1::STRATEGY_NO_SHARD), 1).node, 0) << "the same plan on all nodes";
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/plan/node_part.h"
-#include "tests/common/plan/spec_builder.h"
+#include "tests/common/plan/node_specs.h"
 
 namespace shardd {
 namespace {
@@ -23,21 +23,9 @@ SpecBuilder Model(int nodes, int world_size, int shard_group_size, v1::Layout la
   b.config().set_layout(layout);
   b.config().set_shard_group_size(shard_group_size);
   b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
-  b.Param(0, "w", {2048});
-  const int a = b.AddSharded(0, "a");
-  b.Param(a, "w", {67, 131});
-  b.Param(a, "bias", {3});
-  b.Param(a, "frozen", {1000, 5}, {.requires_grad = false});
-  for (int node = 0; node < nodes; ++node) {
-    b.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7000"));
-  }
+  AddUnevenParams(&b);
+  AddNodes(&b, nodes);
   return b;
-}
-
-ShardPlan PlanOf(SpecBuilder b, int node) {
-  absl::StatusOr<ShardPlan> plan = PlanShards(b.spec(), node);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  return *std::move(plan);
 }
 
 TEST(NodeRows, ANodeHoldsWhatItWouldInAJobOfOneRow) {
@@ -46,12 +34,12 @@ TEST(NodeRows, ANodeHoldsWhatItWouldInAJobOfOneRow) {
       const SpecBuilder rows = Model(nodes, ranks, row * ranks, layout);
       SpecBuilder one = Model(row, ranks, 0, layout, v1::STRATEGY_FULL_SHARD);
       for (int node = 0; node < nodes; ++node) {
-        const ShardPlan got = PlanOf(rows, node);
-        const ShardPlan want = PlanOf(one, node % row);
+        const ShardPlan got = PlanOn(rows, node);
+        const ShardPlan want = PlanOn(one, node % row);
         EXPECT_TRUE(got.cut_over_nodes && HasRows(got));
         EXPECT_EQ(NodesOfRow(got), row);
         EXPECT_EQ(got.node, node % row);
-        EXPECT_EQ(got.digest, PlanOf(rows, 0).digest);
+        EXPECT_EQ(got.digest, PlanOn(rows, 0).digest);
         EXPECT_EQ(got.config.unshard_mode(), v1::UNSHARD_MODE_POOLED);
         EXPECT_EQ(got.config.gradient_divide_factor(), nodes * ranks);
         EXPECT_EQ(got.memory.held_shards_bytes, want.memory.held_shards_bytes);
@@ -75,24 +63,24 @@ TEST(NodeRows, ANodeHoldsWhatItWouldInAJobOfOneRow) {
 }
 
 TEST(NodeRows, NodesOfOnePlaceShareTheMemoryToAdd) {
-  const ShardPlan rows = PlanOf(Model(4, 2, 4), 0);
-  const ShardPlan one = PlanOf(Model(4, 2, 0, v1::LAYOUT_FLAT, v1::STRATEGY_FULL_SHARD), 0);
+  const ShardPlan rows = PlanOn(Model(4, 2, 4), 0);
+  const ShardPlan one = PlanOn(Model(4, 2, 0, v1::LAYOUT_FLAT, v1::STRATEGY_FULL_SHARD), 0);
   // A node adds a fourth of everything, whether it keeps that alone or half of what it keeps.
   EXPECT_LE(rows.node_piece_bytes, one.node_piece_bytes + 64 * kSlabAlignmentBytes);
   EXPECT_GE(rows.node_piece_bytes * 4, rows.world_size * rows.node_slot_bytes / 2);
 }
 
 TEST(NodeRows, ZeRO2KeepsParametersFromForwardToBackward) {
-  const ShardPlan plan = PlanOf(Model(4, 2, 4, v1::LAYOUT_FLAT, v1::STRATEGY_HYBRID_SHARD_ZERO2), 3);
+  const ShardPlan plan = PlanOn(Model(4, 2, 4, v1::LAYOUT_FLAT, v1::STRATEGY_HYBRID_SHARD_ZERO2), 3);
   EXPECT_TRUE(HasRows(plan));
   EXPECT_FALSE(plan.groups[1].reshard_after_forward);
 }
 
 TEST(NodeRows, OtherJobsHaveNone) {
-  const ShardPlan within = PlanOf(Model(4, 2, 2), 3);
+  const ShardPlan within = PlanOn(Model(4, 2, 2), 3);
   EXPECT_FALSE(within.cut_over_nodes || HasRows(within));
   EXPECT_EQ(NodesOfRow(within), 1);
-  const ShardPlan cut = PlanOf(Model(4, 2, 0, v1::LAYOUT_FLAT, v1::STRATEGY_FULL_SHARD), 3);
+  const ShardPlan cut = PlanOn(Model(4, 2, 0, v1::LAYOUT_FLAT, v1::STRATEGY_FULL_SHARD), 3);
   EXPECT_TRUE(cut.cut_over_nodes && !HasRows(cut));
   EXPECT_EQ(NodesOfRow(cut), 4);
 }

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <random>
 
+#include "tests/common/plan/node_specs.h"
 #include "tests/common/plan/random_spec.h"
-#include "tests/common/plan/spec_builder.h"
 
 namespace shardd {
 namespace {
@@ -117,13 +117,13 @@ TEST(SlabSpread, PagesGrowWhereThereWouldBeTooManyPieces) {
 TEST(SlabSpread, PagesOfOtherNodesAreOnNoGpu) {
   SpecBuilder b = Model(2, 2, 24);
   b.config().set_strategy(v1::STRATEGY_FULL_SHARD);
-  for (int node = 0; node < 3; ++node) b.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7000"));
+  AddNodes(&b, 3);
   const std::vector<std::pair<int, int64_t>> wanted[] = {
       {{0, 2}, {1, 2}, {kNoGpu, 8}, {0, 2}, {1, 2}, {kNoGpu, 8}},
       {{0, 1}, {kNoGpu, 3}, {0, 2}, {1, 2}, {kNoGpu, 8}, {0, 2}, {1, 2}, {kNoGpu, 4}},
       {{0, 1}, {kNoGpu, 7}, {0, 2}, {1, 2}, {kNoGpu, 8}, {0, 2}, {1, 2}}};
   for (int node = 0; node < 3; ++node) {
-    const ShardPlan plan = *PlanShards(b.spec(), node);
+    const ShardPlan plan = PlanOn(b, node);
     for (const SpreadSlab slab : {SpreadSlab::kShards, SpreadSlab::kGradients}) {
       for (const int gpus : {1, 2}) {
         int64_t size_bytes = 0;

@@ -8,7 +8,7 @@
 #include "common/plan/largest_node.h"
 #include "common/plan/node_part.h"
 #include "common/tensor/muon.h"
-#include "tests/common/plan/spec_builder.h"
+#include "tests/common/plan/node_specs.h"
 
 namespace shardd {
 namespace {
@@ -110,14 +110,8 @@ SpecBuilder OnNodes(int nodes, int world_size, v1::Strategy strategy, v1::Layout
   SpecBuilder b = Model(world_size);
   b.config().set_strategy(strategy);
   b.config().set_layout(layout);
-  for (int node = 0; node < nodes; ++node) b.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":1"));
+  AddNodes(&b, nodes);
   return b;
-}
-
-ShardPlan PlanOn(SpecBuilder b, int node) {
-  absl::StatusOr<ShardPlan> plan = PlanShards(b.spec(), node);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  return *std::move(plan);
 }
 
 // Of the parameters of Model, by place: where all of it is.

@@ -4,7 +4,7 @@
 #include <signal.h>
 
 #include "absl/strings/str_cat.h"
-#include "tests/e2e/cluster.h"
+#include "tests/e2e/gpus/gpu_cluster.h"
 #include "tests/testing/fake_cuda.h"
 
 namespace shardd::e2e {
@@ -13,15 +13,9 @@ namespace {
 using testing::Child;
 using testing::PollUntil;
 
-class ByCopies : public Cluster {
+class ByCopies : public GpuCluster {
  protected:
   void SetUp() override { SHARDD_NEEDS_GPUS(1); }
-  void StartOnGpus(int gpus, const std::vector<std::string>& daemon_only = {}) {
-    std::vector<std::string> of_daemon = {"FAKE_CUDA_DELAY_SEED=7"};
-    of_daemon.insert(of_daemon.end(), daemon_only.begin(), daemon_only.end());
-    RanksFind(testing::FakeCudaEnvironment(gpus, {"FAKE_CUDA_DELAY_SEED=11"}));
-    StartDaemon({}, "cuda:all", testing::FakeCudaEnvironment(gpus, of_daemon));
-  }
   static std::string Pick(int64_t on_fake, int64_t on_real) {
     return absl::StrCat(testing::OnRealGpus() ? on_real : on_fake);
   }
@@ -67,20 +61,16 @@ TEST_F(ByCopies, ReplacingARankKilledAnywhereKeepsAllElementsRight) {
     SCOPED_TRACE(absl::StrCat(moment, " and ", late_us, " us"));
     Child survivor = StartRank(0, args);
     Child victim = StartRank(1, args.With({{"kill", moment}, {"kill_late_us", late_us}}));
-    EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
-    Child replacement = StartRank(1, args);
-    EXPECT_EQ(replacement.Wait(), 0);
-    EXPECT_EQ(survivor.Wait(), 0);
-    ExpectAllOk({Report(args, 0), Report(args, 1)});
+    ReplaceKilledRank(args, victim, survivor);
     ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
   }
 }
 
 // Three such jobs at once would not fit.
 TEST_F(ByCopies, JobsWhoseRanksWereKilledLeaveNoGpuMemoryBehind) {
-  std::vector<std::string> limit = {absl::StrCat("FAKE_CUDA_MEMORY_BYTES=", int64_t{60} << 20)};
-  if (testing::OnRealGpus()) limit.clear();
-  StartOnGpus(1, limit);
+  std::vector<std::string> of_daemon = {"FAKE_CUDA_DELAY_SEED=7"};
+  if (!testing::OnRealGpus()) of_daemon.push_back(absl::StrCat("FAKE_CUDA_MEMORY_BYTES=", int64_t{60} << 20));
+  StartOnGpus(1, {}, of_daemon);
   const Args args =
       args_.With({{"recover", "1"}, {"zeros", "1"}, {"look_at_all", "0"}, {"blocks", "2"}, {"steps", "5"}})
           .With({{"numel", Pick(1'000'000, 900'000'000)}});
@@ -88,11 +78,7 @@ TEST_F(ByCopies, JobsWhoseRanksWereKilledLeaveNoGpuMemoryBehind) {
     SCOPED_TRACE(round);
     Child survivor = StartRank(0, args);
     Child victim = StartRank(1, args.With({{"kill", "submitted@2"}}));
-    EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
-    Child replacement = StartRank(1, args);
-    EXPECT_EQ(replacement.Wait(), 0);
-    EXPECT_EQ(survivor.Wait(), 0);
-    ExpectAllOk({Report(args, 0), Report(args, 1)});
+    ReplaceKilledRank(args, victim, survivor);
     ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
   }
 }

@@ -44,6 +44,16 @@ class CudaDeath : public DaemonDeath {
     return std::make_unique<testing::DaemonProcess>(
         daemon_folder_, "cuda:all", std::vector<std::string>{"--custodian=unix:" + Custody()}, environment);
   }
+  // A daemon is killed, and replaced, where two ranks pause before a step.
+  std::vector<testing::Child> KillBeforeTheStep(const Args& args) {
+    StartOnGpus(1);
+    StartKept();
+    std::vector<testing::Child> ranks = StartRanks(args);
+    for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "before_step", rank);
+    KillDaemon();
+    StartKept();
+    return ranks;
+  }
   std::map<std::string, v1::Purpose> Purposes() { return PurposesOf(jobs()); }
 };
 

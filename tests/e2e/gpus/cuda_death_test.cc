@@ -70,13 +70,8 @@ TEST_F(CudaDeath, RanksOfTheJobMayDieWithIt) {
 
 // Who attaches again writes the gradient shards of before no more, so there are no others beside them.
 TEST_F(CudaDeath, RanksThatAttachAgainFindTheGradientsThatTheyHad) {
-  StartOnGpus(1);
-  StartKept();
   const Args args = Training(20, {{"pause", "before_step@10,end@20"}});
-  std::vector<Child> ranks = StartRanks(args);
-  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "before_step", rank);
-  KillDaemon();
-  StartKept();
+  std::vector<Child> ranks = KillBeforeTheStep(args);
   for (int rank = 0; rank < 2; ++rank) LetGo(args, "before_step", rank);
   for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "end", rank);
   EXPECT_FALSE(HasEvent("job", "renew", ""));
@@ -86,13 +81,8 @@ TEST_F(CudaDeath, RanksThatAttachAgainFindTheGradientsThatTheyHad) {
 
 // It may still write what it has mapped, and what was queued behind its stream's waits.
 TEST_F(CudaDeath, AReplacedRanksLivingProcessKeepsItsGradientMemory) {
-  StartOnGpus(1);
-  StartKept();
   const Args args = Training(20, {{"pause", "before_step@10,end@20"}});
-  std::vector<Child> ranks = StartRanks(args);
-  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "before_step", rank);
-  KillDaemon();
-  StartKept();
+  std::vector<Child> ranks = KillBeforeTheStep(args);
   ASSERT_EQ(kill(ranks[1].pid(), SIGSTOP), 0);
   Child replacement = StartRank(1, args.With({{"pause", "end@20"}}));
   LetGo(args, "before_step", 0);

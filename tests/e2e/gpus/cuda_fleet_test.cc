@@ -6,7 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "tests/e2e/cluster.h"
+#include "tests/e2e/gpus/gpu_cluster.h"
 #include "tests/testing/fake_cuda.h"
 
 namespace shardd::e2e {
@@ -15,13 +15,9 @@ namespace {
 using testing::Child;
 using testing::PollUntil;
 
-class OverManyGpus : public Cluster {
+class OverManyGpus : public GpuCluster {
  protected:
   void SetUp() override { SHARDD_NEEDS_GPUS(1); }
-  void StartOnGpus(int gpus) {
-    RanksFind(testing::FakeCudaEnvironment(gpus, {"FAKE_CUDA_DELAY_SEED=11"}));
-    StartDaemon({}, "cuda:all", testing::FakeCudaEnvironment(gpus, {"FAKE_CUDA_DELAY_SEED=7"}));
-  }
 };
 
 // Each kills another rank, so that every GPU but the first loses its trainer once.
@@ -55,7 +51,7 @@ TEST_F(OverManyGpus, ReplacingAKilledRankOnItsGpuChangesNoResult) {
     ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
     ++victim_rank;
   }
-  EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() <= before; })) << DaemonFootprint() << ", want " << before;
+  ExpectNothingLeaks(before);
 }
 
 // What the wider job takes over lies in pieces on both GPUs: parameters, optimizer state, counts of updates.
@@ -86,7 +82,7 @@ TEST_F(OverManyGpus, AnExtendedJobTakesOverWhatEveryGpuHas) {
   }
   // Biases stand still before step 3 and not from there on.
   EXPECT_NE(reports[0].losses[4], reports[0].losses[3]);
-  EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() <= before; })) << DaemonFootprint() << ", want " << before;
+  ExpectNothingLeaks(before);
 }
 
 // A call that NCCL refuses ends the epoch; GPUs and ranks are as they were.
@@ -142,7 +138,7 @@ TEST_F(OverManyGpus, WindowsFollowTheSlotsOfReplacedRanks) {
     ExpectSame(reports, want);
     ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
   }
-  EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() <= before; })) << DaemonFootprint() << ", want " << before;
+  ExpectNothingLeaks(before);
 }
 
 TEST_F(OverManyGpus, ANewCommunicatorGetsAWindowOrReducesWithoutOne) {

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/cluster.h"
+#include "tests/e2e/gpus/purposes.h"
 #include "tests/testing/fake_cuda.h"
 
 namespace shardd::e2e {
@@ -29,14 +30,9 @@ class FullGpu : public Cluster {
   void StartOnGpusOf(int64_t bytes) { StartOnGpus({absl::StrCat("FAKE_CUDA_MEMORY_BYTES=", bytes)}); }
   // Bytes of a purpose on a GPU, or of all purposes.
   int64_t BytesOn(const std::string& gpu, const std::string& purpose = "") {
-    grpc::ClientContext context;
-    v1::JobRef ref;
-    ref.set_job("job");
-    v1::Memory memory;
-    EXPECT_TRUE(jobs().GetMemory(&context, ref, &memory).ok());
     int64_t bytes = 0;
-    for (const v1::Purpose& one : memory.purposes()) {
-      if (!purpose.empty() && one.purpose() != purpose) continue;
+    for (const auto& [name, one] : PurposesOf(jobs())) {
+      if (!purpose.empty() && name != purpose) continue;
       for (const v1::DeviceBytes& on : one.devices()) bytes += on.device() == gpu ? on.allocated_bytes() : 0;
     }
     return bytes;

@@ -11,7 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "tests/e2e/cluster.h"
+#include "tests/e2e/gpus/gpu_cluster.h"
 #include "tests/testing/fake_cuda.h"
 
 namespace shardd::e2e {
@@ -22,31 +22,13 @@ using testing::PollUntil;
 
 const Args kStream = {{"model", "stream"}, {"device_memory", "1"}};
 
-class ByStream : public Cluster {
+class ByStream : public GpuCluster {
  protected:
   void SetUp() override { SHARDD_NEEDS_GPUS(1); }
-  void StartOnGpus(int gpus, const std::vector<std::string>& of_ranks = {}) {
-    gpus_ = gpus;
-    SetRanks(of_ranks);
-    StartDaemon({}, "cuda:all", testing::FakeCudaEnvironment(gpus, {"FAKE_CUDA_DELAY_SEED=7"}));
-  }
-  // Of the ranks that are started from now on.
-  void SetRanks(const std::vector<std::string>& more) {
-    std::vector<std::string> environment = {"FAKE_CUDA_DELAY_SEED=11"};
-    environment.insert(environment.end(), more.begin(), more.end());
-    RanksFind(testing::FakeCudaEnvironment(gpus_, environment));
-  }
   static double Looked(const TrainerReport& report) {
     const std::string note = report.Note("looked ");
     return note.empty() ? 1 : std::atof(note.c_str() + 7);
   }
-  std::string Log(const Args& args, int rank) const {
-    return testing::ReadWholeFile(absl::StrCat(Folder(args), "/log.", rank));
-  }
-  bool Exists(const std::string& file) const { return access(file.c_str(), F_OK) == 0; }
-
- private:
-  int gpus_ = 0;
 };
 
 TEST_F(ByStream, TrainersThatNeverSynchroniseTrainAsTheUnshardedRun) {
@@ -172,12 +154,7 @@ TEST_F(ByStream, ReplacingARankKilledDuringAnothersGraphChangesNoResult) {
   AwaitPause(args, "launch", 1);
   ASSERT_TRUE(PollUntil([&] { return Job().committed_step() == 3; }));
   victim.Kill(SIGKILL);
-  EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
-  Child replacement = StartRank(1, args);
-  EXPECT_EQ(replacement.Wait(), 0);
-  EXPECT_EQ(survivor.Wait(), 0);
-  const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
-  ExpectAllOk(reports);
+  const std::vector<TrainerReport> reports = ReplaceKilledRank(args, victim, survivor);
   ExpectSame(reports, want);
   EXPECT_EQ(reports[0].Note("captured"), "captured 2");
   EXPECT_TRUE(absl::StrContains(reports[0].Note("aborted 3"), "launch_graph")) << reports[0].Note("aborted 3");
@@ -212,17 +189,11 @@ TEST_F(ByStream, AKilledRanksLateSignalTouchesNobody) {
   ExpectAllOk(want);
   const std::string hold = File("hold");
   Child survivor = StartRank(0, args);
-  SetRanks({"FAKE_CUDA_HOLD_WRITES_FILE=" + hold});
-  Child victim = StartRank(1, args.With({{"pause", "before_step@4"}}));
-  AwaitPause(args, "before_step", 1);
-  std::ofstream(hold).flush();  // from here on no signal of its stream lands
-  LetGo(args, "before_step", 1);
+  Child victim = StartRankWithHeldSignals(args, hold);
   // Its step is sent, and cannot be decided; so it never comes to the next one's gradients by itself.
-  ASSERT_TRUE(PollUntil([&] { return Exists(hold + ".held"); }));
   EXPECT_EQ(Job().committed_step(), 4);
   victim.Kill(SIGKILL);
   EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
-  SetRanks({});
   Child replacement = StartRank(1, args);
   ASSERT_TRUE(PollUntil([&] { return Job().committed_step() > 5; }));
   unlink(hold.c_str());  // what the dead one's GPU still had lands

@@ -14,8 +14,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "tests/e2e/cluster.h"
-#include "tests/e2e/gpus/purposes.h"
+#include "tests/e2e/gpus/gpu_cluster.h"
 #include "tests/testing/fake_cuda.h"
 
 namespace shardd::e2e {
@@ -24,7 +23,7 @@ namespace {
 using testing::Child;
 using testing::PollUntil;
 
-class OnGpus : public Cluster {
+class OnGpus : public GpuCluster {
  protected:
   void SetUp() override { SHARDD_NEEDS_GPUS(1); }
   // Daemon and ranks find so many GPUs; every operation of a stream starts late, by a seed.
@@ -32,15 +31,6 @@ class OnGpus : public Cluster {
     RanksFind(testing::FakeCudaEnvironment(gpus));
     daemon_only.push_back("FAKE_CUDA_DELAY_SEED=7");
     StartDaemon({"--max_bytes_per_uid=0"}, "cuda:all", testing::FakeCudaEnvironment(gpus, daemon_only));
-  }
-  std::map<std::string, v1::Purpose> Purposes() { return PurposesOf(jobs()); }
-  TrainerReport Refusal(const Args& args) {
-    const Args one = args.With({{"world", "2"}, {"steps", "1"}, {"timeout_ms", "20000"}});
-    EXPECT_EQ(StartRank(0, one).Wait(), 0);
-    return Report(one, 0);
-  }
-  void ExpectNothingLeaks(const Footprint& before) {
-    EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() <= before; })) << DaemonFootprint() << ", want " << before;
   }
 };
 
@@ -404,16 +394,9 @@ TEST_F(OnGpus, ALostGpuEndsItsJobsWithTheDriversWords) {
   std::ofstream(file).flush();
   StartOnGpus(1, {"FAKE_CUDA_LOSE_FILE=" + file});
   const Args args = {{"device_memory", "1"}, {"steps", "1000000"}, {"recover", "1"}, {"timeout_ms", "20000"}};
-  Child first = StartRank(0, args);
-  Child second = StartRank(1, args);
-  ASSERT_TRUE(PollUntil([&] { return Job().committed_step() > 3; }));
-  std::ofstream(file) << "0 214\n" << std::flush;
-  EXPECT_EQ(first.Wait(), 0);
-  EXPECT_EQ(second.Wait(), 0);
-  for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_EQ(Report(args, rank).code, static_cast<int>(Code::kNotFound)) << Report(args, rank).message;
-    EXPECT_TRUE(absl::StrContains(Report(args, rank).message, "CUDA_ERROR_ECC_UNCORRECTABLE"))
-        << Report(args, rank).message;
+  for (const TrainerReport& report : RunUntilTheGpuIsLost(args, file)) {
+    EXPECT_EQ(report.code, static_cast<int>(Code::kNotFound)) << report.message;
+    EXPECT_TRUE(absl::StrContains(report.message, "CUDA_ERROR_ECC_UNCORRECTABLE")) << report.message;
   }
   EXPECT_TRUE(DaemonAlive());
 }

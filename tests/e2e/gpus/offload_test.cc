@@ -11,7 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "tests/e2e/cluster.h"
+#include "tests/e2e/gpus/gpu_cluster.h"
 #include "tests/testing/fake_cuda.h"
 
 namespace shardd::e2e {
@@ -20,7 +20,7 @@ namespace {
 using testing::Child;
 using testing::PollUntil;
 
-class Offloaded : public Cluster {
+class Offloaded : public GpuCluster {
  protected:
   void SetUp() override { SHARDD_NEEDS_GPUS(1); }
   void StartOnGpus(int gpus, int threads = 1, std::vector<std::string> daemon_only = {}) {
@@ -29,16 +29,7 @@ class Offloaded : public Cluster {
     StartDaemon({absl::StrCat("--offload_threads=", threads)}, "cuda:all",
                 testing::FakeCudaEnvironment(gpus, daemon_only));
   }
-  std::map<std::string, v1::Purpose> Purposes(const std::string& name = "job") {
-    grpc::ClientContext context;
-    v1::JobRef ref;
-    ref.set_job(name);
-    v1::Memory memory;
-    EXPECT_TRUE(jobs().GetMemory(&context, ref, &memory).ok());
-    std::map<std::string, v1::Purpose> purposes;
-    for (const v1::Purpose& purpose : memory.purposes()) purposes[purpose.purpose()] = purpose;
-    return purposes;
-  }
+  TrainerReport Refusal(const Args& args) { return GpuCluster::Refusal(args.With({{"device_memory", "1"}})); }
   // What the daemon's threads of this name have run.
   int64_t ThreadNs(const std::string& name) {
     int64_t total_ns = 0;
@@ -47,14 +38,6 @@ class Offloaded : public Cluster {
       total_ns += std::atoll(testing::ReadWholeFile(task.path() / "schedstat").c_str());
     }
     return total_ns;
-  }
-  void ExpectNothingLeaks(const Footprint& before) {
-    EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() <= before; })) << DaemonFootprint() << ", want " << before;
-  }
-  TrainerReport Refusal(const Args& args) {
-    const Args one = args.With({{"device_memory", "1"}, {"world", "2"}, {"steps", "1"}, {"timeout_ms", "20000"}});
-    EXPECT_EQ(StartRank(0, one).Wait(), 0);
-    return Report(one, 0);
   }
 };
 
@@ -289,16 +272,9 @@ TEST_F(Offloaded, ALostGpuEndsItsJobsButNotTheDaemon) {
   StartOnGpus(1, 2, {"FAKE_CUDA_LOSE_FILE=" + file});
   const Args args = {
       {"device_memory", "1"}, {"offload", "HOST"}, {"steps", "1000000"}, {"recover", "1"}, {"timeout_ms", "20000"}};
-  Child first = StartRank(0, args);
-  Child second = StartRank(1, args);
-  ASSERT_TRUE(PollUntil([&] { return Job().committed_step() > 3; }));
-  std::ofstream(file) << "0 214\n" << std::flush;
-  EXPECT_EQ(first.Wait(), 0);
-  EXPECT_EQ(second.Wait(), 0);
-  for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_EQ(Report(args, rank).code, static_cast<int>(Code::kNotFound)) << Report(args, rank).message;
-    EXPECT_TRUE(absl::StrContains(Report(args, rank).message, "CUDA_ERROR_ECC_UNCORRECTABLE"))
-        << Report(args, rank).message;
+  for (const TrainerReport& report : RunUntilTheGpuIsLost(args, file)) {
+    EXPECT_EQ(report.code, static_cast<int>(Code::kNotFound)) << report.message;
+    EXPECT_TRUE(absl::StrContains(report.message, "CUDA_ERROR_ECC_UNCORRECTABLE")) << report.message;
   }
   EXPECT_TRUE(DaemonAlive());
 }

@@ -9,11 +9,11 @@
 
 namespace shardd::e2e {
 
-// What the memory of job "job" is for, as operators see it.
-inline std::map<std::string, v1::Purpose> PurposesOf(v1::JobsService::Stub& jobs) {
+// What the memory of a job is for, as operators see it.
+inline std::map<std::string, v1::Purpose> PurposesOf(v1::JobsService::Stub& jobs, const std::string& name = "job") {
   grpc::ClientContext context;
   v1::JobRef ref;
-  ref.set_job("job");
+  ref.set_job(name);
   v1::Memory memory;
   EXPECT_TRUE(jobs.GetMemory(&context, ref, &memory).ok());
   std::map<std::string, v1::Purpose> purposes;

@@ -13,7 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "tests/e2e/cluster.h"
+#include "tests/e2e/gpus/gpu_cluster.h"
 #include "tests/testing/fake_cuda.h"
 
 namespace shardd::e2e {
@@ -24,19 +24,8 @@ using testing::PollUntil;
 
 const Args kSums = {{"device_memory", "1"}, {"trainer_sums", "1"}};
 
-class TrainerSums : public Cluster {
+class TrainerSums : public GpuCluster {
  protected:
-  void StartOnGpus(int gpus, const std::vector<std::string>& of_ranks = {},
-                   std::vector<std::string> of_daemon = {"FAKE_CUDA_DELAY_SEED=7"}) {
-    gpus_ = gpus;
-    SetRanks(of_ranks);
-    StartDaemon({}, "cuda:all", testing::FakeCudaEnvironment(gpus, std::move(of_daemon)));
-  }
-  void SetRanks(const std::vector<std::string>& more) {
-    std::vector<std::string> environment = {"FAKE_CUDA_DELAY_SEED=11"};
-    environment.insert(environment.end(), more.begin(), more.end());
-    RanksFind(testing::FakeCudaEnvironment(gpus_, environment));
-  }
   // With the sums in the trainers and in the daemon: the same bits.
   void ExpectAsByTheDaemon(const Args& args) {
     std::string collective;
@@ -51,12 +40,6 @@ class TrainerSums : public Cluster {
     EXPECT_EQ(collective.find("trainers"), std::string::npos) << collective;
     ExpectSame(got, want);
   }
-  std::string Log(const Args& args, int rank) const {
-    return testing::ReadWholeFile(absl::StrCat(Folder(args), "/log.", rank));
-  }
-
- private:
-  int gpus_ = 0;
 };
 
 struct SumsCase {
@@ -223,15 +206,9 @@ TEST_F(TrainerSums, LateWordsOfRanksKilledInASumTouchNobody) {
   ExpectAllOk(want);
   const std::string hold = File("hold");
   Child survivor = StartRank(0, args);
-  SetRanks({"FAKE_CUDA_HOLD_WRITES_FILE=" + hold});
-  Child victim = StartRank(1, args.With({{"pause", "before_step@4"}}));
-  AwaitPause(args, "before_step", 1);
-  std::ofstream(hold).flush();
-  LetGo(args, "before_step", 1);
-  ASSERT_TRUE(PollUntil([&] { return access((hold + ".held").c_str(), F_OK) == 0; }));
+  Child victim = StartRankWithHeldSignals(args, hold);
   victim.Kill(SIGKILL);
   EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
-  SetRanks({});
   Child replacement = StartRank(1, args);
   ASSERT_TRUE(PollUntil([&] { return Job().committed_step() > 6; }));
   unlink(hold.c_str());
@@ -253,17 +230,11 @@ TEST_F(TrainerSums, RanksStoppedInASumAreReplacedOnlyOnceGone) {
   ExpectAllOk(want);
   const std::string hold = File("hold");
   Child survivor = StartRank(0, args);
-  SetRanks({"FAKE_CUDA_HOLD_WRITES_FILE=" + hold});
-  Child stopped = StartRank(1, args.With({{"pause", "before_step@4"}}));
-  AwaitPause(args, "before_step", 1);
-  std::ofstream(hold).flush();
-  LetGo(args, "before_step", 1);
-  ASSERT_TRUE(PollUntil([&] { return access((hold + ".held").c_str(), F_OK) == 0; }));
+  Child stopped = StartRankWithHeldSignals(args, hold);
   stopped.Kill(SIGSTOP);
   ASSERT_TRUE(PollUntil([&] { return HasEvent("job", "abort", "rank 1 has not added its part on cuda:0"); }));
   EXPECT_TRUE(HasEvent("job", "abort", "reduce ")) << "what it was to add";
   // Without `replace` another process waits; it is let in when the one that is stopped is gone.
-  SetRanks({});
   Child replacement = StartRank(1, args);
   absl::SleepFor(absl::Milliseconds(500));
   EXPECT_EQ(Job().attached_ranks(), 1);

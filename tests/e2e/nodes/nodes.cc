@@ -3,6 +3,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "tests/testing/fake_cuda.h"
@@ -121,6 +123,51 @@ std::vector<TrainerReport> Nodes::Reports(const Args& args) {
     for (int rank = 0; rank < ranks_; ++rank) reports.push_back(Report(node, rank, args));
   }
   return reports;
+}
+
+void Nodes::ExpectNothingChanged(const Args& args) {
+  const std::vector<TrainerReport> reports = Reports(args);
+  ExpectAllOk(reports);
+  const std::vector<TrainerReport> want = RunAll(args.With({{"name", "undisturbed"}}));
+  for (const TrainerReport& report : want) EXPECT_EQ(report.bits.empty(), args.Int("bits") == 0);
+  ExpectSame(reports, want);
+}
+
+std::vector<testing::Child> Nodes::StartRanks(const Args& args) {
+  std::vector<testing::Child> ranks;
+  for (int node = 0; node < count(); ++node) ranks.push_back(StartRank(node, 0, args));
+  return ranks;
+}
+
+std::vector<TrainerReport> Nodes::RunOnNode0(const Args& args) {
+  std::vector<testing::Child> ranks;
+  for (int rank = 0; rank < args.Int("world", 2); ++rank) ranks.push_back(node(0).StartRank(rank, args));
+  std::vector<TrainerReport> reports;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    EXPECT_EQ(ranks[rank].Wait(), 0);
+    reports.push_back(node(0).Report(args, static_cast<int>(rank)));
+  }
+  ExpectAllOk(reports);
+  return reports;
+}
+
+std::vector<v1::Job> Nodes::Jobs() {
+  std::vector<v1::Job> jobs;
+  for (const auto& node : nodes_) jobs.push_back(node->Job());
+  return jobs;
+}
+
+int64_t Nodes::LastStep() {
+  int64_t last = 0;
+  for (const auto& node : nodes_) last = std::max<int64_t>(last, node->Job().committed_step());
+  return last;
+}
+
+bool Nodes::AllTrained(int64_t step) {
+  return testing::PollUntil([&] {
+    return std::all_of(nodes_.begin(), nodes_.end(),
+                       [&](const auto& node) { return node->Job().committed_step() >= step; });
+  });
 }
 
 std::vector<TrainerReport> Nodes::RunWithADeath(const Args& args, const std::string& moment, int on, int dies) {

@@ -20,6 +20,10 @@ namespace shardd::e2e {
 
 inline constexpr int kKilled = 1000 + SIGKILL;  // as testing::Child::Wait tells it
 
+// Of ranks that outlive daemons of their nodes and report all bits of what they hold.
+inline const Args kOutlivesDaemons = {{"recover", "1"}, {"optimizer", "adamw"},  {"of_any_rank", "1"},
+                                      {"bits", "1"},    {"silence_ms", "60000"}, {"timeout_ms", "60000"}};
+
 // One daemon with its ranks.
 class Node final : public Cluster {
  public:
@@ -97,8 +101,20 @@ class Nodes : public ::testing::Test {
                                     const std::function<void()>& at_end = nullptr);
   // Of all ranks, node by node.
   std::vector<TrainerReport> Reports(const Args& args);
+  // All ranks have ended, with what they have in a run that nobody disturbs: all bits, where `args` ask for them.
+  void ExpectNothingChanged(const Args& args);
+  // Rank 0 of each node, as processes.
+  std::vector<testing::Child> StartRanks(const Args& args);
+  // All ranks of a job that is node 0's alone; as `args` say, whatever the others' are.
+  std::vector<TrainerReport> RunOnNode0(const Args& args);
   // As RunAll, but rank `dies` of node `on` does so at `moment`, and another process comes in its place.
   std::vector<TrainerReport> RunWithADeath(const Args& args, const std::string& moment, int on, int dies);
+  // What each node says of job "job".
+  std::vector<v1::Job> Jobs();
+  // The last step that any node has committed.
+  int64_t LastStep();
+  // Until all nodes have committed the step.
+  bool AllTrained(int64_t step);
   // For Reference: of all ranks.
   Args World(const Args& args) const;
 

@@ -29,11 +29,6 @@ class NodesCutStopped : public Nodes {
   static Args Cut(const Args& args) {
     return Args({{"strategy", "FULL_SHARD"}, {"optimizer", "adamw"}, {"recover", "1"}}).With(args);
   }
-  std::vector<Child> StartAll(const Args& args) {
-    std::vector<Child> ranks;
-    for (int k = 0; k < count(); ++k) ranks.push_back(StartRank(k, 0, args));
-    return ranks;
-  }
   // All its threads stand still: one of them is told, and the others only by that.
   void Stop(int node) {
     const pid_t daemon = this->node(node).daemon_pid();
@@ -67,7 +62,7 @@ class NodesCutStopped : public Nodes {
 TEST_F(NodesCutStopped, ShorterThanItsGraceItHarmsNothing) {
   Start(3, 1);
   const Args args = Cut({{"steps", "60"}, {"silence_ms", "20000"}, {"grace_ms", "20000"}, {"filler", "100000"}});
-  std::vector<Child> ranks = StartAll(args.With({{"pause", "before_step@50"}}));  // not before the last stop
+  std::vector<Child> ranks = StartRanks(args.With({{"pause", "before_step@50"}}));  // not before the last stop
   for (int stop = 0; stop < 9; ++stop) {
     const int stopped = stop % count();
     ASSERT_TRUE(Trained(stopped, 3 * stop + 2));
@@ -94,7 +89,7 @@ TEST_F(NodesCutStopped, ANodeStoppedUntilItsLinksAreLostLosesNothing) {
   const Args args = Cut({{"steps", "50"}, {"silence_ms", "30000"}, {"grace_ms", "30000"}});
   for (int stopped = 0; stopped < 2; ++stopped) {
     const Args own = args.With({{"name", absl::StrCat("stopped", stopped)}});
-    std::vector<Child> ranks = StartAll(own.With({{"pause", "before_step@40"}}));
+    std::vector<Child> ranks = StartRanks(own.With({{"pause", "before_step@40"}}));
     for (int k = 0; k < 2; ++k) node(k).AwaitPause(Of(k, own), "before_step", 0);
     Stop(stopped);
     for (int k = 0; k < 2; ++k) node(k).LetGo(Of(k, own), "before_step", 0);
@@ -113,7 +108,7 @@ TEST_F(NodesCutStopped, NodesStoppedTooLongAreNamedAndGoOnLater) {
   for (int stopped = 0; stopped < 2; ++stopped) {
     const int waits = 1 - stopped;
     const Args own = args.With({{"name", absl::StrCat("stopped", stopped)}, {"pause", "unsharded@20"}});
-    std::vector<Child> ranks = StartAll(own);
+    std::vector<Child> ranks = StartRanks(own);
     for (int k = 0; k < 2; ++k) node(k).AwaitPause(Of(k, own), "unsharded", 0);
     Stop(stopped);
     node(waits).LetGo(Of(waits, own), "unsharded", 0);
@@ -132,7 +127,7 @@ TEST_P(LongerThanItsGrace, TheJobEndsOnAllNodesNamingTheStoppedOne) {
   const int stopped = GetParam();
   Start(3, 1, SoonLost());
   const Args args = Cut({{"steps", "100000"}, {"silence_ms", "20000"}, {"grace_ms", "1000"}, {"timeout_ms", "20000"}});
-  std::vector<Child> ranks = StartAll(args);
+  std::vector<Child> ranks = StartRanks(args);
   for (int k = 0; k < count(); ++k) ASSERT_TRUE(Trained(k, 10));
   Stop(stopped);
   for (int k = 0; k < count(); ++k) {
@@ -160,7 +155,7 @@ TEST_P(LongerThanItsGrace, TheOldJobStaysOutOfTheNextOne) {
   Start(3, 1, SoonLost());
   // It has its links again before its own grace has ended.
   const Args args = Cut({{"steps", "100000"}, {"silence_ms", "20000"}, {"grace_ms", "5000"}, {"timeout_ms", "20000"}});
-  std::vector<Child> old = StartAll(args);
+  std::vector<Child> old = StartRanks(args);
   for (int k = 0; k < count(); ++k) ASSERT_TRUE(Trained(k, 10));
   Stop(stopped);
   for (int k = 0; k < count(); ++k) EXPECT_EQ(k == stopped ? 0 : old[k].Wait(), 0) << k;

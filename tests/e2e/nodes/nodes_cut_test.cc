@@ -29,9 +29,7 @@ TEST_P(NodesCutParity, FiftyStepsOfAllNodesEqualTheUnshardedRun) {
   }
   Start(args.Int("node_count", 2), args.Int("world", 2));
   std::vector<v1::Job> jobs;
-  const std::vector<TrainerReport> reports = RunAll(args, {}, [&] {
-    for (int k = 0; k < count(); ++k) jobs.push_back(node(k).Job());
-  });
+  const std::vector<TrainerReport> reports = RunAll(args, {}, [&] { jobs = Jobs(); });
   // Values are read as they are unsharded.
   ExpectParity(World(args), reports, args.Text("param_dtype").empty() ? 1e-5 : 4e-3);
   for (const TrainerReport& report : reports) {

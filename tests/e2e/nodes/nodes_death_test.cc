@@ -3,7 +3,6 @@
 
 #include <signal.h>
 
-#include <algorithm>
 #include <random>
 #include <thread>
 #include <vector>
@@ -47,14 +46,7 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
     Start(2, 1);
   }
   static Args Training(int steps) {
-    return {{"strategy", GetParam().strategy},
-            {"steps", absl::StrCat(steps)},
-            {"recover", "1"},
-            {"optimizer", "adamw"},
-            {"of_any_rank", "1"},
-            {"bits", "1"},
-            {"silence_ms", "60000"},
-            {"timeout_ms", "60000"}};
+    return kOutlivesDaemons.With({{"strategy", GetParam().strategy}, {"steps", absl::StrCat(steps)}});
   }
   // Ranks store their steps themselves (pass_trainer.h).
   static Args InTrainers() {
@@ -64,24 +56,6 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
   // Several optimizers, whose steps go in parts; `how`: as Args' "parts".
   static Args InParts(const char* how = "1") { return {{"parts", how}, {"momentum", "0"}, {"lr", "0.003"}}; }
   static Args OfMuon() { return {{"muon", "1"}, {"momentum", "0"}, {"lr", "0.003"}}; }
-  std::vector<Child> StartRanks(const Args& args) {
-    std::vector<Child> ranks;
-    for (int k = 0; k < count(); ++k) ranks.push_back(StartRank(k, 0, args));
-    return ranks;
-  }
-  int64_t Seen() {
-    int64_t most = 0;
-    for (int k = 0; k < count(); ++k) most = std::max<int64_t>(most, node(k).Job().committed_step());
-    return most;
-  }
-  bool AllTrained(int64_t step) {
-    return PollUntil([&] {
-      for (int k = 0; k < count(); ++k) {
-        if (node(k).Job().committed_step() < step) return false;
-      }
-      return true;
-    });
-  }
   // By `shardctl handover`, which returns when the next daemon listens.
   void HandOver(int k) {
     handed_over_ = true;
@@ -97,13 +71,8 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
       EXPECT_EQ(ranks[static_cast<size_t>(k)].Wait(10 * testing::kLimit), 0)
           << k << testing::ReadWholeFile(absl::StrCat(node(k).Folder(args), "/log.0"));
     }
-    std::vector<TrainerReport> reports;
-    for (int k = 0; k < count(); ++k) reports.push_back(Report(k, 0, args));
-    ExpectAllOk(reports);
-    for (const TrainerReport& report : reports) EXPECT_LE(report.waited_ms, args.Int("timeout_ms") + 1000);
-    const std::vector<TrainerReport> want = RunAll(args.With({{"name", "undisturbed"}}));
-    for (const TrainerReport& report : want) EXPECT_FALSE(report.bits.empty());
-    ExpectSame(reports, want);
+    for (const TrainerReport& report : Reports(args)) EXPECT_LE(report.waited_ms, args.Int("timeout_ms") + 1000);
+    ExpectNothingChanged(args);
   }
   void ExpectAsUndisturbed(const Args& args, std::vector<Child>& ranks) {
     ExpectBitsOfUndisturbed(args, ranks);
@@ -149,7 +118,7 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
     int kills = 0;
     for (; kills < kills_wanted && !ranks[0].Ended(); ++kills) {
       absl::SleepFor(absl::Microseconds(1000 + random() % 60000));
-      const int64_t before = Seen();
+      const int64_t before = LastStep();
       const unsigned which = random() % 5;  // 4: both
       for (int k = 0; k < count(); ++k) {
         if (which != 4 && static_cast<int>(which % 2) != k) continue;

@@ -35,11 +35,6 @@ class NodesExtend : public Nodes, public ::testing::WithParamInterface<const cha
             {"layout", "DIM0"},  {"bits", "1"},    {"optimizer", "adamw"},  {"extend", "3"},
             {"steps", "6"},      {"recover", "1"}, {"silence_ms", "60000"}, {"timeout_ms", "60000"}};
   }
-  std::vector<Child> StartRanks(const Args& args) {
-    std::vector<Child> ranks;
-    for (int k = 0; k < count(); ++k) ranks.push_back(StartRank(k, 0, args));
-    return ranks;
-  }
   void ExpectUndisturbed(const Args& args, std::vector<Child>& ranks, const std::vector<TrainerReport>& want) {
     std::vector<TrainerReport> reports;
     for (int k = 0; k < count(); ++k) {
@@ -65,12 +60,10 @@ TEST_P(NodesExtend, TrainsMoreFromAStepOnAsOneNodeDoes) {
   const std::vector<TrainerReport> got = RunAll(args);
   ExpectAllOk(got);
   const Args alone = args.With({{"name", "alone"}, {"world", cut() ? "2" : "1"}});
-  std::vector<Child> ranks;
-  for (int rank = 0; rank < (cut() ? 2 : 1); ++rank) ranks.push_back(node(0).StartRank(rank, alone));
-  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
+  const std::vector<TrainerReport> wanted = RunOnNode0(alone);
   for (int k = 0; k < 2; ++k) {
     EXPECT_EQ(got[static_cast<size_t>(k)].Note("extended at 3"), "extended at 3") << k;
-    const TrainerReport want = node(0).Report(alone, cut() ? k : 0);
+    const TrainerReport& want = wanted[cut() ? static_cast<size_t>(k) : 0];
     EXPECT_FALSE(want.bits.empty());
     EXPECT_EQ(got[static_cast<size_t>(k)].bits, want.bits) << k;
     EXPECT_EQ(got[static_cast<size_t>(k)].losses, want.losses) << k;

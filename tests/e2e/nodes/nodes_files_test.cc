@@ -25,12 +25,9 @@ class NodesFiles : public Nodes {};
 TEST_F(NodesFiles, WithTooFewDescriptorsNothingIsLost) {
   WithCustodians();
   Start(2, 1);
-  const Args args = {{"strategy", "FULL_SHARD"}, {"steps", "200"},       {"recover", "1"},
-                     {"optimizer", "adamw"},     {"bits", "1"},          {"of_any_rank", "1"},
-                     {"silence_ms", "60000"},    {"timeout_ms", "60000"}};
+  const Args args = kOutlivesDaemons.With({{"strategy", "FULL_SHARD"}, {"steps", "200"}});
   const std::vector<TrainerReport> want = RunAll(args.With({{"name", "undisturbed"}}));
-  std::vector<testing::Child> ranks;
-  for (int k = 0; k < count(); ++k) ranks.push_back(StartRank(k, 0, args));
+  std::vector<testing::Child> ranks = StartRanks(args);
   ASSERT_TRUE(testing::PollUntil([&] { return node(1).Job().committed_step() >= 5; }));
   ASSERT_EQ(kill(ranks[1].pid(), SIGSTOP), 0);  // it would be told that there are too few
   ASSERT_EQ(kill(node(1).daemon_pid(), SIGKILL), 0);

@@ -51,15 +51,7 @@ class NodesLoad : public Nodes, public ::testing::WithParamInterface<LoadCase> {
   }
   std::vector<TrainerReport> OnOneNode(const Args& args) {
     const Args own = args.With({{"strategy", "FULL_SHARD"}, {"device_memory", GetParam().gpus > 0 ? "1" : "0"}});
-    std::vector<Child> ranks;
-    for (int rank = 0; rank < own.Int("world"); ++rank) ranks.push_back(node(0).StartRank(rank, own));
-    std::vector<TrainerReport> reports;
-    for (size_t rank = 0; rank < ranks.size(); ++rank) {
-      EXPECT_EQ(ranks[rank].Wait(), 0);
-      reports.push_back(node(0).Report(own, static_cast<int>(rank)));
-    }
-    ExpectAllOk(reports);
-    return reports;
+    return RunOnNode0(own);
   }
   // What the only rank of a node waits for.
   std::string WaitsOf(int node) {
@@ -72,9 +64,7 @@ TEST_P(NodesLoad, TrainingGoesOnAsOnOneNode) {
   Start(2, 2);
   const Args args = Training();
   std::vector<v1::Job> jobs;
-  const std::vector<TrainerReport> reports = RunAll(args, {}, [&] {
-    for (int k = 0; k < count(); ++k) jobs.push_back(node(k).Job());
-  });
+  const std::vector<TrainerReport> reports = RunAll(args, {}, [&] { jobs = Jobs(); });
   ExpectAllOk(reports);
   for (const v1::Job& job : jobs) {
     EXPECT_EQ(job.version(), 1u + 10u + 3u) << "initial values, steps and loads";
@@ -141,12 +131,18 @@ class NodesLoadDeath : public Nodes {
     ASSERT_TRUE(PollUntil([&] { return node(other).HasEvent("job", "parameters", "version 9 is said to node 0"); }));
   }
   void LetGo(int late) { node(late).LetGo(Of(late, args_), "loaded", 0); }
+  // Ranks of node 0 have seen the version when the daemon of node 1, which has not heard of it, is replaced.
+  void ReplaceNode1BeforeItHears() {
+    ASSERT_NO_FATAL_FAILURE(StopBeforeTheLastCommit(/*late=*/0));
+    ASSERT_EQ(kill(node(1).daemon_pid(), SIGSTOP), 0);
+    LetGo(0);
+    ASSERT_TRUE(PollUntil([&] { return node(0).Job().version() == 9; }));
+    ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(1));
+  }
   void ExpectAsUndisturbed(const std::string& note) {
     for (Child& rank : ranks_) EXPECT_EQ(rank.Wait(), 0);
-    const std::vector<TrainerReport> reports = {Report(0, 0, args_), Report(1, 0, args_)};
-    ExpectAllOk(reports);
-    for (const TrainerReport& report : reports) EXPECT_EQ(report.Note(note), note) << report.Note("aborted");
-    ExpectSame(reports, RunAll(args_.With({{"name", "undisturbed"}})));
+    for (const TrainerReport& report : Reports(args_)) EXPECT_EQ(report.Note(note), note) << report.Note("aborted");
+    ExpectNothingChanged(args_);
     ExpectNothingLeft();
   }
 
@@ -171,20 +167,12 @@ TEST_F(NodesLoadDeath, Node0sDaemonThatHasPromisedTakesBackWhatNobodyHas) {
 
 // Ranks of node 0 have seen the version, and node 1 has its part of it alone.
 TEST_F(NodesLoadDeath, WhatIsAgreedOnOutlivesADaemonThatHasNotHeard) {
-  ASSERT_NO_FATAL_FAILURE(StopBeforeTheLastCommit(/*late=*/0));
-  ASSERT_EQ(kill(node(1).daemon_pid(), SIGSTOP), 0);
-  LetGo(0);
-  ASSERT_TRUE(PollUntil([&] { return node(0).Job().version() == 9; }));
-  ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(1));
+  ASSERT_NO_FATAL_FAILURE(ReplaceNode1BeforeItHears());
   ExpectAsUndisturbed("loaded 6");
 }
 
 TEST_F(NodesLoadDeath, WhatIsAgreedOnOutlivesAllDaemons) {
-  ASSERT_NO_FATAL_FAILURE(StopBeforeTheLastCommit(/*late=*/0));
-  ASSERT_EQ(kill(node(1).daemon_pid(), SIGSTOP), 0);
-  LetGo(0);
-  ASSERT_TRUE(PollUntil([&] { return node(0).Job().version() == 9; }));
-  ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(1));
+  ASSERT_NO_FATAL_FAILURE(ReplaceNode1BeforeItHears());
   ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(0));
   ExpectAsUndisturbed("loaded 6");
 }

@@ -42,11 +42,6 @@ class NodesProxy : public Nodes, public ::testing::WithParamInterface<ProxyCase>
         {"name", name},   {"strategy", GetParam().strategy}, {"steps", absl::StrCat(kSteps)}, {"optimizer", "adamw"},
         {"recover", "1"}, {"silence_ms", "60000"},           {"timeout_ms", "60000"}};
   }
-  std::vector<Child> StartRanks(const Args& args) {
-    std::vector<Child> ranks;
-    for (int k = 0; k < count(); ++k) ranks.push_back(StartRank(k, 0, args));
-    return ranks;
-  }
   static bool AllEnded(std::vector<Child>& ranks) {
     bool all = true;
     for (Child& rank : ranks) all = rank.Ended() && all;

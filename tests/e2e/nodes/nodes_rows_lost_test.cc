@@ -3,7 +3,6 @@
 
 #include <signal.h>
 
-#include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
@@ -20,20 +19,11 @@ namespace shardd::e2e {
 namespace {
 
 using testing::Child;
-using testing::PollUntil;
 
 // Rows of two nodes, each with one rank.
 Args Training(int steps, const Args& more = {}) {
-  return Args({{"strategy", "HYBRID_SHARD"},
-               {"world", "1"},
-               {"group_size", "2"},
-               {"steps", absl::StrCat(steps)},
-               {"recover", "1"},
-               {"optimizer", "adamw"},
-               {"of_any_rank", "1"},
-               {"bits", "1"},
-               {"silence_ms", "60000"},
-               {"timeout_ms", "60000"}})
+  return kOutlivesDaemons
+      .With({{"strategy", "HYBRID_SHARD"}, {"world", "1"}, {"group_size", "2"}, {"steps", absl::StrCat(steps)}})
       .With(more);
 }
 
@@ -58,21 +48,8 @@ class NodesRowsLost : public Nodes {
     for (const int k : nodes) StartAgain(k);
     for (const int k : nodes) ranks_[static_cast<size_t>(k)].push_back(StartRank(k, 0, args));
   }
-  int64_t Seen() {
-    int64_t most = 0;
-    for (int k = 0; k < count(); ++k) most = std::max<int64_t>(most, node(k).Job().committed_step());
-    return most;
-  }
-  bool AllTrained(int64_t step) {
-    return PollUntil([&] {
-      for (int k = 0; k < count(); ++k) {
-        if (node(k).Job().committed_step() < step) return false;
-      }
-      return true;
-    });
-  }
   void LoseAndGoOn(const std::vector<int>& nodes, const Args& args) {
-    const int64_t before = Seen();
+    const int64_t before = LastStep();
     ASSERT_NO_FATAL_FAILURE(Lose(nodes));
     ASSERT_NO_FATAL_FAILURE(Replace(nodes, args));
     ASSERT_TRUE(AllTrained(before + 1)) << "lost node " << nodes[0] << " behind step " << before;
@@ -82,12 +59,7 @@ class NodesRowsLost : public Nodes {
     for (int k = 0; k < count(); ++k) {
       EXPECT_EQ(RankOf(k).Wait(10 * testing::kLimit), 0) << k;
     }
-    std::vector<TrainerReport> reports;
-    for (int k = 0; k < count(); ++k) reports.push_back(Report(k, 0, args));
-    ExpectAllOk(reports);
-    const std::vector<TrainerReport> want = RunAll(args.With({{"name", "undisturbed"}}));
-    for (const TrainerReport& report : want) EXPECT_FALSE(report.bits.empty());
-    ExpectSame(reports, want);
+    ExpectNothingChanged(args);
   }
 
   std::vector<std::vector<Child>> ranks_;  // of each node, one after the other

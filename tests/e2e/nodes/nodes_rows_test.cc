@@ -34,9 +34,7 @@ TEST_P(NodesRowsParity, TwentyStepsOfAllNodesEqualTheUnshardedRun) {
   }
   Start(args.Int("node_count", 4), ranks);
   std::vector<v1::Job> jobs;
-  const std::vector<TrainerReport> reports = RunAll(args, {}, [&] {
-    for (int k = 0; k < count(); ++k) jobs.push_back(node(k).Job());
-  });
+  const std::vector<TrainerReport> reports = RunAll(args, {}, [&] { jobs = Jobs(); });
   ExpectParity(World(args), reports, args.Text("param_dtype").empty() ? 1e-5 : 4e-3);
   for (const TrainerReport& report : reports) {
     EXPECT_EQ(report.values, reports[0].values) << "what is gathered is the same in every row";
@@ -128,36 +126,18 @@ TEST_F(NodesRowsTest, GradientsThatSomeNodesHaveCountOnAll) {
 TEST_F(NodesRowsTest, DaemonsWhoseCustodiansKeptTheirStateGoOn) {
   WithCustodians();
   Start(4, 1);
-  const Args args = Rows(1, {{"steps", "120"},
-                             {"recover", "1"},
-                             {"optimizer", "adamw"},
-                             {"of_any_rank", "1"},
-                             {"bits", "1"},
-                             {"silence_ms", "60000"},
-                             {"timeout_ms", "60000"}});
-  std::vector<Child> ranks;
-  for (int k = 0; k < count(); ++k) ranks.push_back(StartRank(k, 0, args));
-  const auto all_at = [&](int64_t step) {
-    return PollUntil([&] {
-      for (int k = 0; k < count(); ++k) {
-        if (node(k).Job().committed_step() < step) return false;
-      }
-      return true;
-    });
-  };
-  ASSERT_TRUE(all_at(2));
+  const Args args = Rows(1, kOutlivesDaemons.With({{"steps", "120"}}));
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(AllTrained(2));
   for (const int victim : {3, 0, 2, 1}) {
     const int64_t before = node(victim).Job().committed_step();
     ReplaceDaemon(victim);
     if (HasFatalFailure()) return;
-    ASSERT_TRUE(all_at(before + 1)) << "killed the daemon of node " << victim;
+    ASSERT_TRUE(AllTrained(before + 1)) << "killed the daemon of node " << victim;
   }
   EXPECT_FALSE(ranks[0].Ended()) << "the ranks were too fast";
   for (int k = 0; k < count(); ++k) EXPECT_EQ(ranks[static_cast<size_t>(k)].Wait(10 * testing::kLimit), 0) << k;
-  std::vector<TrainerReport> reports;
-  for (int k = 0; k < count(); ++k) reports.push_back(Report(k, 0, args));
-  ExpectAllOk(reports);
-  ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
+  ExpectNothingChanged(args);
   ExpectNothingLeft();
 }
 

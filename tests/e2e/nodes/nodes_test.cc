@@ -25,9 +25,7 @@ TEST_P(NodesParity, FiftyStepsOfAllNodesEqualTheUnshardedRun) {
   }
   Start(args.Int("node_count", 2), args.Int("world", 2));
   std::vector<v1::Job> jobs;
-  const std::vector<TrainerReport> reports = RunAll(args, {}, [&] {
-    for (int k = 0; k < count(); ++k) jobs.push_back(node(k).Job());
-  });
+  const std::vector<TrainerReport> reports = RunAll(args, {}, [&] { jobs = Jobs(); });
   ExpectParity(World(args), reports);
   for (const TrainerReport& report : reports) {
     EXPECT_EQ(report.values, reports[0].values) << "replicas have the same bits";
@@ -117,12 +115,7 @@ class NodesTest : public Nodes {
     if (look != nullptr) look();
     for (int rank = 0; look != nullptr && rank < 2; ++rank) node(ended).LetGo(Of(ended, args), "before_step", rank);
     for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
-    std::vector<TrainerReport> reports;
-    for (int k = 0; k < 2; ++k) {
-      for (int rank = 0; rank < 2; ++rank) reports.push_back(Report(k, rank, args));
-    }
-    ExpectAllOk(reports);
-    ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
+    ExpectNothingChanged(args);
   }
 
   // The daemon and the ranks of one of two nodes are gone; another daemon takes the place, other processes those of its
@@ -155,12 +148,7 @@ class NodesTest : public Nodes {
     for (int rank = 0; rank < 2; ++rank) node(ended).LetGo(Of(ended, args), "end", rank);
     for (Child& child : again) EXPECT_EQ(child.Wait(), 0);
     for (Child& child : survivors) EXPECT_EQ(child.Wait(), 0);
-    std::vector<TrainerReport> reports;
-    for (int k = 0; k < 2; ++k) {
-      for (int rank = 0; rank < 2; ++rank) reports.push_back(Report(k, rank, args));
-    }
-    ExpectAllOk(reports);
-    ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
+    ExpectNothingChanged(args);
   }
 };
 
@@ -194,12 +182,7 @@ TEST_F(NodesTest, DeathsOnBothNodesInTurnLoseNothing) {
   EXPECT_EQ(second.Wait(), kKilled);
   Child second_again = StartRank(1, 0, args);
   for (Child* child : {&a, &b, &first_again, &second_again}) EXPECT_EQ(child->Wait(), 0);
-  std::vector<TrainerReport> reports;
-  for (int k = 0; k < 2; ++k) {
-    for (int rank = 0; rank < 2; ++rank) reports.push_back(Report(k, rank, args));
-  }
-  ExpectAllOk(reports);
-  ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
+  ExpectNothingChanged(args);
 }
 
 TEST_F(NodesTest, GradientsThatOneNodeAloneHasCountOnAll) {

@@ -7,7 +7,7 @@
 
 #include "common/tensor/float_bits.h"
 #include "tests/e2e/ranks/attach.h"
-#include "tests/e2e/ranks/bits.h"
+#include "tests/e2e/ranks/end.h"
 
 namespace shardd::e2e {
 namespace {
@@ -55,19 +55,12 @@ int BlocksTrainer::Run() {
   while (status.ok()) {
     status = TrainAll();
     if (!status.aborted() || args_.Int("recover") == 0) break;
-    report_.AddNote("aborted " + std::to_string(job_->info().committed_step) + " " + status.message());
-    if (job_->info().lost_nothing == 0) report_.AddNote("lost a step");
+    NoteAbort(*job_, status, &report_);
     status = ReattachTimed(*job_, &report_);  // TrainAll looks where its memory is
     // It was extended for the others, and this rank's daemon died before it was told.
     if (!status.ok() && job_->info().trains_more != 0) status = Adopt();
   }
-  if (status.ok()) {
-    if (args_.Int("bits") != 0) ReportBits(*job_, &report_);
-    moments_.Reach("end", args_.Int("steps"));
-    status = job_->Finish();
-  }
-  report_.ended_ms = NowMs();
-  WriteReport(args_.Text("folder"), args_.Int("rank"), status, report_);
+  FinishAsTold(args_, moments_, job_.get(), status, &report_);
   return 0;
 }
 

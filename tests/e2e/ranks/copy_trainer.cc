@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tests/e2e/ranks/attach.h"
+#include "tests/e2e/ranks/end.h"
 
 namespace shardd::e2e {
 namespace {
@@ -36,15 +37,10 @@ int CopyTrainer::Run() {
   while (status.ok()) {
     status = TrainAll();
     if (!status.aborted() || args_.Int("recover") == 0) break;
-    report_.AddNote("aborted " + std::to_string(job_->info().committed_step) + " " + status.message());
+    NoteAbort(*job_, status, &report_);
     status = job_->Reattach();
   }
-  if (status.ok()) {
-    moments_.Reach("end", args_.Int("steps"));
-    status = job_->Finish();
-  }
-  report_.ended_ms = NowMs();
-  WriteReport(args_.Text("folder"), args_.Int("rank"), status, report_);
+  FinishAsTold(args_, moments_, job_.get(), status, &report_);
   return 0;
 }
 

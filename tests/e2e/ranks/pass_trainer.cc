@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "tests/e2e/ranks/attach.h"
-#include "tests/e2e/ranks/bits.h"
+#include "tests/e2e/ranks/end.h"
 #include "tests/e2e/ranks/precision.h"
 
 namespace shardd::e2e {
@@ -65,19 +65,12 @@ int PassTrainer::Run() {
   while (status.ok()) {
     status = TrainAll();
     if (!status.aborted() || args_.Int("recover") == 0) break;
-    report_.AddNote("aborted " + std::to_string(job_->info().committed_step) + " " + status.message());
-    if (job_->info().lost_nothing == 0) report_.AddNote("lost a step");
+    NoteAbort(*job_, status, &report_);
     moments_.Reach("aborted", job_->info().committed_step);
     if (gpu_ != nullptr) gpu_->Synchronise(stream_);
     status = ReattachTimed(*job_, &report_);
   }
-  if (status.ok()) {
-    if (args_.Int("bits") != 0) ReportBits(*job_, &report_);
-    moments_.Reach("end", args_.Int("steps"));
-    status = job_->Finish();
-  }
-  report_.ended_ms = NowMs();
-  WriteReport(args_.Text("folder"), args_.Int("rank"), status, report_);
+  FinishAsTold(args_, moments_, job_.get(), status, &report_);
   return 0;
 }
 

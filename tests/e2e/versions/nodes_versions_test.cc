@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -27,9 +26,6 @@ class NodesVersions : public Nodes {
   }
   // Of the link to node 1, as node 0 sees it.
   v1::Node Other() { return node(0).Job().nodes_size() == 2 ? node(0).Job().nodes(1) : v1::Node(); }
-  bool Passes(int64_t step) {
-    return PollUntil([&] { return std::min(node(0).Job().committed_step(), node(1).Job().committed_step()) >= step; });
-  }
 };
 
 TEST_F(NodesVersions, JobsTrainWhileTheirNodesAreUpgradedInTurn) {
@@ -37,16 +33,15 @@ TEST_F(NodesVersions, JobsTrainWhileTheirNodesAreUpgradedInTurn) {
   Start(2, 1);
   const Args args = {{"steps", "600"},        {"recover", "1"},        {"optimizer", "adamw"},    {"of_any_rank", "1"},
                      {"silence_ms", "60000"}, {"timeout_ms", "60000"}, {"strategy", "FULL_SHARD"}};
-  std::vector<Child> ranks;
-  for (int k = 0; k < 2; ++k) ranks.push_back(StartRank(k, 0, args));
-  ASSERT_TRUE(Passes(5));
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(AllTrained(5));
   int64_t step = 0;
   for (const auto& [which, build] :
        {std::pair{1, OtherBuild()}, std::pair{0, OtherBuild()}, std::pair{1, ThisBuild()}, std::pair{0, ThisBuild()}}) {
     Replace(which, build);
     if (HasFatalFailure()) return;
-    step = std::max(node(0).Job().committed_step(), node(1).Job().committed_step()) + 20;
-    ASSERT_TRUE(Passes(step)) << "node " << which << " is of " << build.folder;
+    step = LastStep() + 20;
+    ASSERT_TRUE(AllTrained(step)) << "node " << which << " is of " << build.folder;
     const int spoken = Other().protocol_version();
     if (OtherIsNext()) {
       EXPECT_EQ(spoken, which == 0 && build.folder == OtherBuild().folder ? kProtocolVersions.newest + 1
@@ -55,10 +50,7 @@ TEST_F(NodesVersions, JobsTrainWhileTheirNodesAreUpgradedInTurn) {
   }
   EXPECT_LT(step, 590) << "the ranks were too fast";
   for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
-  std::vector<TrainerReport> reports;
-  for (int k = 0; k < 2; ++k) reports.push_back(Report(k, 0, args));
-  ExpectAllOk(reports);
-  ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
+  ExpectNothingChanged(args);
 }
 
 TEST_F(NodesVersions, NodesWithoutACommonVersionSayWhoIsBehind) {

@@ -253,6 +253,21 @@ class HostilePeerEdits : public HostilePeer {
     asks->set_recurse(true);
     asks->set_of_edits(true);
   }
+  // Until this node and node 0 may write what was edited.
+  void AwaitTurnToWrite() {
+    BeginEdits();
+    ASSERT_NO_FATAL_FAILURE(SayEdited());
+    peer_->Send(Asks(2, OfEdits));
+    ASSERT_TRUE(WaitMayWrite(2));
+  }
+  // Version 2 of so many parameters, as if each were of this digest.
+  void SendValues(size_t params, uint64_t digest) {
+    v1::PeerMessage values;
+    values.set_generation(peer_->generation());
+    values.mutable_values()->set_version(2);
+    for (size_t i = 0; i < params; ++i) values.mutable_values()->add_digests(digest);
+    peer_->Send(values);
+  }
 };
 
 struct Ask {
@@ -314,40 +329,22 @@ TEST_F(HostilePeerEdits, OfAnotherGroupAreNamed) {
 }
 
 TEST_F(HostilePeerEdits, WithValuesOfNoParameterAreNamed) {
-  BeginEdits();
-  ASSERT_NO_FATAL_FAILURE(SayEdited());
-  peer_->Send(Asks(2, OfEdits));
-  ASSERT_TRUE(WaitMayWrite(2));
-  v1::PeerMessage values;
-  values.set_generation(peer_->generation());
-  values.mutable_values()->set_version(2);
-  for (int i = 0; i < 100'000; ++i) values.mutable_values()->add_digests(kMaxWord);
-  peer_->Send(values);
+  ASSERT_NO_FATAL_FAILURE(AwaitTurnToWrite());
+  SendValues(100'000, kMaxWord);
   ExpectEnds("not its turn, or not of all parameters (got version 2 and 100000 digests");
   ExpectServesOthers();
 }
 
 TEST_F(HostilePeerEdits, WithOtherValuesAreNamed) {
-  BeginEdits();
-  ASSERT_NO_FATAL_FAILURE(SayEdited());
-  peer_->Send(Asks(2, OfEdits));
-  ASSERT_TRUE(WaitMayWrite(2));
-  v1::PeerMessage values;
-  values.set_generation(peer_->generation());
-  values.mutable_values()->set_version(2);
-  for (size_t i = 0; i < peer_->plan().params.size(); ++i) values.mutable_values()->add_digests(kMaxWord);
-  peer_->Send(values);
+  ASSERT_NO_FATAL_FAILURE(AwaitTurnToWrite());
+  SendValues(peer_->plan().params.size(), kMaxWord);
   ExpectEnds("node 1");
   ExpectServesOthers();
 }
 
 TEST_F(HostilePeerEdits, ValuesBeforeAllMayWriteAreNamed) {
   BeginEdits();
-  v1::PeerMessage values;
-  values.set_generation(peer_->generation());
-  values.mutable_values()->set_version(2);
-  for (size_t i = 0; i < peer_->plan().params.size(); ++i) values.mutable_values()->add_digests(0);
-  peer_->Send(values);
+  SendValues(peer_->plan().params.size(), 0);
   ExpectEnds("initial values or later ones: not its turn");
   ExpectServesOthers();
 }

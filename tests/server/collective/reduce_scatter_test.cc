@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 
+#include "tests/common/plan/odd_params.h"
 #include "tests/server/collective/collective_fixture.h"
 
 namespace shardd {
@@ -16,13 +17,7 @@ SpecBuilder OddModel(int world_size, v1::Layout layout, v1::Strategy strategy, D
   builder.config().set_layout(layout);
   builder.config().set_strategy(strategy);
   builder.config().mutable_mixed_precision()->set_param_dtype(param_dtype);
-  builder.Param(0, "scale", {1});
-  const int a = builder.AddSharded(0, "a");
-  builder.Param(a, "weight", {7, 15});
-  builder.Param(a, "bias", {7});
-  builder.Param(a, "norm", {64});
-  builder.Param(a, "gain", {3, 2});
-  builder.Param(a, "table", {5, 3}, {.requires_grad = false});
+  AddOddParams(&builder);
   return builder;
 }
 

@@ -14,24 +14,16 @@
 
 #include "absl/strings/match.h"
 #include "server/storage/job_slab.h"
+#include "tests/common/plan/spec_builder.h"
 
 namespace shardd {
 namespace {
 
 v1::JobSpec Spec() {
-  v1::JobSpec spec;
-  spec.set_name("job");
-  spec.set_world_size(1);
-  spec.mutable_config()->mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
-  spec.mutable_config()->set_trainers_never_write(true);
-  v1::Module& root = *spec.mutable_tree()->add_modules();
-  root.set_parent(-1);
-  v1::Parameter& parameter = *root.add_parameters();
-  parameter.set_name("weight");
-  parameter.set_dtype(v1::DTYPE_FLOAT32);
-  parameter.set_requires_grad(true);
-  parameter.add_shape(1000);
-  return spec;
+  SpecBuilder builder(/*world_size=*/1);
+  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
+  builder.Param(0, "weight", {1000});
+  return builder.spec();
 }
 
 class TakenUpJobTest : public ::testing::Test {

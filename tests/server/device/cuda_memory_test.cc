@@ -7,12 +7,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/device/device_memory.h"
+#include "tests/server/device/driver_calls.h"
 #include "tests/server/device/fake_cuda_world.h"
 
 namespace shardd {
 namespace {
-
-constexpr int64_t kBytes = (int64_t{3} << 20) + 12345;  // several pieces of staging, the last one short
 
 TEST(CudaMemory, TheHostReadsWhatItWroteWithoutPageableCopies) {
   FakeCudaWorld world(/*delay_seed=*/3);
@@ -21,23 +20,7 @@ TEST(CudaMemory, TheHostReadsWhatItWroteWithoutPageableCopies) {
     const std::unique_ptr<CudaDevice> device = world.Make();
     DeviceMemory* const memory = device->memory();
     ASSERT_NE(memory, nullptr);
-    EXPECT_EQ(memory->device(), "cuda:0");
-    EXPECT_EQ(memory->device_uuid().size(), 16u);
-    const std::unique_ptr<DeviceSlab> slab = *memory->MakeSlab("slab", kBytes, {memory});
-    EXPECT_GE(slab->size_bytes(), kBytes);
-    std::vector<char> bytes(kBytes), read(kBytes, 'x');
-    ASSERT_TRUE(memory->Read(read.data(), slab->data(), kBytes).ok());
-    EXPECT_EQ(read, bytes) << "new memory is not zero";
-    std::iota(bytes.begin(), bytes.end(), 1);
-    ASSERT_TRUE(memory->Write(slab->data() + 1, bytes.data(), kBytes - 1).ok());
-    ASSERT_TRUE(memory->Read(read.data(), slab->data() + 1, kBytes - 1).ok());
-    EXPECT_EQ(std::vector<char>(read.begin(), read.end() - 1), std::vector<char>(bytes.begin(), bytes.end() - 1));
-    ASSERT_TRUE(memory->Copy({{slab->data() + 1, slab->data() + 101, 50}, {slab->data(), slab->data(), 0}}).ok());
-    ASSERT_TRUE(memory->Zero(slab->data() + 1, 25).ok());
-    ASSERT_TRUE(memory->Read(read.data(), slab->data() + 1, 200).ok());
-    EXPECT_EQ(std::vector<char>(read.begin(), read.begin() + 25), std::vector<char>(25));
-    EXPECT_TRUE(std::equal(read.begin() + 25, read.begin() + 100, bytes.begin() + 25));
-    EXPECT_TRUE(std::equal(read.begin() + 100, read.begin() + 150, bytes.begin()));
+    ASSERT_NO_FATAL_FAILURE(ExpectHostReadsBackWhatItWrites(memory));
     EXPECT_EQ(world.machine().PageableCopies(), 0);
   }
   EXPECT_EQ(world.machine().live(), live);

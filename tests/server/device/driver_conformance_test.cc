@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <numeric>
-#include <thread>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -16,6 +15,7 @@
 #include "server/device/device_memory.h"
 #include "server/job/wait.h"
 #include "tests/server/device/device_world.h"
+#include "tests/server/device/driver_calls.h"
 #include "tests/testing/process.h"
 
 namespace shardd {
@@ -25,8 +25,9 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kLimit = absl::Seconds(60);
 
-class DriverTest : public ::testing::TestWithParam<CudaKind> {
+class DriverTest : public DriverCallsTest, public ::testing::WithParamInterface<CudaKind> {
  protected:
+  DriverTest() : DriverCallsTest(GetParam().make()) {}
   void SetUp() override {
     if (const std::string why_not = world_->why_not(); !why_not.empty()) GTEST_SKIP() << why_not;
     ASSERT_EQ(driver_->DevicePrimaryCtxRetain(&context_, 0), CUDA_SUCCESS);
@@ -39,33 +40,11 @@ class DriverTest : public ::testing::TestWithParam<CudaKind> {
     (void)driver_->CtxPopCurrent(&popped);
     (void)driver_->DevicePrimaryCtxRelease(0);
   }
-  CUstream Stream() {
-    CUstream stream = nullptr;
-    EXPECT_EQ(driver_->StreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
-    streams_.push_back(stream);
-    return stream;
-  }
-  // Of registered memory.
-  uint64_t* Word(uint64_t value) {
-    auto* const word = static_cast<uint64_t*>(world_->memory()->allocate(8, 8));
-    *word = value;
-    return word;
-  }
-  static CUdeviceptr Address(const void* p) { return reinterpret_cast<CUdeviceptr>(p); }
-  bool Drains(CUstream stream) {
-    const absl::Time deadline = absl::Now() + kLimit;
-    while (driver_->StreamQuery(stream) == CUDA_ERROR_NOT_READY && absl::Now() < deadline) std::this_thread::yield();
-    return driver_->StreamQuery(stream) == CUDA_SUCCESS;
-  }
-  static uint64_t Load(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
   absl::StatusOr<CudaSlab> Create(int64_t size_bytes) {
     return CudaSlab::Create(&driver_, 0, size_bytes, "slab shards of job a");
   }
 
-  const std::unique_ptr<CudaWorld> world_ = GetParam().make();
-  const CudaDriver& driver_ = world_->driver();
   CUcontext context_ = nullptr;
-  std::vector<CUstream> streams_;
 };
 
 TEST_P(DriverTest, AWaitHoldsOnlyItsStreamUntilTheHostWrites) {
@@ -180,9 +159,7 @@ TEST_P(DriverTest, WhatIsRefused) {
   EXPECT_EQ(driver_->StreamWaitValue64(stream, Address(&unregistered), 0, 0), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(driver_->MemHostRegister(word, 8, CU_MEMHOSTREGISTER_PORTABLE), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
   EXPECT_EQ(driver_->MemHostUnregister(&unregistered), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
-  CUmemAllocationProp prop = {};
-  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  const CUmemAllocationProp prop = GpuMemory();
   CUmemGenericAllocationHandle handle = 0;
   EXPECT_EQ(driver_->MemCreate(&handle, 1000, &prop, 0), CUDA_ERROR_INVALID_VALUE)
       << "not a multiple of the granularity";
@@ -267,26 +244,8 @@ TEST_P(DriverTest, CopiesAndZerosIntoReadOnlyMappingsAreHarmlesslyRefused) {
 }
 
 TEST_P(DriverTest, TheHostReadsBackWhatItWritesToASlab) {
-  constexpr int64_t kBytes = (int64_t{3} << 20) + 12345;  // several pieces of staging, the last one short
   const std::unique_ptr<CudaDevice> device = world_->Make();
-  DeviceMemory* const memory = device->memory();
-  EXPECT_EQ(memory->device(), "cuda:0");
-  EXPECT_EQ(memory->device_uuid().size(), 16u);
-  const std::unique_ptr<DeviceSlab> slab = *memory->MakeSlab("slab", kBytes, {memory});
-  EXPECT_GE(slab->size_bytes(), kBytes);
-  std::vector<char> bytes(kBytes), read(kBytes, 'x');
-  ASSERT_TRUE(memory->Read(read.data(), slab->data(), kBytes).ok());
-  EXPECT_TRUE(read == bytes) << "new memory is not zero";
-  std::iota(bytes.begin(), bytes.end(), 1);
-  ASSERT_TRUE(memory->Write(slab->data() + 1, bytes.data(), kBytes - 1).ok());
-  ASSERT_TRUE(memory->Read(read.data(), slab->data() + 1, kBytes - 1).ok());
-  EXPECT_TRUE(std::equal(read.begin(), read.end() - 1, bytes.begin()));
-  ASSERT_TRUE(memory->Copy({{slab->data() + 1, slab->data() + 101, 50}, {slab->data(), slab->data(), 0}}).ok());
-  ASSERT_TRUE(memory->Zero(slab->data() + 1, 25).ok());
-  ASSERT_TRUE(memory->Read(read.data(), slab->data() + 1, 200).ok());
-  EXPECT_EQ(std::vector<char>(read.begin(), read.begin() + 25), std::vector<char>(25));
-  EXPECT_TRUE(std::equal(read.begin() + 25, read.begin() + 100, bytes.begin() + 25));
-  EXPECT_TRUE(std::equal(read.begin() + 100, read.begin() + 150, bytes.begin()));
+  ExpectHostReadsBackWhatItWrites(device->memory());
 }
 
 TEST_P(DriverTest, ASlabOfTwoPiecesIsCopiedOverItsEdge) {

@@ -6,17 +6,16 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "tests/server/device/driver_calls.h"
 #include "tests/server/device/fake_cuda_world.h"
 #include "tests/testing/process.h"
 
 namespace shardd {
 namespace {
 
-constexpr absl::Duration kLimit = absl::Seconds(60);
-
-class FakeCudaTest : public ::testing::Test {
+class FakeCudaTest : public DriverCallsTest {
  protected:
-  FakeCudaTest() {
+  FakeCudaTest() : DriverCallsTest(std::make_unique<FakeCudaWorld>(/*delay_seed=*/0, /*gpus=*/2)) {
     (void)driver_->DevicePrimaryCtxRetain(&context_, 0);
     (void)driver_->CtxPushCurrent(context_);
   }
@@ -24,27 +23,6 @@ class FakeCudaTest : public ::testing::Test {
     CUcontext popped;
     (void)driver_->CtxPopCurrent(&popped);
   }
-  CUstream Stream() {
-    CUstream stream = nullptr;
-    EXPECT_EQ(driver_->StreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
-    return stream;
-  }
-  // Of registered memory.
-  uint64_t* Word(uint64_t value) {
-    auto* const word = static_cast<uint64_t*>(world_.memory()->allocate(8, 8));
-    *word = value;
-    return word;
-  }
-  static CUdeviceptr Address(const void* p) { return reinterpret_cast<CUdeviceptr>(p); }
-  bool Drains(CUstream stream) {
-    const absl::Time deadline = absl::Now() + kLimit;
-    while (driver_->StreamQuery(stream) == CUDA_ERROR_NOT_READY && absl::Now() < deadline) std::this_thread::yield();
-    return driver_->StreamQuery(stream) == CUDA_SUCCESS;
-  }
-  static uint64_t Load(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
-
-  FakeCudaWorld world_{0, 2};
-  const CudaDriver& driver_ = world_.driver();
   CUcontext context_ = nullptr;
 };
 
@@ -62,9 +40,7 @@ TEST_F(FakeCudaTest, WhatTheDriverRefusesIsRefused) {
   EXPECT_EQ(driver_->EventDestroy(event), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(driver_->MemHostRegister(word, 8, 0), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
   EXPECT_EQ(driver_->MemHostUnregister(&unregistered), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
-  CUmemAllocationProp prop = {};
-  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  const CUmemAllocationProp prop = GpuMemory();
   CUmemGenericAllocationHandle handle = 0;
   EXPECT_EQ(driver_->MemCreate(&handle, 1000, &prop, 0), CUDA_ERROR_INVALID_VALUE)
       << "not a multiple of the granularity";

@@ -24,17 +24,15 @@
 #include "server/job/job_core.h"
 #include "server/loop/core_loop.h"
 #include "server/session/session.h"
-#include "server/session/session_stream.h"
 #include "server/storage/job_slab.h"
 #include "server/storage/journal.h"
 #include "server/storage/take_up_log.h"
 #include "server/turns/turn_queue.h"
 #include "tests/common/plan/spec_builder.h"
 #include "tests/common/shm/process_util.h"
+#include "tests/server/job/job_loop_fixture.h"
 
 namespace shardd {
-
-constexpr absl::Duration kPatience = absl::Seconds(10);
 
 // Keeps what comes on one stream, the optimizer's unless another is named, while it is held.
 class HeldDevice final : public Device {
@@ -110,48 +108,13 @@ class HeldDevice final : public Device {
   std::vector<DeviceWork> kept_ ABSL_GUARDED_BY(mutex_);
 };
 
-class Events final : public SessionStream {
- public:
-  void Send(v1::SessionEvent event) override {
-    absl::MutexLock lock(&mutex_);
-    events_.push_back(std::move(event));
-  }
-  void Finish(absl::Status) override {}
-  int Count(v1::SessionEvent::KindCase kind) const {
-    absl::MutexLock lock(&mutex_);
-    int count = 0;
-    for (const v1::SessionEvent& event : events_) {
-      count += event.kind_case() == kind ? 1 : 0;
-    }
-    return count;
-  }
-  v1::SessionEvent::Aborted Aborted() const {
-    absl::MutexLock lock(&mutex_);
-    return events_.empty() ? v1::SessionEvent::Aborted() : events_.back().aborted();
-  }
-  v1::SessionEvent::Committed Committed() const {  // the last
-    absl::MutexLock lock(&mutex_);
-    v1::SessionEvent::Committed committed;
-    for (const v1::SessionEvent& event : events_) committed = event.has_committed() ? event.committed() : committed;
-    return committed;
-  }
-  v1::SessionEvent::FullParams FullParams() const {
-    absl::MutexLock lock(&mutex_);
-    return events_.empty() ? v1::SessionEvent::FullParams() : events_.back().full_params();
-  }
-
- private:
-  mutable absl::Mutex mutex_;
-  std::vector<v1::SessionEvent> events_ ABSL_GUARDED_BY(mutex_);
-};
-
 // Of a slab on the host.
 template <typename T>
 T* SlabAt(const JobSlab* slab, int64_t offset_bytes) {
   return reinterpret_cast<T*>(slab->At(offset_bytes));
 }
 
-class JobCoreTest : public ::testing::Test {
+class JobCoreTest : public JobLoopTest {
  protected:
   JobCoreTest() : JobCoreTest(SgdJob()) {}
   using MakeCollective = std::function<std::unique_ptr<Collective>(std::vector<Device*>)>;
@@ -219,30 +182,18 @@ class JobCoreTest : public ::testing::Test {
     loop_.Stop();
   }
 
-  void OnLoop(const std::function<void()>& body) {
-    loop_.RunAndWait([&] { body(); });
-  }
-  bool Until(const std::function<bool()>& condition) {
-    return testing::PollUntil(
-        [&] {
-          bool result = false;
-          OnLoop([&] { result = condition(); });
-          return result;
-        },
-        kPatience);
-  }
-
   void Attach(int rank) {
     auto session = Session::Create(plan_, ++sessions_made_, rank, epoch(), place_);
     if (session.ok()) (*session)->peer = {.uid = getuid(), .gid = 0, .pid = getpid()};
     ASSERT_TRUE(session.ok()) << session.status();
-    streams_[rank] = std::make_shared<Events>();
-    OnLoop([&] {
-      Session* added = session->get();
-      const absl::Status status = job_->AddSession(*std::move(session));
-      ASSERT_TRUE(status.ok()) << status;
-      job_->SessionLive(added, streams_[rank]);
-    });
+    const absl::Status status = AddSession(*std::move(session));
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  // With a stream that is the rank's from here on.
+  absl::Status AddSession(std::unique_ptr<Session> session) {
+    std::shared_ptr<Events>& stream = streams_[session->rank()];
+    stream = std::make_shared<Events>();
+    return AddLive(job_.get(), std::move(session), stream);
   }
   void Send(int rank, const v1::Command& command) {
     v1::CommandBatch batch;
@@ -252,6 +203,21 @@ class JobCoreTest : public ::testing::Test {
         job_->commands().ExecuteFromStream(session, batch);
       }
     });
+  }
+  // The rank's session is of a process, which has this number as far as the daemon knows.
+  void SetProcess(int rank, pid_t pid, UniqueFd descriptor) {
+    OnLoop([&] {
+      Session* const session = job_->sessions()[rank].get();
+      session->peer.pid = pid;
+      session->pidfd.reset();
+      job_->WatchProcess(session, std::move(descriptor));
+    });
+  }
+  // Behind the end of an epoch, before any step.
+  void AttachAllAndTrainAStep() {
+    for (int rank = 0; rank < kRanks; ++rank) Attach(rank);
+    for (int rank = 0; rank < kRanks; ++rank) Train(rank);
+    ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
   }
   // Gradients of 1, one backward, and Step.
   void Train(int rank) {
@@ -300,6 +266,12 @@ class JobCoreTest : public ::testing::Test {
     OnLoop([&] { result = job_->committed().epoch(); });
     return result;
   }
+  uint64_t version() {
+    uint64_t result = 0;
+    OnLoop([&] { result = job_->committed().version(); });
+    return result;
+  }
+  uint64_t Word(int rank, TimelineWord DaemonPage::*word) { return WordOf(*job_, rank, word); }
   int64_t committed() {
     int64_t result = 0;
     OnLoop([&] { result = job_->view().committed_step(); });
@@ -315,7 +287,6 @@ class JobCoreTest : public ::testing::Test {
   std::shared_ptr<Events> streams_[kRanks];
   uint64_t sessions_made_ = 0;
   TurnQueue copier_{"copier"};
-  CoreLoop loop_;
   std::shared_ptr<JobCore> job_;
 };
 

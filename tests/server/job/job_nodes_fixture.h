@@ -138,7 +138,7 @@ class Wire {
   CoreLoop loop_;
 };
 
-class JobNodesTest : public ::testing::Test {
+class JobNodesTest : public JobLoopTest {
  protected:
   // `outlives`: a log of each job says what another daemon would find.
   // `in_trainers`: ranks store their steps themselves. `edits`: ranks edit parameters in place, beside the daemon's
@@ -284,18 +284,6 @@ class JobNodesTest : public ::testing::Test {
     }
   }
 
-  void OnLoop(const std::function<void()>& body) {
-    loop_.RunAndWait([&] { body(); });
-  }
-  bool Until(const std::function<bool()>& condition) {
-    return testing::PollUntil(
-        [&] {
-          bool result = false;
-          OnLoop([&] { result = condition(); });
-          return result;
-        },
-        kPatience);
-  }
   absl::Status TryAttach(int number) {
     Node& node = nodes_[static_cast<size_t>(number)];
     uint64_t epoch = 0;
@@ -303,14 +291,8 @@ class JobNodesTest : public ::testing::Test {
     auto session = Session::Create(node.plan, ++sessions_made_, 0, epoch, {});
     if (session.ok()) (*session)->peer.pid = getpid();
     if (!session.ok()) return session.status();
-    absl::Status status;
     node.stream = std::make_shared<Events>();
-    OnLoop([&] {
-      Session* added = session->get();
-      status = node.job->AddSession(*std::move(session));
-      if (status.ok()) node.job->SessionLive(added, node.stream);
-    });
-    return status;
+    return AddLive(node.job.get(), *std::move(session), node.stream);
   }
   // Until what the last epoch left behind has ended.
   void Attach(int node) {
@@ -359,6 +341,10 @@ class JobNodesTest : public ::testing::Test {
       auto* slot = reinterpret_cast<float*>(const_cast<char*>(job(node).sessions()[0].get()->slot(0)));
       std::fill(slot, slot + 64, gradient);
     });
+    SubmitSlot(node);
+  }
+  // What its slot has.
+  void SubmitSlot(int node) {
     v1::Command command;
     command.mutable_unshard()->set_phase(v1::PHASE_BACKWARD);
     Send(node, command);
@@ -367,11 +353,15 @@ class JobNodesTest : public ::testing::Test {
     command.mutable_reshard()->set_group(0);
     Send(node, command);
   }
-  void Train(int node, float gradient) {
-    Submit(node, gradient);
+  void EndBackward(int node) {
     v1::Command command;
     command.mutable_backward_done()->set_last(true);
     Send(node, command);
+  }
+  void Train(int node, float gradient) {
+    Submit(node, gradient);
+    EndBackward(node);
+    v1::Command command;
     command.mutable_step()->add_groups()->set_lr(0.5);
     Send(node, command);
   }
@@ -440,6 +430,18 @@ class JobNodesTest : public ::testing::Test {
     }
     return behind;
   }
+  // What a schedule makes of a random number: its rank is lost (0), links that were `up` break (1) or, whatever it is,
+  // come again.
+  void Disturb(int node, uint64_t what, bool* up) {
+    if (what == 0) {
+      OnLoop([&] {
+        if (job(node).sessions()[0].get() != nullptr) job(node).SessionLost(0, "killed");
+      });
+    } else if (what == 1 || !*up) {
+      *up = !*up;
+      wire_.SetUp(*up);
+    }
+  }
   // While ranks and links come and go.
   void RunSchedule(int seed, int64_t steps = 150) {
     std::mt19937_64 rng(static_cast<uint64_t>(seed));
@@ -450,14 +452,7 @@ class JobNodesTest : public ::testing::Test {
     while (std::find(behind.begin(), behind.end(), true) != behind.end() && MonotonicNow() < until) {
       const int node = static_cast<int>(rng() % nodes_.size());
       const uint64_t what = rng() % static_cast<uint64_t>(8 * (1 + seed));
-      if (what == 0) {
-        OnLoop([&] {
-          if (job(node).sessions()[0].get() != nullptr) job(node).SessionLost(0, "killed");
-        });
-      } else if (what == 1 || !up) {
-        up = !up;
-        wire_.SetUp(up);
-      }
+      Disturb(node, what, &up);
       behind[static_cast<size_t>(node)] = TrainsOn(node, steps, &given);
     }
     for (int node = 0; node < count(); ++node) {
@@ -466,6 +461,7 @@ class JobNodesTest : public ::testing::Test {
       EXPECT_GT(job(node).committed().epoch(), 3u) << "nothing happened";
     }
   }
+  uint64_t Word(int node, TimelineWord DaemonPage::*word) { return WordOf(job(node), 0, word); }
   JobCore& job(int node) { return *nodes_[static_cast<size_t>(node)].job; }
 
   struct Node {
@@ -491,7 +487,6 @@ class JobNodesTest : public ::testing::Test {
   TurnQueue copier_{"copier"};
   CoreLoop worker_;
   CoreLoop reaper_;
-  CoreLoop loop_;
   std::vector<Node> nodes_;
 };
 

@@ -14,7 +14,7 @@
 #include "server/job/writes/write_undo.h"
 #include "server/observe/events.h"
 #include "server/storage/job_memory.h"
-#include "tests/server/job/facts_fixture.h"
+#include "tests/server/job/summons_fixture.h"
 #include "tests/server/job/writes/kept_work.h"
 
 namespace shardd {
@@ -28,11 +28,13 @@ class OneCollective final : public Collective {
   void AllGather(AllGatherRequest, Done) override {}
 };
 
-class JobViewTest : public FactsTest {
+class JobViewTest : public SummonsFactsTest {
  protected:
   JobViewTest()
       : identity_{7, Tenant{}, {}, plan_, absl::Now(), std::nullopt, {}}, memory_(*JobMemory::Create(*plan_, "job")) {
-    identity_.spec.set_name("job");
+    spec_.set_name("job");
+    identity_.spec = spec_;
+    devices_ = {&device_, &device_};
     values_ =
         std::make_unique<ValueWrites>(ValueWrites::Facts{plan_.get(), &decision_, &summons_, &extensions_, &sessions_},
                                       ValueWrites::Services{memory_.get(), &committed_, &pairing_.presence(),
@@ -64,18 +66,8 @@ class JobViewTest : public FactsTest {
   JobIdentity identity_;
   const std::unique_ptr<JobMemory> memory_;
   KeptWork device_;
-  std::vector<Device*> devices_{&device_, &device_};
   OneCollective collective_;
   v1::Counters counters_;
-  EventLog log_;
-  JobEvents events_{"job", Tenant{}, &committed_, &log_};
-  PollTimer timer_{&loop_};
-  GivenBack given_back_{&sessions_, &timer_, &loop_};
-  WriteUndo undo_;
-  Summons summons_{
-      {&identity_.spec, plan_.get(), /*over_nodes=*/false, &committed_, &decision_, &sessions_, &pairing_, &writes_,
-       &extensions_, &leavers_, &undo_},
-      {&devices_, &given_back_, &work_, &events_, [] { return DeviceOps(2); }, [] { return absl::OkStatus(); }, &job_}};
   SnapshotKeeper snapshots_{{plan_.get(), nullptr, &decision_, &sessions_, &writes_, nullptr}, {}, /*uid=*/0};
   AbsentRanks absent_{"job", {&sessions_, &leavers_}, &events_};
   JobNodes nodes_{/*parts=*/nullptr, {plan_, nullptr, &decision_, &steps_, &leavers_, nullptr}, {&committed_}, {}};

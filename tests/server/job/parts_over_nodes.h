@@ -17,9 +17,7 @@ class PartsOverNodes : public JobNodesTest, public ::testing::WithParamInterface
   bool cut() const { return nodes_[0].plan->cut_over_nodes; }
   void Backward(int node) {
     Submit(node, GradientOf(node));
-    v1::Command command;
-    command.mutable_backward_done()->set_last(true);
-    Send(node, command);
+    EndBackward(node);
   }
   void StepOf(int node, const std::vector<int>& left, bool part) {
     v1::Command command;

@@ -43,20 +43,10 @@ class StoresOverNodes : public JobNodesTest {
   }
   void Backward(int node) {
     Submit(node, 1);
-    v1::Command command;
-    command.mutable_backward_done()->set_last(true);
-    Send(node, command);
+    EndBackward(node);
     Leave(node);
   }
-  uint64_t Passes(int node) {
-    uint64_t result = 0;
-    OnLoop([&] {
-      if (Session* session = job(node).sessions()[0].get(); session != nullptr) {
-        result = TimelineSequence(session->memory()->daemon_page->At<DaemonPage>(0)->passes.load());
-      }
-    });
-    return result;
-  }
+  uint64_t Passes(int node) { return Word(node, &DaemonPage::passes); }
   bool Attached(int node) {
     bool result = false;
     OnLoop([&] { result = job(node).sessions()[0].get() != nullptr; });

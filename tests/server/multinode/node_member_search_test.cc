@@ -9,6 +9,7 @@
 
 #include "server/loop/core_loop.h"
 #include "server/multinode/node_member.h"
+#include "tests/server/multinode/member_listener.h"
 #include "tests/server/multinode/node_world.h"
 
 namespace shardd {
@@ -21,12 +22,7 @@ using ::testing::IsEmpty;
 
 constexpr absl::Duration kLimit = absl::Minutes(2);
 
-class NodeMemberSearchTest : public ::testing::Test,
-                             protected NodeFacts,
-                             protected NodeSumsListener,
-                             protected NodeStepsListener,
-                             protected NodeStateListener,
-                             protected NodeAttemptsListener {
+class NodeMemberSearchTest : public ::testing::Test, protected testing::MemberListener {
  protected:
   ~NodeMemberSearchTest() override {
     loop_.RunAndWait([this] { member_.Stop(); });
@@ -106,44 +102,20 @@ class NodeMemberSearchTest : public ::testing::Test,
   bool NodeInitialized() const override { return initialized_; }
   uint64_t NodeVersion() const override { return version_; }
   uint64_t NodeVersionGeneration() const override { return version_generation_; }
-  void NodeGo(const v1::PeerMessage::Go&) override {}
-  void NodesClosed(int) override {}
-  void NodesReduced(const std::vector<v1::PeerMessage::Reduced>&) override {}
   void NodeDecided(const v1::PeerMessage::Decided& decided) override { decided_.push_back(decided.step()); }
   void NodeValuesAgreed() override { ++agreed_; }
-  void NodeSendState(int, uint64_t) override {}
   void NodeStopSending(int node) override { stopped_.push_back(node); }
   void NodeBeginFetch(int from, uint64_t) override { asked_.push_back(from); }
   void NodeTakeState(const v1::PeerMessage::State& state) override { taken_.push_back(state.step()); }
-  void NodeTakeRankState(const v1::PeerMessage::RankState&) override {}
   void NodeEndFetch() override { ++ended_; }
   void NodeAbort(const absl::Status& cause) override {
     ++aborts_;
     aborted_->AttemptEnded(cause);
   }
-  void NodeGeneration(uint64_t) override {}
-  void NodeIsUp() override {}
-  void NodesExtend(bool) override {}
   void NodeClose(const std::string& why) override { closed_.push_back(why); }
-  void Advance() override {}
 
-  struct Links final : PeerLinks {
-    int node() const override { return 3; }
-    int nodes() const override { return 6; }
-    void Send(int node, v1::PeerMessage message) override {
-      if (message.has_fetch() && message.fetch().transfer() == 0) ended.push_back(node);
-      sent.push_back(std::move(message));
-    }
-    void SendData(int, const v1::PeerData&, absl::string_view, std::function<void(absl::Status)>) override {}
-    bool takes_fetch_ends(int) const override { return takes_ends; }
-    void Renew(int node) override { renewed.push_back(node); }
-    std::vector<v1::PeerMessage> sent;
-    std::vector<int> ended;  // fetches, by node
-    std::vector<int> renewed;
-    bool takes_ends = true;
-  };
   CoreLoop loop_;
-  Links links_;
+  testing::KeptLinks links_{/*node=*/3, /*nodes=*/6};
   const std::shared_ptr<const ShardPlan> plan_ = testing::NodesPlan(/*nodes=*/6, false, /*cut=*/true, /*row=*/2);
   const std::shared_ptr<NodeEvents> events_ =
       std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&, bool) { return absl::OkStatus(); });

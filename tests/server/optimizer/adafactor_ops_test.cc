@@ -11,46 +11,26 @@
 #include "server/device/ops/check.h"
 #include "server/device/ops/rest_of_update.h"
 #include "tests/server/optimizer/killed_whole.h"
-#include "tests/server/optimizer/optimizer_fixture.h"
+#include "tests/server/optimizer/whole_params_fixture.h"
 
 namespace shardd {
 namespace {
 
-class AdafactorOpsTest : public OptimizerTest {
+class AdafactorOpsTest : public WholeParamsTest {
  protected:
   // Adafactor for all but "scale", which is AdamW's; some have fewer rows than there are ranks, and one no dimension.
   void StartWith(int world_size, v1::Layout layout, DType param_dtype,
                  v1::Strategy strategy = v1::STRATEGY_FULL_SHARD) {
-    SpecBuilder builder = OptimizerModel(world_size, layout, strategy, param_dtype, v1::OPTIMIZER_KIND_ADAMW);
-    builder.Param(1, "wide", {2, 300});
-    builder.Param(1, "one", {1, 5});
+    SpecBuilder builder = Model(world_size, layout, param_dtype, strategy);
     builder.Param(1, "kernel", {3, 2, 2, 4});
     builder.Param(1, "shift", {9});
     builder.Param(1, "number", {1});
-    v1::OptimizerConfig& optimizer = *builder.config().mutable_optimizer();
-    optimizer.mutable_groups(0)->set_kind(v1::OPTIMIZER_KIND_ADAMW);
-    optimizer.mutable_groups(0)->add_fqns("scale");
-    v1::OptimizerConfig::Group& adafactor = *optimizer.add_groups();
-    adafactor.set_kind(v1::OPTIMIZER_KIND_ADAFACTOR);
-    for (const char* fqn : kWhole) adafactor.add_fqns(fqn);
-    if (strategy == v1::STRATEGY_HYBRID_SHARD) {
-      builder.config().set_shard_group_size(2);
-      builder.config().set_replica_copies(true);
-      builder.config().set_trainers_never_write(false);
-    }
-    Start(builder);
-    workspace_ = std::make_unique<Bytes>(plan_.memory.workspace_bytes, 0xff);
-    slabs_.workspace = workspace_->data();
+    StartWhole(std::move(builder), v1::OPTIMIZER_KIND_ADAFACTOR, kWhole);
   }
-  DecidedStep Decided(int step) const {
+  DecidedStep Decided(int step) const override {
     v1::HyperParameters h;
     h.set_lr(0.05), h.set_weight_decay(0.1), h.set_beta2_decay(-0.8), h.set_eps(-1), h.set_eps2(1e-3), h.set_d(1);
-    DecidedStep decided;
-    decided.groups = {{}, AdamWHyper(0.01, 0.1), h};
-    decided.clip_factor = 0.5;
-    decided.present = AllPresent();
-    decided.step_counts.assign(plan_.params.size(), step - 1);
-    return decided;
+    return DecidedWith(h, step);
   }
   struct Whole {
     std::vector<float> p, row, col;
@@ -73,9 +53,7 @@ class AdafactorOpsTest : public OptimizerTest {
     return whole;
   }
   std::vector<float> State(int param, int state) const {
-    const Place at(plan_, param);
-    return ReadAs(optimizer_->data() + at.flat.optimizer_offset_bytes + state * at.flat.StateStrideBytes(),
-                  v1::DTYPE_FLOAT32, at.offset, StateNumel(plan_, param, state));
+    return StateAt(param, state, 0, StateNumel(plan_, param, state));
   }
   void ExpectWhole(int steps) const {
     for (const char* fqn : kWhole) {
@@ -86,7 +64,6 @@ class AdafactorOpsTest : public OptimizerTest {
     }
   }
   static constexpr const char* kWhole[] = {"a.weight", "a.gain", "a.wide", "a.one", "a.kernel", "a.shift", "a.number"};
-  std::unique_ptr<Bytes> workspace_;
 };
 
 TEST_F(AdafactorOpsTest, AnyCutGivesTheBitsOfWholeParameters) {
@@ -94,10 +71,7 @@ TEST_F(AdafactorOpsTest, AnyCutGivesTheBitsOfWholeParameters) {
     for (const v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
       SCOPED_TRACE(absl::StrCat(world_size, " ", v1::Layout_Name(layout)));
       StartWith(world_size, layout, v1::DTYPE_BFLOAT16);
-      for (int step = 1; step <= 3; ++step) {
-        WriteGradients(step, AllPresent());
-        RunUpdate(Decided(step));
-      }
+      RunSteps(3);
       ExpectWhole(3);
     }
   }
@@ -110,11 +84,8 @@ TEST_F(AdafactorOpsTest, NothingIsWrittenBehindAState) {
   RunUpdate(Decided(1));
   for (const char* fqn : kWhole) {
     for (int state = 0; state < 2; ++state) {
-      const Place at(plan_, Param(fqn));
       const int64_t numel = StateNumel(plan_, Param(fqn), state);
-      const std::vector<float> behind =
-          ReadAs(optimizer_->data() + at.flat.optimizer_offset_bytes + state * at.flat.StateStrideBytes(),
-                 v1::DTYPE_FLOAT32, at.offset + numel, at.numel - numel);
+      const std::vector<float> behind = StateAt(Param(fqn), state, numel, Place(plan_, Param(fqn)).numel - numel);
       EXPECT_EQ(behind, std::vector<float>(behind.size())) << fqn << " " << state;
     }
   }
@@ -122,12 +93,7 @@ TEST_F(AdafactorOpsTest, NothingIsWrittenBehindAState) {
 
 TEST_F(AdafactorOpsTest, AParameterWithoutAGradientStays) {
   StartWith(2, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED);
-  std::vector<bool> present = AllPresent();
-  present[static_cast<size_t>(Param("a.weight"))] = false;
-  WriteGradients(1, present);
-  DecidedStep decided = Decided(1);
-  decided.present = present;
-  RunUpdate(decided);
+  RunStepWithout("a.weight");
   EXPECT_EQ(Shard(Param("a.weight")), WholeOf(Param("a.weight"), 0).p);
   EXPECT_EQ(Shard(Param("a.wide")), WholeOf(Param("a.wide"), 1).p);
 }
@@ -135,15 +101,10 @@ TEST_F(AdafactorOpsTest, AParameterWithoutAGradientStays) {
 TEST_F(AdafactorOpsTest, EachReplicaHasTheParameters) {
   StartWith(4, v1::LAYOUT_DIM0, v1::DTYPE_UNSPECIFIED, v1::STRATEGY_HYBRID_SHARD);
   ASSERT_EQ(plan_.shard_copies, 2);
-  WriteGradients(1, AllPresent());
-  RunUpdate(Decided(1));
+  RunSteps(1);
   ExpectWhole(1);
   for (const char* fqn : kWhole) {
-    const Place at(plan_, Param(fqn));
-    EXPECT_EQ(ReadAs(shards_->data() + plan_.shards_stride_bytes + at.flat.shards_offset_bytes, at.flat.dtype,
-                     at.offset, at.numel),
-              Shard(Param(fqn)))
-        << fqn;
+    EXPECT_EQ(ShardInReplica(Param(fqn)), Shard(Param(fqn))) << fqn;
   }
 }
 

@@ -11,35 +11,19 @@
 #include "server/device/ops/check.h"
 #include "server/device/ops/rest_of_update.h"
 #include "tests/server/optimizer/killed_whole.h"
-#include "tests/server/optimizer/optimizer_fixture.h"
+#include "tests/server/optimizer/whole_params_fixture.h"
 
 namespace shardd {
 namespace {
 
 constexpr const char* kMatrices[] = {"a.weight", "a.gain", "a.wide", "a.one"};
 
-class MuonOpsTest : public OptimizerTest {
+class MuonOpsTest : public WholeParamsTest {
  protected:
-  // Muon for the matrices, of which some have fewer rows than there are ranks, and AdamW for the rest.
+  // Muon for the matrices, and AdamW for the rest.
   void StartWith(int world_size, v1::Layout layout, DType param_dtype,
                  v1::Strategy strategy = v1::STRATEGY_FULL_SHARD) {
-    SpecBuilder builder = OptimizerModel(world_size, layout, strategy, param_dtype, v1::OPTIMIZER_KIND_ADAMW);
-    builder.Param(1, "wide", {2, 300});
-    builder.Param(1, "one", {1, 5});
-    v1::OptimizerConfig& optimizer = *builder.config().mutable_optimizer();
-    optimizer.mutable_groups(0)->set_kind(v1::OPTIMIZER_KIND_ADAMW);
-    optimizer.mutable_groups(0)->add_fqns("scale");
-    v1::OptimizerConfig::Group& muon = *optimizer.add_groups();
-    muon.set_kind(v1::OPTIMIZER_KIND_MUON);
-    for (const char* fqn : kMatrices) muon.add_fqns(fqn);
-    if (strategy == v1::STRATEGY_HYBRID_SHARD) {
-      builder.config().set_shard_group_size(2);
-      builder.config().set_replica_copies(true);
-      builder.config().set_trainers_never_write(false);
-    }
-    Start(builder);
-    workspace_ = std::make_unique<Bytes>(plan_.memory.workspace_bytes, 0xff);
-    slabs_.workspace = workspace_->data();
+    StartWhole(Model(world_size, layout, param_dtype, strategy), v1::OPTIMIZER_KIND_MUON, kMatrices);
   }
   static v1::HyperParameters MuonHyper() {
     v1::HyperParameters h;
@@ -47,14 +31,7 @@ class MuonOpsTest : public OptimizerTest {
     h.set_ns_a(3.4445), h.set_ns_b(-4.775), h.set_ns_c(2.0315), h.set_ns_steps(5);
     return h;
   }
-  DecidedStep Decided(int step) const {
-    DecidedStep decided;
-    decided.groups = {{}, AdamWHyper(0.01, 0.1), MuonHyper()};
-    decided.clip_factor = 0.5;
-    decided.present = AllPresent();
-    decided.step_counts.assign(plan_.params.size(), step - 1);
-    return decided;
-  }
+  DecidedStep Decided(int step) const override { return DecidedWith(MuonHyper(), step); }
   struct Whole {
     std::vector<float> p, buf;
   };
@@ -73,10 +50,7 @@ class MuonOpsTest : public OptimizerTest {
     }
     return whole;
   }
-  std::vector<float> Buffer(int param) const {
-    const Place at(plan_, param);
-    return ReadAs(optimizer_->data() + at.flat.optimizer_offset_bytes, v1::DTYPE_FLOAT32, at.offset, at.numel);
-  }
+  std::vector<float> Buffer(int param) const { return StateAt(param, 0, 0, Place(plan_, param).numel); }
   void ExpectWhole(int steps) const {
     for (const char* fqn : kMatrices) {
       const Whole want = WholeOf(Param(fqn), steps);
@@ -84,7 +58,6 @@ class MuonOpsTest : public OptimizerTest {
       EXPECT_EQ(Buffer(Param(fqn)), want.buf) << fqn;
     }
   }
-  std::unique_ptr<Bytes> workspace_;
 };
 
 TEST_F(MuonOpsTest, AnyCutGivesTheBitsOfWholeMatrices) {
@@ -92,10 +65,7 @@ TEST_F(MuonOpsTest, AnyCutGivesTheBitsOfWholeMatrices) {
     for (const v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
       SCOPED_TRACE(absl::StrCat(world_size, " ", v1::Layout_Name(layout)));
       StartWith(world_size, layout, v1::DTYPE_BFLOAT16);
-      for (int step = 1; step <= 3; ++step) {
-        WriteGradients(step, AllPresent());
-        RunUpdate(Decided(step));
-      }
+      RunSteps(3);
       ExpectWhole(3);
       for (const char* fqn : kMatrices) {
         std::vector<uint16_t> cast(Shard(Param(fqn)).size());
@@ -112,12 +82,7 @@ TEST_F(MuonOpsTest, AnyCutGivesTheBitsOfWholeMatrices) {
 // What has no gradient stays, with its buffer.
 TEST_F(MuonOpsTest, AMatrixWithoutAGradientStays) {
   StartWith(2, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED);
-  std::vector<bool> present = AllPresent();
-  present[static_cast<size_t>(Param("a.weight"))] = false;
-  WriteGradients(1, present);
-  DecidedStep decided = Decided(1);
-  decided.present = present;
-  RunUpdate(decided);
+  RunStepWithout("a.weight");
   EXPECT_EQ(Shard(Param("a.weight")), WholeOf(Param("a.weight"), 0).p);
   EXPECT_EQ(Shard(Param("a.wide")), WholeOf(Param("a.wide"), 1).p);
 }
@@ -125,15 +90,10 @@ TEST_F(MuonOpsTest, AMatrixWithoutAGradientStays) {
 TEST_F(MuonOpsTest, EachReplicaHasTheMatrices) {
   StartWith(4, v1::LAYOUT_DIM0, v1::DTYPE_UNSPECIFIED, v1::STRATEGY_HYBRID_SHARD);
   ASSERT_EQ(plan_.shard_copies, 2);
-  WriteGradients(1, AllPresent());
-  RunUpdate(Decided(1));
+  RunSteps(1);
   ExpectWhole(1);
   for (const char* fqn : kMatrices) {
-    const Place at(plan_, Param(fqn));
-    EXPECT_EQ(ReadAs(shards_->data() + plan_.shards_stride_bytes + at.flat.shards_offset_bytes, at.flat.dtype,
-                     at.offset, at.numel),
-              Shard(Param(fqn)))
-        << fqn;
+    EXPECT_EQ(ShardInReplica(Param(fqn)), Shard(Param(fqn))) << fqn;
   }
 }
 

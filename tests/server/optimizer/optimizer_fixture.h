@@ -14,6 +14,7 @@
 #include "server/device/device.h"
 #include "server/device/devices.h"
 #include "server/optimizer/optimizer.h"
+#include "tests/common/plan/odd_params.h"
 #include "tests/common/plan/spec_builder.h"
 #include "tests/server/device/plan_slabs.h"
 
@@ -29,13 +30,7 @@ inline SpecBuilder OptimizerModel(int world_size, v1::Layout layout, v1::Strateg
   builder.config().mutable_mixed_precision()->set_param_dtype(param_dtype);
   builder.config().mutable_optimizer()->set_kind(kind);
   builder.config().mutable_optimizer()->set_momentum(kind == v1::OPTIMIZER_KIND_SGD);
-  builder.Param(0, "scale", {1});
-  const int a = builder.AddSharded(0, "a");
-  builder.Param(a, "weight", {7, 15});
-  builder.Param(a, "bias", {7});
-  builder.Param(a, "norm", {64});
-  builder.Param(a, "gain", {3, 2});
-  builder.Param(a, "table", {5, 3}, {.requires_grad = false});
+  AddOddParams(&builder);
   v1::OptimizerConfig::Group* group = builder.config().mutable_optimizer()->add_groups();
   group->add_fqns("a.bias");
   group->add_fqns("a.norm");

@@ -18,7 +18,7 @@
 #include "server/storage/job_slab.h"
 #include "server/storage/kept_pieces.h"
 #include "server/storage/old_values_plan.h"
-#include "tests/common/plan/spec_builder.h"
+#include "tests/common/plan/node_specs.h"
 #include "tests/fakes/cuda/machine.h"
 
 namespace shardd {
@@ -48,6 +48,13 @@ class KeptOnGpus : public ::testing::Test {
     builder.Param(0, "w", {numel});
     return builder.Plan();
   }
+  // Of a job that outlives its daemon, and described in slabs_.
+  std::unique_ptr<JobMemory> Create(const ShardPlan& plan) {
+    auto memory = JobMemory::Create(plan, "job", 0, place_, /*extends=*/false, /*outlives=*/true);
+    EXPECT_TRUE(memory.ok()) << memory.status();
+    (*memory)->DescribeKept(&slabs_);
+    return *std::move(memory);
+  }
   // What a custodian is given of the job.
   KeptFds Keep(JobMemory& memory) {
     auto kept = std::make_shared<KeptFds>();
@@ -64,6 +71,7 @@ class KeptOnGpus : public ::testing::Test {
   const CudaDriver driver_;
   std::vector<std::unique_ptr<CudaMemory>> gpus_;
   SlabPlace place_;
+  CustodySlabs slabs_;
 };
 
 TEST_F(KeptOnGpus, OldValuesOfEachRankLieOnItsGpu) {
@@ -85,21 +93,18 @@ TEST_F(KeptOnGpus, OldValuesOfEachRankLieOnItsGpu) {
 
 TEST_F(KeptOnGpus, AnotherDaemonHasEveryByteAtTheSamePlaces) {
   const ShardPlan plan = Plan(int64_t{3} << 20);
-  auto memory = JobMemory::Create(plan, "job", 0, place_, /*extends=*/false, /*outlives=*/true);
-  ASSERT_TRUE(memory.ok()) << memory.status();
-  CustodySlabs slabs;
-  (*memory)->DescribeKept(&slabs);
-  KeptFds kept = Keep(**memory);
+  auto memory = Create(plan);
+  KeptFds kept = Keep(*memory);
   EXPECT_EQ(kept.count("shards-0"), 1u);
   EXPECT_EQ(kept.count("old values-2"), 1u);
   EXPECT_EQ(kept.count("unsharded pool-1"), 1u);
   const std::string bytes(5000, 'x');
-  const int64_t over_an_edge = (*memory)->shards_boundaries().front() - 2500;
-  ASSERT_TRUE((*memory)->shards()->Write(over_an_edge, bytes.data(), 5000).ok());
-  *memory = nullptr;
+  const int64_t over_an_edge = memory->shards_boundaries().front() - 2500;
+  ASSERT_TRUE(memory->shards()->Write(over_an_edge, bytes.data(), 5000).ok());
+  memory = nullptr;
   EXPECT_EQ(machine_.live().memory.mappings, 0u) << "none but the custodian has it";
 
-  auto next = JobMemory::TakeUp(plan, "job", std::move(kept), place_, slabs);
+  auto next = JobMemory::TakeUp(plan, "job", std::move(kept), place_, slabs_);
   ASSERT_TRUE(next.ok()) << next.status();
   std::string got(5000, ' ');
   ASSERT_TRUE((*next)->shards()->Read(over_an_edge, got.data(), 5000).ok());
@@ -118,29 +123,24 @@ TEST_F(KeptOnGpus, ACutJobsPartsAreTakenUpWithHoles) {
   builder.config().set_strategy(v1::STRATEGY_FULL_SHARD);
   builder.config().set_layout(v1::LAYOUT_FLAT);
   builder.Param(0, "w", {16 * kMiB});
-  for (int node = 0; node < 2; ++node) {
-    builder.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7000"));
-  }
-  const ShardPlan plan = *PlanShards(builder.spec(), /*node=*/1);
-  auto memory = JobMemory::Create(plan, "job", 0, place_, /*extends=*/false, /*outlives=*/true);
-  ASSERT_TRUE(memory.ok()) << memory.status();
-  EXPECT_EQ((*memory)->shards()->size_bytes(), 64 * kMiB);
-  EXPECT_EQ((*memory)->shards()->allocated_bytes(), 32 * kMiB + kPage);
-  EXPECT_EQ((*memory)->optimizer()->allocated_bytes(), 64 * kMiB + kPage);
-  EXPECT_EQ((*memory)->given_back_bytes(), 0);
+  AddNodes(&builder, 2);
+  const ShardPlan plan = PlanOn(builder, /*node=*/1);
+  auto memory = Create(plan);
+  EXPECT_EQ(memory->shards()->size_bytes(), 64 * kMiB);
+  EXPECT_EQ(memory->shards()->allocated_bytes(), 32 * kMiB + kPage);
+  EXPECT_EQ(memory->optimizer()->allocated_bytes(), 64 * kMiB + kPage);
+  EXPECT_EQ(memory->given_back_bytes(), 0);
   v1::Memory described;
-  (*memory)->Describe(plan, &described);
+  memory->Describe(plan, &described);
   EXPECT_EQ(described.purposes(0).planned_bytes(), 32 * kMiB);
   EXPECT_EQ(described.purposes(0).allocated_bytes(), 32 * kMiB + kPage);
-  CustodySlabs slabs;
-  (*memory)->DescribeKept(&slabs);
-  KeptFds kept = Keep(**memory);
+  KeptFds kept = Keep(*memory);
   const std::string bytes(5000, 'x');
-  ASSERT_TRUE((*memory)->shards()->Write(40 * kMiB, bytes.data(), 5000).ok());
-  EXPECT_EQ((*memory)->shards()->Write(20 * kMiB, bytes.data(), 1).code(), absl::StatusCode::kInternal);
-  *memory = nullptr;
-  ASSERT_TRUE(CheckAllKept(slabs, kept).ok());
-  auto next = JobMemory::TakeUp(plan, "job", std::move(kept), place_, slabs);
+  ASSERT_TRUE(memory->shards()->Write(40 * kMiB, bytes.data(), 5000).ok());
+  EXPECT_EQ(memory->shards()->Write(20 * kMiB, bytes.data(), 1).code(), absl::StatusCode::kInternal);
+  memory = nullptr;
+  ASSERT_TRUE(CheckAllKept(slabs_, kept).ok());
+  auto next = JobMemory::TakeUp(plan, "job", std::move(kept), place_, slabs_);
   ASSERT_TRUE(next.ok()) << next.status();
   EXPECT_EQ((*next)->shards()->allocated_bytes(), 32 * kMiB + kPage);
   std::string got(5000, ' ');
@@ -151,25 +151,22 @@ TEST_F(KeptOnGpus, ACutJobsPartsAreTakenUpWithHoles) {
 // Gradients that are made again have the pieces that the description tells of.
 TEST_F(KeptOnGpus, RemadeGradientsReplaceTheFormerOnes) {
   const ShardPlan plan = Plan(int64_t{3} << 20);
-  auto memory = JobMemory::Create(plan, "job", 0, place_, /*extends=*/false, /*outlives=*/true);
-  ASSERT_TRUE(memory.ok()) << memory.status();
-  CustodySlabs slabs;
-  (*memory)->DescribeKept(&slabs);
+  auto memory = Create(plan);
   std::map<std::string, int> handed;
   KeptFds kept;
-  ASSERT_TRUE((*memory)
+  ASSERT_TRUE(memory
                   ->KeepBy([&](const std::string& name, int fd) {
                     ++handed[name];
                     kept[name] = UniqueFd(dup(fd));
                     return absl::OkStatus();
                   })
                   .ok());
-  auto again = (*memory)->MakeGradientsAgain(plan);
+  auto again = memory->MakeGradientsAgain(plan);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(handed["shards-0"], 1);
   EXPECT_EQ(handed["gradients-0"], 2);
   ASSERT_TRUE((*again)->Write(0, "new", 3).ok());
-  auto taken = TakeUpPieces("gradients", slabs, place_, &kept);
+  auto taken = TakeUpPieces("gradients", slabs_, place_, &kept);
   ASSERT_TRUE(taken.ok()) << taken.status();
   std::string got(3, ' ');
   ASSERT_TRUE(gpus_[0]->Read(got.data(), (*taken)->data(), 3).ok());
@@ -178,19 +175,16 @@ TEST_F(KeptOnGpus, RemadeGradientsReplaceTheFormerOnes) {
 
 TEST_F(KeptOnGpus, WhatIsNotThereIsNamed) {
   const ShardPlan plan = Plan(int64_t{3} << 20);
-  auto memory = JobMemory::Create(plan, "job", 0, place_, /*extends=*/false, /*outlives=*/true);
-  ASSERT_TRUE(memory.ok()) << memory.status();
-  CustodySlabs slabs;
-  (*memory)->DescribeKept(&slabs);
-  KeptFds kept = Keep(**memory);
-  EXPECT_EQ(TakeUpPieces("snapshot", slabs, place_, &kept).status().code(), absl::StatusCode::kNotFound);
+  auto memory = Create(plan);
+  KeptFds kept = Keep(*memory);
+  EXPECT_EQ(TakeUpPieces("snapshot", slabs_, place_, &kept).status().code(), absl::StatusCode::kNotFound);
   const SlabPlace one{gpus_[0].get(), {gpus_[0].get()}};
-  const absl::Status elsewhere = TakeUpPieces("shards", slabs, one, &kept).status();
+  const absl::Status elsewhere = TakeUpPieces("shards", slabs_, one, &kept).status();
   EXPECT_EQ(elsewhere.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(elsewhere.message()), HasSubstr("lies on a GPU that this daemon does not have"));
-  kept = Keep(**memory);
+  kept = Keep(*memory);
   kept.erase("shards-1");
-  const absl::Status lost = TakeUpPieces("shards", slabs, place_, &kept).status();
+  const absl::Status lost = TakeUpPieces("shards", slabs_, place_, &kept).status();
   EXPECT_EQ(lost.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(lost.message()), HasSubstr("piece 1 of its \"shards\" is not there"));
 }

@@ -32,6 +32,12 @@ class RankSlotsTest : public ::testing::Test {
     EXPECT_TRUE(made.ok()) << made.status();
     return made.ok() ? *made : nullptr;
   }
+  // Process kFirst writes 42 into the rank's slots, and its daemon ends.
+  void LeaveSlotsOf(int rank, int ranks) {
+    RankSlots slots(ranks, kBytes);
+    EXPECT_TRUE(slots.KeepBy(KeepHere()).ok());
+    *For(slots, rank, kFirst)->At<int>(0) = 42;
+  }
 
   std::map<std::string, UniqueFd> kept_;
   absl::Status refused_;
@@ -61,11 +67,7 @@ TEST_F(RankSlotsTest, OfAnotherProcessAreNewAndFreeTheFormerMemory) {
 }
 
 TEST_F(RankSlotsTest, AreTheSameAtTheDaemonThatTakesThemUp) {
-  {
-    RankSlots slots(2, kBytes);
-    ASSERT_TRUE(slots.KeepBy(KeepHere()).ok());
-    *For(slots, 1, kFirst)->At<int>(0) = 42;
-  }
+  LeaveSlotsOf(1, /*ranks=*/2);
   RankSlots slots(2, kBytes);
   std::vector<const Slab*> taken_up;
   slots.TakeUp(kept_, &taken_up);
@@ -77,11 +79,7 @@ TEST_F(RankSlotsTest, AreTheSameAtTheDaemonThatTakesThemUp) {
 }
 
 TEST_F(RankSlotsTest, OfUnknownProcessesAreNobodysAtTheNextDaemon) {
-  {
-    RankSlots slots(1, kBytes);
-    ASSERT_TRUE(slots.KeepBy(KeepHere()).ok());
-    *For(slots, 0, kFirst)->At<int>(0) = 42;
-  }
+  LeaveSlotsOf(0, /*ranks=*/1);
   RankSlots slots(1, kBytes);
   std::vector<const Slab*> taken_up;
   slots.TakeUp(kept_, &taken_up);

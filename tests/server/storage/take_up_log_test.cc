@@ -37,6 +37,16 @@ class TakeUpLogTest : public ::testing::Test {
     byte = static_cast<char>(byte ^ 1);
     ASSERT_EQ(pwrite(log_->fd(), &byte, 1, offset), 1);
   }
+  // What the newest record says of counts, which an older daemon refuses where it does not know it.
+  uint32_t NewestCounts() const {
+    uint32_t of_each[2] = {};
+    uint64_t sequences[2] = {};
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(pread(log_->fd(), &of_each[i], sizeof(uint32_t), 64 * i + 48), 4);
+      EXPECT_EQ(pread(log_->fd(), &sequences[i], sizeof(uint64_t), 64 * i + 8), 8);
+    }
+    return of_each[sequences[1] > sequences[0] ? 1 : 0];
+  }
   const std::unique_ptr<TakeUpLog> log_ = *TakeUpLog::Create(kSizes);
 };
 
@@ -189,15 +199,7 @@ TEST_F(TakeUpLogTest, CountsOfALaterVersionAreRefusedByName) {
 
 // A daemon that takes back nothing where parameters are cut over nodes knows counts of 0 to 3.
 TEST_F(TakeUpLogTest, ADaemonThatTakesNothingBackRefusesWhatIsBeingWritten) {
-  const auto older_reads = [&] {
-    uint32_t of_each[2] = {};
-    uint64_t sequences[2] = {};
-    for (int i = 0; i < 2; ++i) {
-      EXPECT_EQ(pread(log_->fd(), &of_each[i], sizeof(uint32_t), 64 * i + 48), 4);
-      EXPECT_EQ(pread(log_->fd(), &sequences[i], sizeof(uint64_t), 64 * i + 8), 8);
-    }
-    return of_each[sequences[1] > sequences[0] ? 1 : 0] <= 3;
-  };
+  const auto older_reads = [this] { return NewestCounts() <= 3; };
   using Counts = TakeUpLog::Counts;
   ASSERT_TRUE(log_->Commit(Facts(1, "first"), {1, 4, 4}, Counts::kSnapshot).ok());
   EXPECT_TRUE(older_reads());
@@ -238,15 +240,7 @@ TEST_F(TakeUpLogTest, AnOlderDaemonRefusesAStepThatIsPromisedBehindParts) {
   v1::PromisedStepRecord promise;
   promise.set_step(2);
   ASSERT_TRUE(log_->Commit(Facts(1, ""), {1, 1, 1}).ok());
-  const auto older_reads = [this] {
-    uint32_t of_each[2] = {};
-    uint64_t sequences[2] = {};
-    for (int i = 0; i < 2; ++i) {
-      EXPECT_EQ(pread(log_->fd(), &of_each[i], sizeof(uint32_t), 64 * i + 48), 4);
-      EXPECT_EQ(pread(log_->fd(), &sequences[i], sizeof(uint64_t), 64 * i + 8), 8);
-    }
-    return of_each[sequences[1] > sequences[0] ? 1 : 0] <= 7;
-  };
+  const auto older_reads = [this] { return NewestCounts() <= 7; };
   ASSERT_TRUE(log_->Promise(promise).ok());
   EXPECT_TRUE(older_reads());
   promise.set_parts(1);

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <memory>
 #include <memory_resource>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,12 +17,11 @@
 #include "common/tensor/kernels.h"
 #include "server/collective/nodes/links/peer_gather.h"
 #include "server/job/wait.h"
-#include "server/peer/peer_network.h"
-#include "tests/common/plan/spec_builder.h"
-#include "tests/server/collective/nodes/fake_links.h"
+#include "tests/common/plan/node_specs.h"
+#include "tests/server/collective/nodes/call_result.h"
 #include "tests/server/collective/nodes/gather_gpus.h"
+#include "tests/server/collective/nodes/node_links.h"
 #include "tests/testing/float8_reference.h"
-#include "tests/testing/grpc_process.h"
 #include "tests/testing/poll.h"
 
 namespace shardd::testing {
@@ -39,9 +37,7 @@ inline v1::JobSpec GatherSpec(int nodes, v1::Layout layout, DType param_dtype, i
   b.config().set_layout(layout);
   b.config().mutable_mixed_precision()->set_param_dtype(param_dtype);
   b.config().mutable_mixed_precision()->set_float8_gathers(float8);
-  for (int node = 0; node < nodes; ++node) {
-    b.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7000"));
-  }
+  AddNodes(&b, nodes);
   b.Param(0, "w", {37});
   b.Param(0, "ids", {41}, {.dtype = v1::DTYPE_INT64, .requires_grad = false});
   const int block = b.AddSharded(0, "block");
@@ -53,33 +49,12 @@ inline v1::JobSpec GatherSpec(int nodes, v1::Layout layout, DType param_dtype, i
   return b.spec();
 }
 
-// What a call of Gather is told, and the image that it writes to.
-class Gathered {
+// A call of Gather, and the image that it writes to.
+class Gathered : public CallResult {
  public:
   explicit Gathered(int64_t image_bytes, std::pmr::memory_resource* memory = std::pmr::new_delete_resource())
       : image(static_cast<size_t>(image_bytes), kUntouched, memory) {}
-  NodeGather::Done Done() {
-    return [this](absl::Status status) {
-      absl::MutexLock lock(&mutex_);
-      EXPECT_FALSE(status_.has_value()) << "told twice";
-      status_ = std::move(status);
-    };
-  }
-  bool done() const {
-    absl::MutexLock lock(&mutex_);
-    return status_.has_value();
-  }
-  // DEADLINE_EXCEEDED where it is not told.
-  absl::Status Wait() const {
-    absl::MutexLock lock(&mutex_);
-    const auto told = [this] { return status_.has_value(); };
-    return mutex_.AwaitWithTimeout(absl::Condition(&told), kLimit) ? *status_ : absl::DeadlineExceededError("not told");
-  }
   std::pmr::string image;
-
- private:
-  mutable absl::Mutex mutex_;
-  std::optional<absl::Status> status_;
 };
 
 // One node: its plan, what it holds of the slab, and its gathers.
@@ -256,20 +231,10 @@ class GatherNode final : public PeerLinks::Events {
 class GatherWorld {
  public:
   GatherWorld(const v1::JobSpec& spec, bool sockets, bool gpus = false)
-      : nodes(spec.config().nodes().addresses_size()), gpus_(gpus ? std::make_unique<GatherGpus>(nodes) : nullptr) {
-    for (int i = 0; i < nodes; ++i) {
-      node.push_back(std::make_unique<GatherNode>(spec, i, gpus_.get()));
-      if (sockets) {
-        KeepGrpc();
-        PeerNetwork::Options options;
-        options.listen = "127.0.0.1:0";
-        networks_.push_back(*PeerNetwork::Create(options));
-        addresses_.push_back(absl::StrCat("127.0.0.1:", networks_.back()->port()));
-      }
-    }
-    if (!sockets) {
-      fake = std::make_unique<FakeLinkWorld>(nodes);
-    }
+      : nodes(spec.config().nodes().addresses_size()),
+        gpus_(gpus ? std::make_unique<GatherGpus>(nodes) : nullptr),
+        node_links_(nodes, sockets) {
+    for (int i = 0; i < nodes; ++i) node.push_back(std::make_unique<GatherNode>(spec, i, gpus_.get()));
     links.resize(static_cast<size_t>(nodes));
     for (int i = 0; i < nodes; ++i) {
       Join(i);
@@ -282,12 +247,7 @@ class GatherWorld {
     }
   }
   void Join(int i) {
-    if (fake != nullptr) {
-      links[i] = fake->Join(i, node[i].get());
-    } else {
-      links[i] =
-          *networks_[i]->Join({.job = "llm", .uid = 1, .node = i, .addresses = addresses_, .spec = ""}, node[i].get());
-    }
+    links[i] = node_links_.Join(i, node[i].get());
     node[i]->Start(links[i].get());
   }
   void WaitUp() {
@@ -307,15 +267,11 @@ class GatherWorld {
 
  private:
   const std::unique_ptr<GatherGpus> gpus_;  // outlives the nodes
+  NodeLinks node_links_;
 
  public:
-  std::unique_ptr<FakeLinkWorld> fake;
   std::vector<std::unique_ptr<GatherNode>> node;
   std::vector<std::unique_ptr<PeerLinks>> links;
-
- private:
-  std::vector<std::unique_ptr<PeerNetwork>> networks_;
-  std::vector<std::string> addresses_;
 };
 
 }  // namespace shardd::testing

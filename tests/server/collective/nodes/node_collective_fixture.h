@@ -16,6 +16,7 @@
 #include "server/collective/nodes/node_collective.h"
 #include "server/device/devices.h"
 #include "server/job/wait.h"
+#include "tests/common/plan/node_specs.h"
 #include "tests/server/collective/collective_fixture.h"
 #include "tests/server/collective/nodes/node_switch.h"
 #include "tests/server/device/fake_cuda_world.h"
@@ -61,9 +62,7 @@ class NodeCollectiveTest : public ::testing::TestWithParam<NodeDeviceKind> {
     all.config().clear_shard_group_size();
     all.config().clear_replica_copies();
     reference_ = all.Plan();
-    for (int node = 0; node < nodes; ++node) {
-      model.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7000"));
-    }
+    AddNodes(&model, nodes);
     plan_ = model.Plan();
     switch_ = std::make_unique<NodeSwitch>(nodes, /*seed=*/7);
     if (GetParam().is_cuda) {

@@ -2,6 +2,7 @@
 
 #include "server/collective/nodes/node_collective.h"
 
+#include "tests/common/plan/odd_params.h"
 #include "tests/server/collective/nodes/node_collective_fixture.h"
 
 namespace shardd {
@@ -15,13 +16,7 @@ SpecBuilder OddModel(int ranks, v1::Layout layout = v1::LAYOUT_FLAT, DType param
   builder.config().set_strategy(v1::STRATEGY_HYBRID_SHARD);
   builder.config().set_layout(layout);
   builder.config().mutable_mixed_precision()->set_param_dtype(param_dtype);
-  builder.Param(0, "scale", {1});
-  const int a = builder.AddSharded(0, "a");
-  builder.Param(a, "weight", {7, 15});
-  builder.Param(a, "bias", {7});
-  builder.Param(a, "norm", {64});
-  builder.Param(a, "gain", {3, 2});
-  builder.Param(a, "table", {5, 3}, {.requires_grad = false});
+  AddOddParams(&builder);
   return builder;
 }
 

@@ -16,9 +16,8 @@
 #include "absl/synchronization/mutex.h"
 #include "server/collective/nodes/links/peer_exchange.h"
 #include "server/job/wait.h"
-#include "server/peer/peer_network.h"
-#include "tests/server/collective/nodes/fake_links.h"
-#include "tests/testing/grpc_process.h"
+#include "tests/server/collective/nodes/call_result.h"
+#include "tests/server/collective/nodes/node_links.h"
 #include "tests/testing/poll.h"
 
 namespace shardd::testing {
@@ -66,7 +65,7 @@ class Router final : public PeerLinks::Events {
 };
 
 // What a node gives to one sum, and what becomes of it.
-class Given {
+class Given : public CallResult {
  public:
   explicit Given(const std::vector<int64_t>& numels) {
     int64_t total = 0;
@@ -111,30 +110,11 @@ class Given {
     }
     return all;
   }
-  PeerExchange::Done Done() {
-    return [this](absl::Status status) {
-      absl::MutexLock lock(&mutex_);
-      EXPECT_FALSE(status_.has_value()) << "told twice";
-      status_ = std::move(status);
-    };
-  }
-  bool done() const {
-    absl::MutexLock lock(&mutex_);
-    return status_.has_value();
-  }
-  // DEADLINE_EXCEEDED where it is not told.
-  absl::Status Wait() const {
-    absl::MutexLock lock(&mutex_);
-    const auto told = [this] { return status_.has_value(); };
-    return mutex_.AwaitWithTimeout(absl::Condition(&told), kLimit) ? *status_ : absl::DeadlineExceededError("not told");
-  }
 
   std::vector<NodePart> parts;
 
  private:
   std::unique_ptr<float, decltype(&std::free)> memory_{nullptr, &std::free};
-  mutable absl::Mutex mutex_;
-  std::optional<absl::Status> status_;
 };
 
 // The sum in the order of nodes.
@@ -157,20 +137,12 @@ class PeerWorld {
  public:
   static constexpr int kSlots = 2;
   PeerWorld(int nodes, bool sockets, int64_t max_numel, int64_t max_piece_numel = 0, int places = 0)
-      : nodes(nodes), max_numel_(max_numel), max_piece_numel_(max_piece_numel), places_(places) {
-    for (int node = 0; node < nodes; ++node) {
-      routers.push_back(std::make_unique<Router>(nodes));
-      if (sockets) {
-        KeepGrpc();
-        PeerNetwork::Options options;
-        options.listen = "127.0.0.1:0";
-        networks_.push_back(*PeerNetwork::Create(options));
-        addresses_.push_back(absl::StrCat("127.0.0.1:", networks_.back()->port()));
-      }
-    }
-    if (!sockets) {
-      fake = std::make_unique<FakeLinkWorld>(nodes);
-    }
+      : nodes(nodes),
+        node_links_(nodes, sockets),
+        max_numel_(max_numel),
+        max_piece_numel_(max_piece_numel),
+        places_(places) {
+    for (int node = 0; node < nodes; ++node) routers.push_back(std::make_unique<Router>(nodes));
     links.resize(nodes);
     exchanges.resize(nodes);
     for (int node = 0; node < nodes; ++node) {
@@ -184,17 +156,12 @@ class PeerWorld {
     }
   }
   void Join(int node) {
-    if (fake != nullptr) {
-      links[node] = fake->Join(node, routers[node].get());
-    } else {
-      links[node] = *networks_[node]->Join({.job = "llm", .uid = 1, .node = node, .addresses = addresses_, .spec = ""},
-                                           routers[node].get());
-    }
+    links[node] = node_links_.Join(node, routers[node].get());
     exchanges[node] = *PeerExchange::Make(links[node].get(), max_numel_, kSlots, max_piece_numel_, places_);
     routers[node]->Set(exchanges[node].get());
   }
   void WaitUp() {
-    for (int a = 0; a < nodes && fake == nullptr; ++a) {
+    for (int a = 0; a < nodes && node_links_.are_sockets(); ++a) {
       for (int b = 0; b < nodes; ++b) {
         ASSERT_TRUE(PollUntil([&] { return a == b || routers[a]->up(b); })) << a << " to " << b;
       }
@@ -215,7 +182,11 @@ class PeerWorld {
   }
 
   const int nodes;
-  std::unique_ptr<FakeLinkWorld> fake;
+
+ private:
+  NodeLinks node_links_;
+
+ public:
   std::vector<std::unique_ptr<Router>> routers;
   std::vector<std::unique_ptr<PeerLinks>> links;
   std::vector<std::unique_ptr<PeerExchange>> exchanges;
@@ -224,8 +195,6 @@ class PeerWorld {
   const int64_t max_numel_;
   const int64_t max_piece_numel_;
   const int places_;
-  std::vector<std::unique_ptr<PeerNetwork>> networks_;
-  std::vector<std::string> addresses_;
 };
 
 }  // namespace shardd::testing

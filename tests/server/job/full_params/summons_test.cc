@@ -2,18 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include "server/device/device.h"
-#include "server/job/job_events.h"
-#include "server/job/work/given_back.h"
-#include "server/job/writes/write_undo.h"
-#include "server/observe/events.h"
-#include "server/tenant/tenant.h"
-#include "tests/server/job/facts_fixture.h"
+#include "tests/server/job/summons_fixture.h"
 
 namespace shardd {
 namespace {
 
-class SummonsTest : public FactsTest {
+class SummonsTest : public SummonsFactsTest {
  protected:
   SummonsTest() {
     Attach(0);
@@ -29,19 +23,7 @@ class SummonsTest : public FactsTest {
   absl::Status Leave(int rank) { return summons_.Leave(sessions_[rank].get(), /*done=*/0, &last_left_); }
   bool inside(int rank) const { return summons_.full_params().inside(rank); }
 
-  v1::JobSpec spec_;
-  EventLog log_;
-  JobEvents events_{"job", Tenant{}, &committed_, &log_};
-  PollTimer timer_{&loop_};
-  GivenBack given_back_{&sessions_, &timer_, &loop_};
-  WriteUndo undo_;
-  std::vector<Device*> devices_;  // no gradients are asked for, so none is used
-  absl::Status undo_fits_;
   bool last_left_ = false;
-  Summons summons_{
-      {&spec_, plan_.get(), /*over_nodes=*/false, &committed_, &decision_, &sessions_, &pairing_, &writes_,
-       &extensions_, &leavers_, &undo_},
-      {&devices_, &given_back_, &work_, &events_, [] { return DeviceOps(2); }, [this] { return undo_fits_; }, &job_}};
 };
 
 TEST_F(SummonsTest, AllRanksEnterTogetherAndTheLastOneLeaves) {

@@ -1,7 +1,6 @@
 #include "server/job/membership/gradient_writers.h"
 
 #include <gmock/gmock.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "server/job/wait.h"
@@ -9,6 +8,7 @@
 #include "server/storage/job_memory.h"
 #include "server/storage/job_slab.h"
 #include "tests/common/plan/spec_builder.h"
+#include "tests/server/job/trainer_process.h"
 #include "tests/testing/process.h"
 
 namespace shardd {
@@ -29,18 +29,17 @@ class GradientWritersTest : public ::testing::Test {
     writers_ = std::make_unique<GradientWriters>(memory_.get());
   }
 
-  static UniqueFd Descriptor(pid_t pid) { return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }
   // The rank's session was of this process.
   void EndEpochOf(int rank, pid_t pid) {
     auto session = Session::Create(plan_, /*id=*/1, rank, /*epoch=*/1);
     ASSERT_TRUE(session.ok()) << session.status();
     (*session)->peer.pid = pid;
     (*session)->peer.uid = getuid();
-    (*session)->pidfd = Descriptor(pid);
+    (*session)->pidfd = DescriptorOf(pid);
     writers_->EpochEnded(**session);
   }
   AttachAnswer Attach(int rank, pid_t pid, bool replace = false) {
-    return writers_->MayAttach("attach: ", rank, pid, Descriptor(pid), replace);
+    return writers_->MayAttach("attach: ", rank, pid, DescriptorOf(pid), replace);
   }
   void Renew() {
     ASSERT_TRUE(writers_->CheckNoneLeft("attach: ", "why").ok());

@@ -21,16 +21,12 @@
 #include "server/multinode/node_member.h"
 #include "server/storage/journal.h"
 #include "tests/server/job/fake_job.h"
+#include "tests/server/multinode/member_listener.h"
 #include "tests/server/multinode/node_world.h"
 
 namespace shardd {
 
-class OverNodesTest : public ::testing::Test,
-                      protected NodeFacts,
-                      protected NodeSumsListener,
-                      protected NodeStepsListener,
-                      protected NodeStateListener,
-                      protected NodeAttemptsListener {
+class OverNodesTest : public ::testing::Test, protected testing::MemberListener {
  protected:
   // `row`: nodes over which shard groups span, in two rows; 0: the job is over two nodes.
   explicit OverNodesTest(bool cut = false, int row = 0)
@@ -86,38 +82,15 @@ class OverNodesTest : public ::testing::Test,
   int64_t NodeStep() const override { return committed_.step(); }
   bool NodeInitialized() const override { return committed_.version() > 0; }
   uint64_t NodeVersion() const override { return committed_.version(); }
-  void NodeGo(const v1::PeerMessage::Go&) override {}
-  void NodesClosed(int) override {}
-  void NodesReduced(const std::vector<v1::PeerMessage::Reduced>&) override {}
-  void NodeDecided(const v1::PeerMessage::Decided&) override {}
-  void NodeValuesAgreed() override {}
-  void NodeSendState(int, uint64_t) override {}
-  void NodeStopSending(int) override {}
-  void NodeBeginFetch(int, uint64_t) override {}
-  void NodeTakeState(const v1::PeerMessage::State&) override {}
-  void NodeTakeRankState(const v1::PeerMessage::RankState&) override {}
-  void NodeEndFetch() override {}
   void NodeAbort(const absl::Status& cause) override { member_.AttemptEnded(cause); }
-  void NodeGeneration(uint64_t) override {}
-  void NodeIsUp() override {}
-  void NodesExtend(bool) override {}
   void NodeClose(const std::string& why) override { ADD_FAILURE() << why; }
   void Advance() override { job_.Advance(); }
 
-  struct Links final : PeerLinks {
-    int node() const override { return 1; }
-    int nodes() const override { return 2; }
-    void Send(int, v1::PeerMessage message) override { sent.push_back(std::move(message)); }
-    void SendData(int, const v1::PeerData&, absl::string_view, std::function<void(absl::Status)> done) override {
-      done(absl::OkStatus());
-    }
-    std::vector<v1::PeerMessage> sent;
-  };
   const std::shared_ptr<const ShardPlan> plan_;
   const int params_ = static_cast<int>(plan_->params.size());
   CoreLoop loop_;
   CoreLoop worker_;
-  Links links_;
+  testing::KeptLinks links_{/*node=*/1, /*nodes=*/2};
   const std::shared_ptr<NodeEvents> events_ =
       std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&, bool) { return absl::OkStatus(); });
   Committed committed_{"job", params_, 1, NewJournal()};

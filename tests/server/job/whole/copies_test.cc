@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
+#include "tests/server/job/held_copier.h"
 #include "tests/server/job/job_core_fixture.h"
 
 namespace shardd {
@@ -21,21 +21,6 @@ class ValuesOffLoopTest : public JobCoreTest {
     return builder;
   }
   ValuesOffLoopTest() : JobCoreTest(Large()), before_(value()) {}
-  ~ValuesOffLoopTest() override {
-    LetCopierGo();
-    copier_.Drain();
-  }
-
-  // The copier does nothing from here on, as one whose GPU hangs.
-  void HoldCopier() {
-    copier_.Post({getuid(), 1}, [this] {
-      go_.WaitForNotificationWithTimeout(kPatience);
-      return true;
-    });
-  }
-  void LetCopierGo() {
-    if (!go_.HasBeenNotified()) go_.Notify();
-  }
   void EnterWithWriteback() {
     v1::Command command;
     command.mutable_enter_full_params()->set_writeback(true);
@@ -68,21 +53,19 @@ class ValuesOffLoopTest : public JobCoreTest {
   }
 
   const float before_;
-
- private:
-  absl::Notification go_;
+  HeldCopier held_copier_{&copier_};
 };
 
 TEST_F(ValuesOffLoopTest, OnlyARankWhoseValuesAreCopiedIsHeld) {
   EnterWithWriteback();
-  HoldCopier();
+  held_copier_.Hold();
   Write(0, 7);
   EXPECT_TRUE(Held(0));
   EXPECT_EQ(SendCommit(0), 0) << "its next command waits";
   EXPECT_EQ(value(), before_);
   EXPECT_FALSE(Held(1));
   EXPECT_EQ(SendCommit(1), 1);
-  LetCopierGo();
+  held_copier_.LetGo();
   ASSERT_TRUE(Until([&] { return !job_->sessions()[0].get()->held; }));
   EXPECT_EQ(value(), 7);
   EXPECT_EQ(SendCommit(0), 1);
@@ -94,7 +77,7 @@ TEST_F(ValuesOffLoopTest, ADeadRanksValuesAreTakenBackBeforeAnybodyAttaches) {
   EnterWithWriteback();
   Write(0, 7);
   ASSERT_TRUE(Until([&] { return !job_->sessions()[0].get()->held; }));
-  HoldCopier();
+  held_copier_.Hold();
   Write(1, 8);  // on its way when the rank dies
   OnLoop([&] { job_->SessionLost(1, "killed"); });
   const auto attach = [&] {
@@ -108,14 +91,14 @@ TEST_F(ValuesOffLoopTest, ADeadRanksValuesAreTakenBackBeforeAnybodyAttaches) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("is being taken back; attach again"));
   EXPECT_EQ(value(), 7);
-  LetCopierGo();
+  held_copier_.LetGo();
   EXPECT_TRUE(testing::PollUntil([&] { return attach().ok(); }, kPatience));
   EXPECT_EQ(value(), before_);
 }
 
 TEST_F(ValuesOffLoopTest, ACopyThatWaitsForOthersIsShownAndKept) {
   EnterWithWriteback();
-  HoldCopier();
+  held_copier_.Hold();
   Write(0, 7);
   EXPECT_TRUE(Held(0));
   v1::ListRanksResponse ranks;
@@ -130,21 +113,21 @@ TEST_F(ValuesOffLoopTest, ACopyThatWaitsForOthersIsShownAndKept) {
   EXPECT_THAT(ranks.ranks(0).waiting_for(), ::testing::HasSubstr("values are copied"));
   EXPECT_FALSE(closed_early);
   EXPECT_FALSE(closed) << "it waits for others' copies, and has not begun";
-  LetCopierGo();
+  held_copier_.LetGo();
 }
 
 TEST_F(ValuesOffLoopTest, WhatNobodyCommittedIsTakenBackBeforeAnybodyGoesOn) {
   EnterWithWriteback();
   Write(0, 7);
   ASSERT_TRUE(Until([&] { return !job_->sessions()[0].get()->held; }));
-  HoldCopier();
+  held_copier_.Hold();
   v1::Command leave;
   leave.mutable_leave_full_params();
   Send(0, leave);
   EXPECT_FALSE(Held(0)) << "another is inside still";
   Send(1, leave);
   EXPECT_TRUE(Held(0) && Held(1));
-  LetCopierGo();
+  held_copier_.LetGo();
   ASSERT_TRUE(Until([&] { return !job_->sessions()[0].get()->held && !job_->sessions()[1].get()->held; }));
   EXPECT_EQ(value(), before_);
   EnterWithWriteback();

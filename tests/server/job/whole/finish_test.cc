@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "tests/server/job/job_core_fixture.h"
+#include "tests/server/job/passes_fixture.h"
 
 namespace shardd {
 namespace {
@@ -17,9 +17,9 @@ SpecBuilder TrainersWrite() {
   return builder;
 }
 
-class FinishTest : public JobCoreTest {
+class FinishTest : public PassesTest {
  protected:
-  FinishTest() : JobCoreTest(TrainersWrite()) {}
+  FinishTest() : PassesTest(TrainersWrite()) {}
 
   void Enter(int rank, bool stepped = false) {
     v1::Command command;
@@ -27,21 +27,13 @@ class FinishTest : public JobCoreTest {
     Send(rank, command);
   }
   void EnterBoth(bool stepped = false) {
-    const uint64_t before = Of(0, &DaemonPage::passes);
+    const uint64_t before = Word(0, &DaemonPage::passes);
     Enter(0, stepped);
     Enter(1, stepped);
-    ASSERT_TRUE(Until([&] { return Of(0, &DaemonPage::passes) > before && Of(1, &DaemonPage::passes) > before; }));
-  }
-  void Leave(int rank) {
-    v1::Command command;
-    command.mutable_leave_pass();
-    Send(rank, command);
+    ASSERT_TRUE(Until([&] { return Word(0, &DaemonPage::passes) > before && Word(1, &DaemonPage::passes) > before; }));
   }
   void Finish(int rank) {
     OnLoop([&] { job_->Detach(rank, /*finished=*/true); });
-  }
-  uint64_t Of(int rank, TimelineWord DaemonPage::*word) {
-    return TimelineSequence((job_->sessions()[rank].get()->memory()->daemon_page->At<DaemonPage>(0)->*word).load());
   }
   // A step of an optimizer in the trainers; returns when the pass that commits it has begun.
   void StepTo(float value) {
@@ -101,10 +93,10 @@ TEST_F(FinishTest, ASuccessorMeetsTheOthersInTheNextPass) {
   Finish(0);
   Attach(0);
   Enter(0);
-  OnLoop([&] { EXPECT_EQ(Of(0, &DaemonPage::passes), 0u) << "rank 1 is in the one before"; });
+  OnLoop([&] { EXPECT_EQ(Word(0, &DaemonPage::passes), 0u) << "rank 1 is in the one before"; });
   Leave(1);
   Enter(1);
-  ASSERT_TRUE(Until([&] { return Of(0, &DaemonPage::passes) == 1; }));
+  ASSERT_TRUE(Until([&] { return Word(0, &DaemonPage::passes) == 1; }));
   Backward(0);
   Backward(1);
   EXPECT_EQ(Aborts(0) + Aborts(1), 0);
@@ -134,7 +126,7 @@ TEST_F(FinishTest, LeavesOthersWhatTheyReadOfFullParameters) {
     Finish(0);
     if (!asks_first) Send(1, command);
     ASSERT_EQ(Aborts(1), 0) << streams_[1]->Aborted().message();
-    ASSERT_TRUE(Until([&] { return Of(1, &DaemonPage::full_params) == (asks_first ? 1u : 2u); }));
+    ASSERT_TRUE(Until([&] { return Word(1, &DaemonPage::full_params) == (asks_first ? 1u : 2u); }));
     v1::Command leave;
     leave.mutable_leave_full_params();
     Send(1, leave);
@@ -164,11 +156,7 @@ TEST_F(HeldTest, IsDroppedForItsSuccessorWithWhatItGave) {
   OnLoop([&] { job_->SessionLost(0, "its process ended", /*replaced=*/true); });
   EXPECT_EQ(epoch(), 2u);
   EXPECT_NE(streams_[1]->Aborted().message().find("rank 0 was replaced"), std::string::npos);
-  Attach(0);
-  Attach(1);
-  Train(0);
-  Train(1);
-  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
+  ASSERT_NO_FATAL_FAILURE(AttachAllAndTrainAStep());
   EXPECT_EQ(value(), -0.5f) << "one gradient of each rank";
 }
 

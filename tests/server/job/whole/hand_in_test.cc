@@ -1,11 +1,11 @@
 // Passes and what ranks hand in between them: who waits for whom, what becomes a version, and what a death leaves.
 
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 
-#include "tests/server/job/job_core_fixture.h"
+#include "tests/server/job/passes_fixture.h"
+#include "tests/server/job/trainer_process.h"
 #include "tests/testing/process.h"
 
 namespace shardd {
@@ -18,24 +18,14 @@ SpecBuilder TrainersWrite() {
   return builder;
 }
 
-class HandInTest : public JobCoreTest {
+class HandInTest : public PassesTest {
  protected:
-  explicit HandInTest(const SpecBuilder& builder = TrainersWrite()) : JobCoreTest(builder) {}
+  explicit HandInTest(const SpecBuilder& builder = TrainersWrite()) : PassesTest(builder) {}
 
   void Enter(int rank, bool stepped = false) {
     v1::Command command;
     command.mutable_enter_pass()->set_stepped(stepped);
     command.mutable_enter_pass()->set_trainer_state(absl::StrCat("state ", rank, " of step ", committed() + 1));
-    Send(rank, command);
-  }
-  void Leave(int rank) {
-    v1::Command command;
-    command.mutable_leave_pass();
-    Send(rank, command);
-  }
-  void Ask(int rank) {
-    v1::Command command;
-    command.mutable_hand_in();
     Send(rank, command);
   }
   void UnshardForward(int rank) {
@@ -47,11 +37,6 @@ class HandInTest : public JobCoreTest {
   }
   uint64_t Passes(int rank) { return Word(rank, &DaemonPage::passes); }
   uint64_t HandIns(int rank) { return Word(rank, &DaemonPage::hand_ins); }
-  uint64_t version() {
-    uint64_t result = 0;
-    OnLoop([&] { result = job_->committed().version(); });
-    return result;
-  }
   // Both ranks write `value` into the parameter, as a step of their own, and enter the next pass.
   void StepTo(float value) {
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -70,14 +55,6 @@ class HandInTest : public JobCoreTest {
       Leave(rank);
     }
   }
-  // The rank's process is `process`.
-  void HoldBy(int rank, const testing::Child& process) {
-    OnLoop([&] {
-      job_->sessions()[rank].get()->peer.pid = process.pid();
-      job_->WatchProcess(job_->sessions()[rank].get(),
-                         UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, process.pid(), 0))));
-    });
-  }
   // As a library of this process asks, which stores no more of what it stored before.
   absl::Status TryToAttach(int rank) {
     auto session = Session::Create(plan_, ++tries_, rank, epoch());
@@ -89,24 +66,12 @@ class HandInTest : public JobCoreTest {
   void Die(int rank) {
     const uint64_t before = epoch();
     const testing::Child process([] { return 0; });
-    HoldBy(rank, process);
+    SetProcess(rank, process.pid(), DescriptorOf(process.pid()));
     ASSERT_TRUE(Until([&] { return job_->committed().epoch() == before + 1; }));
   }
   void Write(float value) { std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value); }
   uint64_t seen_ = 0;  // hand-ins of this epoch
   uint64_t tries_ = 1000;
-
- private:
-  uint64_t Word(int rank, TimelineWord DaemonPage::*word) {
-    uint64_t result = 0;
-    const auto read = [&] {
-      if (Session* session = job_->sessions()[rank].get(); session != nullptr) {
-        result = TimelineSequence((session->memory()->daemon_page->At<DaemonPage>(0)->*word).load());
-      }
-    };
-    loop_.InLoop() ? read() : OnLoop(read);
-    return result;
-  }
 };
 
 TEST_F(HandInTest, PassBeginsForAllWhenTheLastHasEntered) {
@@ -230,7 +195,7 @@ TEST_F(HandInTest, NothingGoesBackWhileAnotherThatHandsInLives) {
   Ask(1);
   ASSERT_TRUE(Until([&] { return HandIns(0) == 2 && HandIns(1) == 2; }));
   testing::Child survivor([] { return pause(); });
-  HoldBy(0, survivor);
+  SetProcess(0, survivor.pid(), DescriptorOf(survivor.pid()));
   Die(1);
   const absl::Status refused = TryToAttach(1);
   EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);

@@ -74,14 +74,7 @@ class HeldSumsTest : protected OfTheJob, public GradientsTest {
     return builder;
   }
   ~HeldSumsTest() override { collective_->Release(); }
-  uint64_t FullParamsWord(int rank) {
-    uint64_t sequence = 0;
-    OnLoop([&] {
-      sequence =
-          TimelineSequence(job_->sessions()[rank].get()->memory()->daemon_page->At<DaemonPage>(0)->full_params.load());
-    });
-    return sequence;
-  }
+  using JobCoreTest::Word;  // of the page; GradientsTest has one of slots
   // Time for what should not happen.
   void DevicesAreIdle() {
     absl::SleepFor(absl::Milliseconds(50));
@@ -98,9 +91,10 @@ TEST_F(HeldSumsTest, FullParametersWithGradientsAreGivenBehindThem) {
   enter.mutable_enter_full_params()->set_writeback(true);
   for (int rank = 0; rank < kRanks; ++rank) Send(rank, enter);
   DevicesAreIdle();
-  EXPECT_EQ(FullParamsWord(0), 0u) << "they hold no sum yet";
+  EXPECT_EQ(Word(0, &DaemonPage::full_params), 0u) << "they hold no sum yet";
   collective_->Release();
-  ASSERT_TRUE(testing::PollUntil([&] { return FullParamsWord(0) == 1 && FullParamsWord(1) == 1; }, kPatience));
+  ASSERT_TRUE(testing::PollUntil(
+      [&] { return Word(0, &DaemonPage::full_params) == 1 && Word(1, &DaemonPage::full_params) == 1; }, kPatience));
   EXPECT_EQ(Gradient(kA)[0], 3);
   EXPECT_EQ(Gradient(kB)[kNumel - 1], 3);
 }

@@ -1,10 +1,10 @@
 // What happens around a decided step: whatever dies or leaves between the decision and the commit, the step completes
 // first.
 
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "tests/server/job/job_core_fixture.h"
+#include "tests/server/job/trainer_process.h"
 
 namespace shardd {
 namespace {
@@ -132,11 +132,7 @@ TEST_F(JobCoreTest, ARankThatReturnsInAStepBeginsItAnew) {
   ASSERT_TRUE(session.ok());
   OnLoop([&] { EXPECT_EQ(job_->AddSession(*std::move(session)).code(), absl::StatusCode::kAborted); });
   EXPECT_EQ(epoch(), before + 1);
-  Attach(0);
-  Attach(1);
-  Train(0);
-  Train(1);
-  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
+  ASSERT_NO_FATAL_FAILURE(AttachAllAndTrainAStep());
 }
 
 TEST_F(JobCoreTest, RanksThatDetachAfterTheirStepLeaveWithTheCommit) {
@@ -190,11 +186,7 @@ TEST_F(JobCoreTest, RankThatDiesBeforeTheDecisionDropsTheStep) {
   OnLoop([&] { job_->SessionLost(1, "its process ended"); });
   EXPECT_EQ(committed(), 0);
   EXPECT_EQ(value(), 0.0f);
-  Attach(0);
-  Attach(1);
-  Train(0);
-  Train(1);
-  ASSERT_TRUE(Until([&] { return job_->view().committed_step() == 1; }));
+  ASSERT_NO_FATAL_FAILURE(AttachAllAndTrainAStep());
   EXPECT_EQ(value(), -0.5f) << "the dropped gradient took no part";
 }
 
@@ -222,15 +214,9 @@ TEST_F(JobCoreTest, ClientsHearWhomTheyAwaitAndWhetherItIsAttached) {
 }
 
 TEST_F(JobCoreTest, ProcessOfASessionIsWatchedOnceItsPidfdCame) {
-  testing::Child process([] {
-    pause();
-    return 0;
-  });
-  OnLoop([&] {
-    job_->WatchProcess(job_->sessions()[0].get(),
-                       UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, process.pid(), 0))));
-  });
-  process.Kill();
+  TrainerProcess process;
+  SetProcess(0, process.pid(), process.Descriptor());
+  process.End();
   EXPECT_TRUE(Until([&] { return job_->sessions()[0].get() == nullptr; }));
 }
 

@@ -34,24 +34,10 @@ class JobNodesEdits : public JobNodesTest {
     command.mutable_enter_full_params()->set_of_edits(of_edits);
     Send(node, command);
   }
-  void CommitEdits(int node) {
-    v1::Command command;
-    command.mutable_commit_parameters();
-    Send(node, command);
-  }
   void LeaveFullParams(int node) {
     v1::Command command;
     command.mutable_leave_full_params();
     Send(node, command);
-  }
-  uint64_t Word(int node, TimelineWord DaemonPage::*word) {
-    uint64_t result = 0;
-    OnLoop([&] {
-      if (const Session* session = job(node).sessions()[0].get(); session != nullptr) {
-        result = TimelineSequence((session->memory()->daemon_page->At<DaemonPage>(0)->*word).load());
-      }
-    });
-    return result;
   }
   std::string WaitOf(int node) {
     std::string text;
@@ -87,7 +73,7 @@ class JobNodesEdits : public JobNodesTest {
     for (int each = 0; each < count(); ++each) {
       if (node < 0 || node == each) WriteWhole(each, value);
     }
-    for (int each = 0; each < count(); ++each) CommitEdits(each);
+    for (int each = 0; each < count(); ++each) CommitParameters(each);
   }
   uint64_t full_params_ = 0;
 };
@@ -145,7 +131,7 @@ TEST_F(JobNodesEdits, AReplicaThatComputesWhileAnotherWritesBackIsNamed) {
   WriteBack(1);
   ASSERT_TRUE(testing::PollUntil([&] { return Word(1, &DaemonPage::full_params) == 1; }, kPatience));
   WriteWhole(1, 7);
-  CommitEdits(1);
+  CommitParameters(1);
   Submit(0, 1);
   ASSERT_TRUE(Gone(0) && Gone(1));
   for (int node = 0; node < 2; ++node) {
@@ -232,7 +218,7 @@ TEST_F(JobCutEdits, WhatALostRankWroteBackIsTakenBackOnAllNodes) {
   }
   ASSERT_TRUE(AllInFullParams());
   for (int node = 0; node < 2; ++node) WriteWhole(node, 7);
-  CommitEdits(0);
+  CommitParameters(0);
   EXPECT_TRUE(Until([&] { return job(0).nodes().promised(); }));
   Lose(1);
   ASSERT_TRUE(Gone(0) && Gone(1));
@@ -262,7 +248,7 @@ TEST_F(JobThreeEdits, AReplicaOfThreeThatEditsOtherwiseIsNamed) {
   for (int node = 0; node < 3; ++node) WriteBack(node);
   ASSERT_TRUE(AllInFullParams());
   for (int node = 0; node < 3; ++node) WriteWhole(node, node == 2 ? 8 : 7);
-  for (int node = 0; node < 3; ++node) CommitEdits(node);
+  for (int node = 0; node < 3; ++node) CommitParameters(node);
   for (int node = 0; node < 3; ++node) {
     ASSERT_TRUE(Gone(node)) << node;
     EXPECT_THAT(Why(node), AllOf(HasSubstr("\"w\" on node 2"), HasSubstr("differs from node 0's"))) << node;
@@ -318,7 +304,7 @@ TEST_F(JobThreeCutEdits, WhatTwoOfThreeHaveSaidIsTakenBack) {
   for (int node = 0; node < 3; ++node) WriteBack(node);
   ASSERT_TRUE(AllInFullParams());
   for (int node = 0; node < 3; ++node) WriteWhole(node, 7);
-  for (const int node : {0, 2}) CommitEdits(node);
+  for (const int node : {0, 2}) CommitParameters(node);
   EXPECT_TRUE(Until([&] { return job(0).nodes().promised() && job(2).nodes().promised(); }));
   Lose(1);
   for (int node = 0; node < 3; ++node) ASSERT_TRUE(Gone(node));

@@ -46,6 +46,11 @@ class JobNodesExtend : public JobNodesTest {
       job(node).ExtensionBuilt(*built_[node].back(), [made] { ++*made; });
     });
   }
+  // Both ask, and both daemons have made it.
+  void MadeOnBoth() {
+    for (int node = 0; node < 2; ++node) Ask(node);
+    for (int node = 0; node < 2; ++node) Made(node);
+  }
   bool Takes(int node) {
     return Until([&] { return taken_[node] == 1; });
   }
@@ -92,10 +97,7 @@ TEST_F(JobNodesExtend, TakesPlaceWhenAllNodesHaveAskedAndMadeIt) {
 // Whoever has taken the place of this job on another node ends its links, and a rank may die at any time.
 TEST_F(JobNodesExtend, NothingThatComesBehindTheLastWordChangesIt) {
   Begin();
-  Ask(0);
-  Ask(1);
-  Made(0);
-  Made(1);
+  MadeOnBoth();
   ASSERT_TRUE(Takes(0) && Takes(1));
   wire_.SetUp(false);
   Lose(1);
@@ -147,10 +149,7 @@ TEST_F(JobNodesExtend, ARankLostWhileItIsMadeDropsItOnAllNodes) {
   EXPECT_EQ(Dropped(0), 1);
   AttachAgain();
   TrainsTo(2);
-  Ask(0);
-  Ask(1);
-  Made(0);
-  Made(1);
+  MadeOnBoth();
   EXPECT_TRUE(Takes(0) && Takes(1));
 }
 
@@ -228,10 +227,7 @@ TEST_F(JobNodesExtend, ANodeThatMissedItBecomesWhatTheOthersAre) {
   wire_.Drop([](int to, const v1::PeerMessage& message) {
     return to == 1 && message.has_may_extend() && message.may_extend().made();
   });
-  Ask(0);
-  Ask(1);
-  Made(0);
-  Made(1);
+  MadeOnBoth();
   ASSERT_TRUE(Takes(0));
   wire_.SetUp(false);
   ASSERT_TRUE(Gone(1));
@@ -319,10 +315,7 @@ TEST_F(JobCutNodesExtend, TakesPlaceOnAllNodesWhereParametersAreCut) {
   Begin();
   TrainsTo(1);
   TrainsTo(2);
-  Ask(0);
-  Ask(1);
-  Made(0);
-  Made(1);
+  MadeOnBoth();
   EXPECT_TRUE(Takes(0) && Takes(1));
 }
 

@@ -54,15 +54,8 @@ class MuonOverNodes : public JobNodesTest {
         for (int64_t i = 0; i < param.numel; ++i) slot[i] = GradientAt(node, step, static_cast<int>(p), i);
       }
     });
-    v1::Command command;
-    command.mutable_unshard()->set_phase(v1::PHASE_BACKWARD);
-    Send(node, command);
-    command.mutable_submit_gradients()->set_group(0);
-    Send(node, command);
-    command.mutable_reshard()->set_group(0);
-    Send(node, command);
-    command.mutable_backward_done()->set_last(true);
-    Send(node, command);
+    SubmitSlot(node);
+    EndBackward(node);
   }
   void Step(int node, const std::vector<int>& left = {}, bool part = false) {
     v1::Command command;

@@ -2,10 +2,10 @@
 
 #include <unistd.h>
 
-#include "absl/synchronization/notification.h"
 #include "server/job/nodes/state_transfers.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/undo_slab.h"
+#include "tests/server/job/held_copier.h"
 #include "tests/server/job/parts_over_nodes.h"
 
 namespace shardd {
@@ -13,31 +13,19 @@ namespace {
 
 class JobNodesPartsUndo : public PartsOverNodes {
  protected:
-  ~JobNodesPartsUndo() override { LetCopierGo(); }
-  void HoldCopier() {
-    copier_.Post({getuid(), 1}, [this] {
-      go_.WaitForNotificationWithTimeout(kPatience);
-      return true;
-    });
-  }
-  void LetCopierGo() {
-    if (!go_.HasBeenNotified()) go_.Notify();
-  }
-
- private:
-  absl::Notification go_;
+  HeldCopier held_copier_{&copier_};
 };
 
 TEST_P(JobNodesPartsUndo, NobodyComesBeforeAllIsBackHoweverManyEpochsEnd) {
   PauseBetweenParts();
-  HoldCopier();
+  held_copier_.Hold();
   for (const bool up : {false, true, false, true}) {
     wire_.SetUp(0, 1, up);
     ASSERT_TRUE(Gone(0) && Gone(1));
     EXPECT_FALSE(TryAttach(0).ok());
   }
   EXPECT_EQ(At(0, 0), -2) << "nothing is back yet";
-  LetCopierGo();
+  held_copier_.LetGo();
   ExpectAllBackAt(1);
 }
 
@@ -67,13 +55,14 @@ TEST_P(JobReplicasPartsUndo, ANewNode0IsSentNothingThatIsNotBack) {
   Lose(1);
   Kill(0);
   wire_.Drop([this](int to, const v1::PeerMessage& message) {
-    if (to == 1 && message.has_fetch()) HoldCopier();  // before node 1 hears it; node 0 asks behind copies of its own
+    if (to == 1 && message.has_fetch())
+      held_copier_.Hold();  // before node 1 hears it; node 0 asks behind copies of its own
     return false;
   });
   OpenAgain(0);
   ASSERT_TRUE(Until([&] { return !job(1).nodes().promised(); })) << Why(1);
   EXPECT_FALSE(testing::PollUntil([&] { return job(0).committed().version() != 0; }, absl::Milliseconds(300)));
-  LetCopierGo();
+  held_copier_.LetGo();
   ASSERT_TRUE(Until([&] { return job(0).committed().version() == 2; })) << Why(1);
   AttachAll();
   ExpectAll(-1, -1);

@@ -224,11 +224,7 @@ TEST_P(JobNodesStores, APassOutOfTurnIsNamed) {
 class JobNodesReplicaStores : public JobNodesStores {};
 
 TEST_P(JobNodesReplicaStores, AReplicaThatStoresOtherValuesIsNamed) {
-  Begin();
-  Pass();
-  Step(1);
-  for (int node = 0; node < 2; ++node) Backward(node);
-  for (int node = 0; node < 2; ++node) StoreStep(node, 2);
+  StoreStepTwo();
   At(job(1).memory().optimizer(), 1)[7] += 1;
   Pass(2);  // behind which nodes compare
   for (int node = 0; node < 2; ++node) Backward(node);
@@ -320,14 +316,7 @@ TEST_P(JobNodesStoresSchedules, RanksAndLinksThatComeAndGoLoseNothing) {
   while ((behind(0) || behind(1)) && MonotonicNow() < until && !HasFailure()) {
     const auto node = static_cast<int>(rng() % 2);
     const uint64_t what = rng() % static_cast<uint64_t>(16 * (1 + seed));
-    if (what == 0) {
-      OnLoop([&] {
-        if (job(node).sessions()[0].get() != nullptr) job(node).SessionLost(0, "killed");
-      });
-    } else if (what == 1 || !up) {
-      up = !up;
-      wire_.SetUp(up);
-    }
+    Disturb(node, what, &up);
     OnLoop([&] { ASSERT_FALSE(job(node).closed()); });
     Live(node, &lives[static_cast<size_t>(node)], kSteps, &rng);
   }

@@ -1,14 +1,12 @@
 // Passes that read copies: trainers store at any time, every pass is a version, and an abort goes back to the snapshot.
 
-#include <signal.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "gmock/gmock.h"
-#include "tests/server/job/job_core_fixture.h"
+#include "tests/server/job/passes_fixture.h"
+#include "tests/server/job/trainer_process.h"
 
 namespace shardd {
 namespace {
@@ -24,25 +22,15 @@ SpecBuilder PassCopies(int keep_every, v1::OptimizerKind kind = v1::OPTIMIZER_KI
   return builder;
 }
 
-class PassCopiesTest : public JobCoreTest {
+class PassCopiesTest : public PassesTest {
  protected:
   explicit PassCopiesTest(const SpecBuilder& builder = PassCopies(1), bool outlives_daemon = false)
-      : JobCoreTest(builder, /*shared_copier=*/nullptr, /*place=*/{}, /*collective=*/nullptr, outlives_daemon) {}
+      : PassesTest(builder, /*shared_copier=*/nullptr, /*place=*/{}, /*collective=*/nullptr, outlives_daemon) {}
 
   void Enter(int rank, bool stepped = false) {
     v1::Command command;
     command.mutable_enter_pass()->set_stepped(stepped);
     if (stepped) command.mutable_enter_pass()->set_trainer_state(absl::StrCat("step ", committed() + 1));
-    Send(rank, command);
-  }
-  void Leave(int rank) {
-    v1::Command command;
-    command.mutable_leave_pass();
-    Send(rank, command);
-  }
-  void Ask(int rank) {
-    v1::Command command;
-    command.mutable_hand_in();
     Send(rank, command);
   }
   void Pass(bool stepped = false) {
@@ -54,27 +42,12 @@ class PassCopiesTest : public JobCoreTest {
   void LeaveAll() {
     for (int rank = 0; rank < kRanks; ++rank) Leave(rank);
   }
-  uint64_t Word(int rank, TimelineWord DaemonPage::*word) {
-    uint64_t result = 0;
-    const auto read = [&] {
-      if (Session* session = job_->sessions()[rank].get(); session != nullptr) {
-        result = TimelineSequence((session->memory()->daemon_page->At<DaemonPage>(0)->*word).load());
-      }
-    };
-    loop_.InLoop() ? read() : OnLoop(read);
-    return result;
-  }
   virtual void Store(float value) {
     std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value);
     if (job_->memory().optimizer() != nullptr) std::fill_n(SlabAt<float>(job_->memory().optimizer(), 0), 64, -value);
   }
   float read() { return *SlabAt<float>(job_->memory().parameters(), 0); }
   float state() { return *SlabAt<float>(job_->memory().optimizer(), 0); }
-  uint64_t version() {
-    uint64_t result = 0;
-    OnLoop([&] { result = job_->committed().version(); });
-    return result;
-  }
   void Lose(int rank) {
     OnLoop([&] { job_->SessionLost(rank, "its process ended"); });
   }
@@ -82,13 +55,7 @@ class PassCopiesTest : public JobCoreTest {
     auto session = Session::Create(plan_, ++sessions_made_, rank, epoch(), place_);
     if (session.ok()) (*session)->peer.pid = getpid();
     EXPECT_TRUE(session.ok()) << session.status();
-    streams_[rank] = std::make_shared<Events>();
-    absl::Status status;
-    OnLoop([&] {
-      Session* added = session->get();
-      status = job_->AddSession(*std::move(session));
-      if (status.ok()) job_->SessionLive(added, streams_[rank]);
-    });
+    const absl::Status status = AddSession(*std::move(session));
     EXPECT_TRUE(status.ok() || absl::IsAborted(status)) << status;
     return status.ok();
   }
@@ -291,15 +258,8 @@ TEST_F(PassCopiesTest, NothingIsCopiedBackWhileARankMayStillStore) {
 
 // It may be stopped, and go on when the others train again.
 TEST_F(PassCopiesTest, WhoIsReplacedIsKilledBeforeAnythingIsCopiedBack) {
-  const pid_t child = fork();
-  if (child == 0) {
-    pause();
-    _exit(0);
-  }
-  OnLoop([&] {
-    job_->sessions()[0].get()->peer.pid = child;
-    job_->WatchProcess(job_->sessions()[0].get(), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child, 0))));
-  });
+  TrainerProcess process;
+  SetProcess(0, process.pid(), process.Descriptor());
   Store(5);
   Pass();
   Lose(1);
@@ -311,30 +271,21 @@ TEST_F(PassCopiesTest, WhoIsReplacedIsKilledBeforeAnythingIsCopiedBack) {
   for (int rank = 0; rank < kRanks; ++rank) {
     const absl::Status status = may_attach(rank, /*replace=*/false);
     EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
-    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(absl::StrCat("rank 0 (pid ", child, ")")));
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(absl::StrCat("rank 0 (pid ", process.pid(), ")")));
   }
   Store(9);
   EXPECT_EQ(may_attach(1, /*replace=*/true).code(), absl::StatusCode::kAborted) << "rank 0 is not who is replaced";
-  int status = 0;
-  EXPECT_EQ(waitpid(child, &status, WNOHANG), 0);
+  EXPECT_TRUE(process.Lives());
   (void)may_attach(0, /*replace=*/true);
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  EXPECT_TRUE(process.WasKilled());
   AttachAll();
   EXPECT_EQ(value(), 5);
 }
 
 // A daemon in a PID namespace of its own: all processes are 0, and only their descriptors tell them apart.
 TEST_F(PassCopiesTest, WithoutPidsAReplacedProcessEndsBeforeValuesGoBack) {
-  const pid_t child = fork();
-  if (child == 0) {
-    pause();
-    _exit(0);
-  }
-  OnLoop([&] {
-    job_->sessions()[0].get()->peer.pid = 0;
-    job_->WatchProcess(job_->sessions()[0].get(), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child, 0))));
-  });
+  TrainerProcess process;
+  SetProcess(0, /*pid=*/0, process.Descriptor());
   Store(5);
   Pass();
   Lose(1);
@@ -344,9 +295,8 @@ TEST_F(PassCopiesTest, WithoutPidsAReplacedProcessEndsBeforeValuesGoBack) {
   }
   EXPECT_THAT(std::string(refused.message()),
               ::testing::HasSubstr(absl::StrCat("the process of rank 1 (pid ", getpid(), ") lives")));
-  int status = 0;
-  EXPECT_EQ(waitpid(child, &status, WNOHANG), child) << "it could still store";
-  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  EXPECT_FALSE(process.Lives()) << "it could still store";
+  EXPECT_TRUE(process.WasKilled());
   AttachAll();
   EXPECT_EQ(value(), 5);
 }

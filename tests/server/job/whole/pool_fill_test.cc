@@ -20,7 +20,7 @@ class PoolFillTest : public GradientsTest {
   }
   // The next version, by full parameters that are written back.
   void CommitWriteback() {
-    const uint64_t before = Version();
+    const uint64_t before = version();
     v1::Command command;
     command.mutable_enter_full_params()->set_writeback(true);
     SendAll(command);
@@ -29,11 +29,6 @@ class PoolFillTest : public GradientsTest {
     ASSERT_TRUE(Until([&] { return job_->committed().version() == before + 1; })) << Error();
     command.mutable_leave_full_params();
     SendAll(command);
-  }
-  uint64_t Version() {
-    uint64_t version = 0;
-    OnLoop([&] { version = job_->committed().version(); });
-    return version;
   }
   // How many of the rank's unshards of the group are there.
   uint64_t Unsharded(int rank, int group) {

@@ -3,8 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -13,38 +11,12 @@
 #include "server/storage/job_slab.h"
 #include "tests/server/job/held_memory.h"
 #include "tests/server/job/job_core_fixture.h"
+#include "tests/server/job/trainer_process.h"
 
 namespace shardd {
 namespace {
 
 using ::testing::HasSubstr;
-
-// A trainer's process.
-class Process {
- public:
-  Process() : pid_(fork()) {
-    if (pid_ == 0) {
-      pause();
-      _exit(0);
-    }
-  }
-  ~Process() { End(); }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
-  pid_t pid() const { return pid_; }
-  UniqueFd Descriptor() const { return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0))); }
-  void End() {
-    kill(pid_, SIGKILL);
-    Await();
-  }
-  bool Await() {
-    int status = 0;
-    return waitpid(pid_, &status, 0) == pid_ && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-  }
-
- private:
-  const pid_t pid_;
-};
 
 struct Place {
   const char* name;
@@ -64,12 +36,8 @@ class Renew : private RenewMemory, public JobCoreTest, public ::testing::WithPar
                     GetParam().on_device ? SlabPlace{&memory_, {&memory_}} : SlabPlace()) {}
 
   // The rank's session is of this process, which is stopped and then lost to the job.
-  void StopAndLose(int rank, const Process& process) {
-    OnLoop([&] {
-      job_->sessions()[rank].get()->peer.pid = process.pid();
-      job_->sessions()[rank].get()->pidfd.reset();
-      job_->WatchProcess(job_->sessions()[rank].get(), process.Descriptor());
-    });
+  void StopAndLose(int rank, const TrainerProcess& process) {
+    SetProcess(rank, process.pid(), process.Descriptor());
     kill(process.pid(), SIGSTOP);
     OnLoop([&] { job_->SessionLost(rank, "silence"); });
   }
@@ -78,14 +46,7 @@ class Renew : private RenewMemory, public JobCoreTest, public ::testing::WithPar
     EXPECT_TRUE(session.ok()) << session.status();
     (*session)->peer.pid = pid_;
     (*session)->peer.uid = getuid();
-    streams_[rank] = std::make_shared<Events>();
-    absl::Status status;
-    OnLoop([&] {
-      Session* added = session->get();
-      status = job_->AddSession(*std::move(session));
-      if (status.ok()) job_->SessionLive(added, streams_[rank]);
-    });
-    return status;
+    return AddSession(*std::move(session));
   }
   // All ranks, each by this process, as often as it takes.
   absl::Status AttachAll() {
@@ -135,7 +96,7 @@ class Renew : private RenewMemory, public JobCoreTest, public ::testing::WithPar
 };
 
 TEST_P(Renew, StoresOfAStoppedProcessReachNoLaterGradient) {
-  const Process stopped;
+  const TrainerProcess stopped;
   float* const late = TrainersGradients();
   ASSERT_NE(late, MAP_FAILED);
   StopAndLose(1, stopped);
@@ -149,7 +110,7 @@ TEST_P(Renew, StoresOfAStoppedProcessReachNoLaterGradient) {
 }
 
 TEST_P(Renew, WhatIsLeftStaysInStatusUntilItsProcessEnds) {
-  Process stopped;
+  TrainerProcess stopped;
   StopAndLose(1, stopped);
   ASSERT_TRUE(AttachAll().ok());
   EXPECT_EQ(Left().purpose(), GetParam().on_device ? "gradients left to processes of ended epochs" : "")
@@ -164,8 +125,8 @@ TEST_P(Renew, WhatIsLeftStaysInStatusUntilItsProcessEnds) {
 }
 
 TEST_P(Renew, OneIsLeftPerDeviceAndTheNextIsRefused) {
-  Process first;
-  const Process second;
+  TrainerProcess first;
+  const TrainerProcess second;
   StopAndLose(1, first);
   ASSERT_TRUE(AttachAll().ok());
   StopAndLose(0, second);
@@ -183,14 +144,14 @@ TEST_P(Renew, OneIsLeftPerDeviceAndTheNextIsRefused) {
 }
 
 TEST_P(Renew, WhoIsReplacedIsKilledAndNothingIsMadeAnew) {
-  Process stopped;
+  TrainerProcess stopped;
   float* const before = Gradients();
   StopAndLose(1, stopped);
   absl::Status status;
   OnLoop([&] { status = job_->CheckMayAttach(1, getpid(), /*replace=*/true); });
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("pid ", stopped.pid())));
-  EXPECT_TRUE(stopped.Await());
+  EXPECT_TRUE(stopped.WasKilled());
   ASSERT_TRUE(AttachAll().ok());
   EXPECT_EQ(Gradients(), before);
 }

@@ -1,11 +1,10 @@
 // Gradients that sessions add themselves (JobConfig.trainer_sums): the library's part is this test's, on the loop.
 
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/server/collective/add_records.h"
 #include "tests/server/job/job_core_fixture.h"
+#include "tests/server/job/trainer_process.h"
 
 namespace shardd {
 namespace {
@@ -69,14 +68,7 @@ class SumsTest : public JobCoreTest {
   absl::Status TryAttach(int rank) {
     auto session = Session::Create(plan_, ++sessions_made_, rank, epoch(), place_);
     if (session.ok()) (*session)->peer = {.uid = getuid(), .gid = 0, .pid = getpid()};
-    absl::Status status = session.status();
-    OnLoop([&] {
-      streams_[rank] = std::make_shared<Events>();
-      Session* added = session->get();
-      status = job_->AddSession(*std::move(session));
-      if (status.ok()) job_->SessionLive(added, streams_[rank]);
-    });
-    return status;
+    return session.ok() ? AddSession(*std::move(session)) : session.status();
   }
   float Gradient(int64_t i) { return SlabAt<float>(job_->memory().gradients(), 0)[i]; }
 
@@ -207,30 +199,21 @@ TEST_F(SumsTest, AClientThatSaysItHasEndedLeavesItsPlace) {
 }
 
 TEST_F(SumsTest, EndedProcessesLeaveTheirPlaceAndReplacedOnesAreKilled) {
-  const pid_t child = fork();
-  if (child == 0) {
-    pause();
-    _exit(0);
-  }
-  OnLoop([&] {
-    job_->sessions()[1].get()->peer.pid = child;
-    job_->WatchProcess(job_->sessions()[1].get(), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child, 0))));
-  });
+  TrainerProcess process;
+  SetProcess(1, process.pid(), process.Descriptor());
   for (int rank = 0; rank < kRanks; ++rank) Backward(rank);
   OnLoop([&] { job_->SessionLost(1, "silence"); });
   EXPECT_FALSE(TryAttach(1).ok());
   absl::Status own, other;
   OnLoop([&] {
-    own = job_->CheckMayAttach(1, child, /*replace=*/true);  // it is to live on
-    other = job_->CheckMayAttach(1, child + 1, /*replace=*/false);
+    own = job_->CheckMayAttach(1, process.pid(), /*replace=*/true);  // it is to live on
+    other = job_->CheckMayAttach(1, process.pid() + 1, /*replace=*/false);
   });
   EXPECT_EQ(own.code(), absl::StatusCode::kAborted);
-  EXPECT_THAT(std::string(other.message()), HasSubstr(absl::StrCat("pid ", child)));
-  int status = 0;
-  EXPECT_EQ(waitpid(child, &status, WNOHANG), 0);
+  EXPECT_THAT(std::string(other.message()), HasSubstr(absl::StrCat("pid ", process.pid())));
+  EXPECT_TRUE(process.Lives());
   OnLoop([&] { EXPECT_FALSE(job_->CheckMayAttach(1, getpid(), /*replace=*/true).ok()); });
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  EXPECT_TRUE(process.WasKilled());
   EXPECT_TRUE(TryAttach(1).ok());
 }
 

@@ -38,14 +38,6 @@ class UndoMemoryTest : private UndoMemory, public JobCoreTest {
     command.mutable_leave_full_params();
     Send(rank, command);
   }
-  uint64_t FullParamsWord(int rank) {
-    uint64_t sequence = 0;
-    OnLoop([&] {
-      sequence =
-          TimelineSequence(job_->sessions()[rank].get()->memory()->daemon_page->At<DaemonPage>(0)->full_params.load());
-    });
-    return sequence;
-  }
   int64_t reserved() {
     int64_t bytes = 0;
     OnLoop([&] { bytes = job_->memory_account().reserved_bytes(); });
@@ -67,11 +59,11 @@ TEST_F(UndoMemoryTest, OnlyTheWritebackOfATooLargeModelIsRefused) {
            {"too little is left", "for the undo of the writeback", "without writeback it is served"}) {
         EXPECT_THAT(refused.message(), ::testing::HasSubstr(part));
       }
-      EXPECT_EQ(FullParamsWord(rank), number);
+      EXPECT_EQ(Word(rank, &DaemonPage::full_params), number);
     }
     EXPECT_EQ(reserved(), reserved_before);
     for (int rank = 0; rank < kRanks; ++rank) Enter(rank, /*writeback=*/false);
-    EXPECT_EQ(FullParamsWord(0), number + 1);
+    EXPECT_EQ(Word(0, &DaemonPage::full_params), number + 1);
     for (int rank = 0; rank < kRanks; ++rank) Leave(rank);
   }
   EXPECT_EQ(epoch(), before);

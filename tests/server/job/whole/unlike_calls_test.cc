@@ -1,7 +1,7 @@
 // Ranks of one job that wait for each other in different calls are told so at once.
 
 #include "absl/time/clock.h"
-#include "tests/server/job/job_core_fixture.h"
+#include "tests/server/job/passes_fixture.h"
 
 namespace shardd {
 namespace {
@@ -17,17 +17,12 @@ SpecBuilder PassesJob() {
   return builder;
 }
 
-class UnlikeCallsTest : public JobCoreTest {
+class UnlikeCallsTest : public PassesTest {
  protected:
-  UnlikeCallsTest() : JobCoreTest(PassesJob()) {}
+  UnlikeCallsTest() : PassesTest(PassesJob()) {}
   void Enter(int rank) {
     v1::Command command;
     command.mutable_enter_pass();
-    Send(rank, command);
-  }
-  void Leave(int rank) {
-    v1::Command command;
-    command.mutable_leave_pass();
     Send(rank, command);
   }
   void EnterAll() {

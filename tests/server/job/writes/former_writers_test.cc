@@ -1,59 +1,27 @@
 #include "server/job/writes/former_writers.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 #include "server/job/wait.h"
+#include "tests/server/job/trainer_process.h"
 
 namespace shardd {
 namespace {
 
-// A process that sleeps.
-class Trainer {
- public:
-  Trainer() : pid_(fork()) {
-    if (pid_ == 0) {
-      for (;;) pause();
-    }
-    pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
-  }
-  ~Trainer() {
-    kill(pid_, SIGKILL);
-    Wait();
-  }
-  void End() {
-    kill(pid_, SIGKILL);
-    Wait();
-  }
-  bool WasKilled() {
-    int status = 0;
-    return waitpid(pid_, &status, 0) == pid_ && WIFSIGNALED(status);
-  }
-  int pid() const { return pid_; }
-  UniqueFd pidfd() const { return UniqueFd(dup(pidfd_.get())); }
-
- private:
-  void Wait() { waitpid(pid_, nullptr, 0); }
-  const pid_t pid_;
-  UniqueFd pidfd_;
-};
-
 class FormerWritersTest : public ::testing::Test {
  protected:
   FormerWritersTest() { writers_.Begin(start_); }
-  void Add(int rank, const Trainer& trainer) { writers_.Add(rank, trainer.pid(), trainer.pidfd()); }
+  void Add(int rank, const TrainerProcess& trainer) { writers_.Add(rank, trainer.pid(), trainer.Descriptor()); }
   void Attach(int rank, int32_t pid, bool replace = false, absl::Duration after = absl::ZeroDuration(),
               bool on_devices = false) {
     EXPECT_EQ(writers_.Attaching(rank, pid, replace, on_devices, start_ + after), "");
   }
   const absl::Time start_ = absl::UnixEpoch() + absl::Hours(1);
   FormerWriters writers_{static_cast<uint32_t>(getuid())};
-  Trainer a_;
-  Trainer b_;
+  TrainerProcess a_;
+  TrainerProcess b_;
 };
 
 TEST_F(FormerWritersTest, EachProcessHasToAttachAgain) {

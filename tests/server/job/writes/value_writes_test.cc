@@ -4,16 +4,10 @@
 
 #include <cstring>
 
-#include "server/device/device.h"
-#include "server/job/full_params/summons.h"
-#include "server/job/job_events.h"
-#include "server/job/work/given_back.h"
 #include "server/job/work/optimizer_devices.h"
-#include "server/observe/events.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/job_slab.h"
-#include "server/tenant/tenant.h"
-#include "tests/server/job/facts_fixture.h"
+#include "tests/server/job/summons_fixture.h"
 
 namespace shardd {
 namespace {
@@ -23,7 +17,7 @@ constexpr int kNumel = 8;
 constexpr int64_t kBytes = kNumel * sizeof(float);
 
 // Values of so few bytes are written at once.
-class ValueWritesTest : public FactsTest {
+class ValueWritesTest : public SummonsFactsTest {
  protected:
   ValueWritesTest() : fresh_("job", static_cast<int>(plan_->params.size()), 2, NewJournal()) {
     auto memory = JobMemory::Create(*plan_, "job");
@@ -59,17 +53,6 @@ class ValueWritesTest : public FactsTest {
     return value;
   }
 
-  v1::JobSpec spec_;
-  EventLog log_;
-  JobEvents events_{"job", Tenant{}, &committed_, &log_};
-  PollTimer timer_{&loop_};
-  GivenBack given_back_{&sessions_, &timer_, &loop_};
-  WriteUndo undo_;
-  std::vector<Device*> devices_;
-  Summons summons_{
-      {&spec_, plan_.get(), /*over_nodes=*/false, &committed_, &decision_, &sessions_, &pairing_, &writes_,
-       &extensions_, &leavers_, &undo_},
-      {&devices_, &given_back_, &work_, &events_, [] { return DeviceOps(2); }, [] { return absl::OkStatus(); }, &job_}};
   Committed fresh_;  // of a job without parameters
   std::unique_ptr<JobMemory> memory_;
   std::unique_ptr<ValueWrites> values_;
