@@ -28,22 +28,25 @@ declare -A programs=(
   [torchtune]="with_torchtune.py"
   [float8]="with_torchao.py"
   [qlora]="with_torchao.py --qlora"
+  [titan]="with_torchtitan.py"
 )
 declare -A needs=([accelerate]="accelerate transformers" [trainer]="accelerate transformers" [lightning]="lightning transformers" [torchtitan]="torch"
   [peft]="peft accelerate transformers" [trl]="trl peft datasets" [trl_lora]="trl peft datasets" [torchtune]="torchtune torchao"
-  [float8]="torchao" [qlora]="torchao")
+  [float8]="torchao" [qlora]="torchao" [titan]="torchtitan triton datasets")
 usual=(torchtitan accelerate trainer lightning accelerate1 trainer1 lightning1)
-more=(peft peft1 trl trl_lora torchtune float8 qlora)
+more=(peft peft1 trl trl_lora torchtune float8 qlora titan)
 order=("${usual[@]}")
 # Beside .venv, whose packages they use and do not change. The folder's last name is how dill knows what not to pickle by value.
 extra=$root/.cache/libraries/site-packages
 extra_torchtune=$root/.cache/libraries/torchtune/site-packages
 extra_torchao=$root/.cache/libraries/torchao/site-packages
+extra_torchtitan=$root/.cache/libraries/torchtitan/site-packages
 install() {
-  rm -rf "$extra" "$extra_torchtune" "$extra_torchao"
+  rm -rf "$extra" "$extra_torchtune" "$extra_torchao" "$extra_torchtitan"
   "$python" -m pip install --no-deps --target "$extra" -r "$here/requirements_more.txt" &&
     "$python" -m pip install --no-deps --target "$extra_torchtune" -r "$here/requirements_torchtune.txt" &&
-    "$python" -m pip install --no-deps --target "$extra_torchao" -r "$here/requirements_torchao.txt"
+    "$python" -m pip install --no-deps --target "$extra_torchao" -r "$here/requirements_torchao.txt" &&
+    "$python" -m pip install --no-deps --target "$extra_torchtitan" -r "$here/requirements_torchtitan.txt"
 }
 
 keep='' forked=''
@@ -82,6 +85,7 @@ for name in "${order[@]}"; do
     PYTHONPATH=$extra${path:+:$path}
     [[ $name != torchtune ]] || PYTHONPATH=$extra_torchtune:$PYTHONPATH
     [[ $name != float8 && $name != qlora ]] || PYTHONPATH=$extra_torchao:$PYTHONPATH
+    [[ $name != titan ]] || PYTHONPATH=$extra_torchtitan:$PYTHONPATH
   fi
   missing=
   for module in ${needs[${name%1}]}; do

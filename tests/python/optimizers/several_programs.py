@@ -65,6 +65,50 @@ def three_of_other_kinds() -> dict[str, Any]:
     return end(model, optimizers[0], losses=losses, others=[full_state(o) for o in optimizers[1:]])
 
 
+class Container(torch.optim.Optimizer):
+    """Has the parameters and a list of the optimizers that step them, as torchtitan's does; with ``decay`` it stores beside them."""
+
+    def __init__(self, optimizers: list[Any], decay: float = 0.0) -> None:
+        self.optimizers, self.decay = optimizers, decay
+        super().__init__([p for o in optimizers for group in o.param_groups for p in group["params"]], {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers:
+            optimizer.step()
+        if self.decay:
+            for param in self.param_groups[0]["params"]:
+                param.mul_(1 - self.decay)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+
+def _contained(decay: float) -> dict[str, Any]:
+    model = model_of()
+    body, rest = two(model)
+    container, calls = Container([body, rest], decay), [0]
+    container.register_step_pre_hook(lambda *_: calls.append(calls[-1] + 1))
+    losses = []
+    for step in range(4):
+        losses.append(backward(model, step))
+        container.step()
+        container.zero_grad()
+    return end_of_two(model, body, rest, losses=losses, calls=calls, own=len(container.state))
+
+
+@program("several")
+def a_container_of_optimizers() -> dict[str, Any]:
+    return _contained(decay=0.0)
+
+
+@program("edits")
+def a_container_that_stores_itself() -> dict[str, Any]:
+    """Behind the steps, which is an edit in place: beside several optimizers that is served on one node."""
+    return _contained(decay=0.01)
+
+
 def every_third_time(behind: Callable[[nn.Module], None]) -> tuple[nn.Module, Any, Any, list[float]]:
     """The second optimizer steps so, and its gradients add up meanwhile. ``behind``: what each step ends with."""
     model = model_of()

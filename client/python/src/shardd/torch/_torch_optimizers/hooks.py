@@ -22,6 +22,7 @@ from shardd.torch._process.extension import _C
 from shardd.torch._ranks.nodes import JobRanks
 from shardd.torch._torch_optimizers import foreach_chunks
 from shardd.torch._torch_optimizers.known_classes import steps_each_alone
+from shardd.torch._torch_optimizers.live_optimizers import lists_optimizers
 from shardd.torch._torch_optimizers.new_state import make_state
 from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
 from shardd.torch._torch_optimizers.unserved import refuse_step, settles_in_step
@@ -139,7 +140,7 @@ def _makes_state_only(optimizer: Optimizer) -> bool:
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     foreach_chunks.set_chunked(False)  # a step that raised has left it as it was
-    if _but_not(optimizer):
+    if _but_not(optimizer) or lists_optimizers(optimizer):
         return
     jobs = _jobs_of(optimizer)
     if jobs or not settles_in_step(
@@ -167,7 +168,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     foreach_chunks.set_chunked(False)
-    if _but_not(optimizer):
+    if _but_not(optimizer) or lists_optimizers(optimizer):
         return
     jobs = _jobs_of(optimizer)
     for job in jobs:

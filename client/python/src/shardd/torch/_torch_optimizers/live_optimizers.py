@@ -57,13 +57,31 @@ def _all() -> list[Optimizer]:
 
 
 def _is_shell(optimizer: Optimizer) -> bool:
-    """Whether it stands for another optimizer, which steps: as those of accelerate (which has nothing of its own) and of
-    Lightning (which shares all the other has)."""
+    """Whether it stands for other optimizers, which step: as those of accelerate (which has nothing of its own), of Lightning
+    (which shares all the other has) and of torchtitan (``lists_optimizers``)."""
     own = vars(optimizer)
-    return "param_groups" not in own or any(
-        issubclass(type(value), Optimizer) and vars(value).get("param_groups") is own["param_groups"]
-        for value in own.values()
+    return (
+        "param_groups" not in own
+        or any(
+            issubclass(type(value), Optimizer) and vars(value).get("param_groups") is own["param_groups"]
+            for value in own.values()
+        )
+        or lists_optimizers(optimizer)
     )
+
+
+def lists_optimizers(optimizer: Optimizer) -> bool:
+    """Whether it has a list of optimizers which step all its parameters, and no state: a container, whose step is theirs. What it
+    stores itself is an edit in place as any other."""
+    if optimizer.state:
+        return False
+    lists = [value for value in vars(optimizer).values() if type(value) in (list, tuple)]
+    listed = [each for value in lists for each in value if issubclass(type(each), Optimizer) and each is not optimizer]
+    return bool(listed) and _param_ids(optimizer) <= set().union(*map(_param_ids, listed))
+
+
+def _param_ids(optimizer: Optimizer) -> set[int]:
+    return {id(p) for group in vars(optimizer).get("param_groups", ()) for p in group["params"]}
 
 
 def optimizers_of(params: Iterable[Any], but_not: Callable[[Optimizer], bool]) -> list[Optimizer]:
@@ -76,7 +94,5 @@ def optimizers_with(wanted: set[int], but_not: Callable[[Optimizer], bool]) -> l
     return [
         optimizer
         for optimizer in _all()
-        if not _is_shell(optimizer)
-        and not but_not(optimizer)
-        and any(id(p) in wanted for group in optimizer.param_groups for p in group["params"])
+        if not _is_shell(optimizer) and not but_not(optimizer) and not wanted.isdisjoint(_param_ids(optimizer))
     ]
