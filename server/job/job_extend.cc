@@ -135,4 +135,11 @@ void JobCore::Widen(std::shared_ptr<const Extension> extension, int as, Extensio
   Advance();
 }
 
+bool MayBeWidened(JobCore& job) {
+  if (!job.nodes().states().has_come()) return true;
+  (void)job.extensions().PutOffWidening(MonotonicNow(), /*pause=*/absl::ZeroDuration(), /*counts=*/false);
+  job.Advance();
+  return false;
+}
+
 }  // namespace shardd

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/pass_copies.h"
 #include "common/process/kept_write.h"
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
@@ -43,7 +44,7 @@ constexpr uint32_t kCountsBehindPass = 3;
 constexpr uint32_t kCountsWriting = 4;
 // Likewise: it would put back what parts of the promised step have changed, and commit the rest of the step.
 constexpr uint32_t kCountsParts = 8;
-// Likewise: it would go back to shards that the snapshot does not have.
+// In format 2.
 constexpr uint32_t kCountsInCopies = 16;
 constexpr uint32_t kCountsBeside = kCountsWriting | kCountsParts | kCountsInCopies;
 
@@ -72,10 +73,14 @@ RawTakeUpHeader LastHeader(const Slab& slab) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::Create(const Sizes& sizes) {
+int TakeUpLog::FormatFor(const ShardPlan& plan, const SlabPlace& place) {
+  return place.memory == nullptr && SnapshotMayBeInCopies(plan) ? kInCopies : kOwnShards;
+}
+
+absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::Create(const Sizes& sizes, int format) {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab,
                           Slab::Create(kTakeUpName, SlabBacking::kSealedMemfd, SizeBytes(sizes)));
-  std::unique_ptr<TakeUpLog> log(new TakeUpLog(std::move(slab), sizes, kTakeUpFormats.newest));
+  std::unique_ptr<TakeUpLog> log(new TakeUpLog(std::move(slab), sizes, format));
   log->Write();
   return log;
 }

@@ -20,13 +20,15 @@
 // neither a version nor taken back, where parameters are cut over nodes, so that an older daemon refuses the log: it
 // takes nothing back there, and would serve them as the version before. 8 more: the promised step is one behind parts
 // of it (PromisedStepRecord.parts), which an older daemon refuses, too. 16 more: the shards of the snapshot that counts
-// are slab "parameters", and slab "snapshot" has none; an older daemon would go back to those, and refuses it. Counts
-// that this build does not know are a newer daemon's. `flags`: 1: touched; 2: the step behind the
+// are slab "parameters", and slab "snapshot" has none (format 2). Counts that this build does not know are a newer
+// daemon's. `flags`: 1: touched; 2: the step behind the
 // committed one is promised, and its record is there; 4: the ranks have finished; 8: values are promised to be the next
 // version, and their record is there; 16: of two snapshots (over nodes) the second one is of the step.
 //
-// This is format 1; kTakeUpFormats says what this build reads. Magic and format have the same place in all formats, and
-// a log keeps its format for as long as its job lives.
+// Formats are laid out alike. In format 2 the snapshot's shards may be slab "parameters", which a daemon that reads
+// format 1 alone would never look for there. A log has the oldest format that says all that its job may need
+// (FormatFor), so that older daemons take up as many jobs as they can, and keeps it for as long as the job lives. Magic
+// and format have the same place in all formats; kTakeUpFormats says which ones this build reads.
 
 #include <cstdint>
 #include <memory>
@@ -71,8 +73,11 @@ class TakeUpLog {
   static int64_t SizeBytes(const Sizes& sizes) {
     return PlacesAt(sizes) + (sizes.promises ? 3 : 2) * sizes.place_bytes;
   }
+  static constexpr int kOwnShards = 1;  // formats: the snapshot has shards of its own,
+  static constexpr int kInCopies = 2;   // or they are what passes read
+  static int FormatFor(const ShardPlan& plan, const SlabPlace& place);
   // Says that nothing is committed.
-  static absl::StatusOr<std::unique_ptr<TakeUpLog>> Create(const Sizes& sizes);
+  static absl::StatusOr<std::unique_ptr<TakeUpLog>> Create(const Sizes& sizes, int format = kInCopies);
   // DATA_LOSS: it is not what another daemon has made for a job of that plan. FAILED_PRECONDITION: it is of a format
   // that this build does not read.
   static absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUp(UniqueFd fd, const Sizes& sizes);
@@ -84,6 +89,7 @@ class TakeUpLog {
 
   int fd() const { return slab_->fd(); }
   int format() const { return format_; }
+  bool may_say_in_copies() const { return format_ >= kInCopies; }
   int64_t size_bytes() const { return slab_->size_bytes(); }
   UpdateLog& update(int rank, int part = 0) const {
     const int64_t number = int64_t{rank} * sizes_.parts + part;
@@ -119,7 +125,7 @@ class TakeUpLog {
   void SetWriting(bool writing);
   // REQUIRES: kSnapshotBeingTaken counts, or the snapshot does.
   // `shards_in_copies`: its shards are what passes read (KeptPart::kStates), until the next one is begun or shards
-  // count.
+  // count. REQUIRES for that: may_say_in_copies().
   void SnapshotTaken(bool shards_in_copies = false);
   // The rest of it is copied behind the pass. REQUIRES: kSnapshotBeingTaken counts.
   void SnapshotIsBehind();

@@ -197,6 +197,24 @@ TEST_F(Handover, IsRefusedWhereJobsWouldEnd) {
 
 // Whoever has asked and dies then has left nobody: the daemon says so with its exit code, and another one finds the
 // job.
+// It would look for shards in a snapshot that has none, and the job would be lost.
+TEST_F(Handover, AnOlderDaemonThanAJobsSnapshotsIsRefused) {
+  const Args args = {{"steps", "400"},   {"recover", "1"},        {"trained", "adam"},
+                     {"model", "pass"},  {"trainers_write", "1"}, {"blocks", "3"},
+                     {"numel", "60013"}, {"keep_every", "1"},     {"timeout_ms", "60000"}};
+  StartCustodian();
+  StartKept();
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
+  const int64_t pid = DaemonStatus().pid();
+  const absl::Status refused = Ask();  // as one that reads format 1 of everything
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(absl::StrContains(refused.message(), "does not read the format of the take-up log (got 2, want 1)"))
+      << refused;
+  EXPECT_EQ(DaemonStatus().pid(), pid);
+  ExpectUndisturbed(args, ranks);
+}
+
 TEST_F(Handover, OneThatDiesWhenItHasAskedLosesNothing) {
   StartCustodian();
   StartKept();

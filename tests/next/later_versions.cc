@@ -8,6 +8,6 @@ const VersionRange kProtocolVersions = {15, 16};
 const VersionRange kCustodyVersions = {3, 3};
 const VersionRange kCustodyFormats = {3, 3};
 const VersionRange kJournalFormats = {3, 3};
-const VersionRange kTakeUpFormats = {3, 3};
+const VersionRange kTakeUpFormats = {4, 4};
 
 }  // namespace shardd

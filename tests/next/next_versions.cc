@@ -8,6 +8,6 @@ const VersionRange kProtocolVersions = {13, 14};
 const VersionRange kCustodyVersions = {1, 2};
 const VersionRange kCustodyFormats = {1, 2};
 const VersionRange kJournalFormats = {1, 2};
-const VersionRange kTakeUpFormats = {1, 2};
+const VersionRange kTakeUpFormats = {1, 3};
 
 }  // namespace shardd

@@ -102,5 +102,24 @@ TEST_F(HandoverTest, AJobThatIsTakenUpStillKeepsThePlace) {
   handover_.Complete(true);
 }
 
+// It would be listed as lost there, and freed.
+TEST_F(HandoverTest, AJobThatTheNextOneDoesNotReadKeepsThePlace) {
+  v1::Job& job = *jobs_.jobs.add_jobs();
+  job.set_name("copies");
+  job.set_outlives_daemon(true);
+  job.mutable_kept_formats()->set_take_up_log(2);
+  Answer refused, asked;
+  Ask(&refused);  // which reads format 1 of everything, as those do that do not say
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused->status().message(),
+              HasSubstr("\"copies\" of uid 0: it does not read the format of the take-up log (got 2, want 1)"));
+  EXPECT_EQ(stops_, 0);
+  job.mutable_kept_formats()->set_take_up_log(1);
+  Ask(&asked);
+  EXPECT_EQ(stops_, 1);
+  handover_.Complete(true);
+}
+
 }  // namespace
 }  // namespace shardd

@@ -78,7 +78,8 @@ absl::Status JobCustody::HandOver(int node, const std::string& link_key, JobCore
                        : absl::Status(status.code(), absl::StrCat("hand over \"", name, "\": ", status.message()));
   };
   if (is_new) {
-    SHARDD_ASSIGN_OR_RETURN(init->take_up_log, TakeUpLog::Create(TakeUpLog::SizesFor(*init->plan)));
+    SHARDD_ASSIGN_OR_RETURN(init->take_up_log, TakeUpLog::Create(TakeUpLog::SizesFor(*init->plan),
+                                                                 TakeUpLog::FormatFor(*init->plan, place)));
     if (const absl::Status may = on_gpus ? CheckMayTakeUp(*init->memory, init->take_up_log.get()) : absl::OkStatus();
         !may.ok()) {
       LogWarning(absl::StrCat("job ", init->spec.name(),

@@ -329,10 +329,11 @@ absl::StatusOr<TakenUpJob> LeftJob::State::TakeUp(const TakeUpOn& on) {
     } else if (completes) {
       SHARDD_RETURN_IF_ERROR(BeginSnapshotOf(*decided, header, result.log.get()));
     }
-    result.committed.shards_in_copies = completes_snapshot ? SnapshotMayBeInCopies(plan) : left.shards_in_copies;
+    const bool may_be_in_copies = SnapshotMayBeInCopies(plan) && result.log->may_say_in_copies();
+    result.committed.shards_in_copies = completes_snapshot ? may_be_in_copies : left.shards_in_copies;
     if (completes_snapshot) {
       char* const snapshot = mapped.At(plan.memory.kept_bytes > 0 ? "snapshot" : "parameters");
-      SHARDD_RETURN_IF_ERROR(CompleteSnapshot(plan, slabs, snapshot, left.behind_pass && !completes));
+      SHARDD_RETURN_IF_ERROR(CompleteSnapshot(plan, slabs, snapshot, may_be_in_copies, left.behind_pass && !completes));
       result.log->SnapshotTaken(result.committed.shards_in_copies);
     }
     make_anew("shards");

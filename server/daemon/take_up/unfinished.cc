@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "common/plan/pass_copies.h"
 #include "common/status/status_macros.h"
 #include "common/tensor/muon.h"
 #include "server/device/cpu/cpu_ops.h"
@@ -170,8 +169,8 @@ absl::Status CompleteStepOnGpus(const ShardPlan& plan, const v1::DecidedStepReco
   return RunOnDevices(devices, "complete the step of the daemon before", std::move(rest));
 }
 
-absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot, bool behind_pass) {
-  const bool in_copies = SnapshotMayBeInCopies(plan);
+absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot, bool in_copies,
+                              bool behind_pass) {
   if (in_copies && !behind_pass) SHARDD_RETURN_IF_ERROR(MakeCopies(plan, slabs, slabs.shards));
   const KeptPart part = in_copies ? KeptPart::kStates : behind_pass ? KeptPart::kBehindPass : KeptPart::kAll;
   for (int rank = 0; rank < plan.world_size; ++rank) {

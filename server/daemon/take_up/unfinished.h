@@ -32,10 +32,11 @@ absl::Status CompleteStep(const ShardPlan& plan, const v1::DecidedStepRecord& re
 absl::Status CompleteStepOnGpus(const ShardPlan& plan, const v1::DecidedStepRecord& record, const JobMemory& memory,
                                 const TakeUpLog& log, const std::vector<Device*>& devices);
 
-// Copies what trainers write into the snapshot; where SnapshotMayBeInCopies, the state into that, and shards into what
-// passes read. `behind_pass`: those have what passes read of them already, and trainers may store into shards.
-// REQUIRES: nobody stores into what is copied.
-absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot, bool behind_pass);
+// Copies what trainers write into the snapshot; where its shards are `in_copies`, the state into that, and shards into
+// what passes read. `behind_pass`: those have what passes read of them already, and trainers may store into shards.
+// REQUIRES: nobody stores into what is copied; SnapshotMayBeInCopies, for `in_copies`.
+absl::Status CompleteSnapshot(const ShardPlan& plan, const SlabPointers& slabs, char* snapshot, bool in_copies,
+                              bool behind_pass);
 
 // Makes the copies that passes read, on the host, of the shards with which `snapshot` begins.
 absl::Status MakeCopies(const ShardPlan& plan, SlabPointers slabs, char* snapshot);

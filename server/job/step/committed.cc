@@ -70,6 +70,8 @@ void Committed::BeginSnapshot(const SnapshotOf& of, const std::vector<std::strin
   LogSnapshot(of, trainer_states, TakeUpLog::Counts::kSnapshotBeingTaken);
 }
 
+bool Committed::snapshot_may_be_in_copies() const { return log_ == nullptr || log_->may_say_in_copies(); }
+
 void Committed::SnapshotTaken(bool shards_in_copies) {
   shards_count_ = false;
   if (logs_) log_->SnapshotTaken(shards_in_copies);

@@ -96,6 +96,8 @@ class Committed {
   void BeginSnapshot(const SnapshotOf& of, const std::vector<std::string>& trainer_states);
   // Over nodes: what is committed from here on is what that one of two snapshots has, the second or the first.
   void CommitsSnapshot(bool second) { second_snapshot_ = second; }
+  // Its shards may be what passes read: no log of an older daemon, which would not look for them there, says where.
+  bool snapshot_may_be_in_copies() const;
   // It is taken, or another daemon has left one. `shards_in_copies`: as of TakeUpLog.
   void SnapshotTaken(bool shards_in_copies = false);
   // What is left of it is copied behind the pass (TakeUpLog::SnapshotIsBehind).

@@ -23,7 +23,8 @@ bool Snapshot::HasRoomForShards() const {
   return limits.ok() && CheckMemory(*limits, kept->size_bytes() - kept->allocated_bytes()).ok();
 }
 
-void Snapshot::ChooseInCopies(bool due) {
+void Snapshot::ChooseInCopies(bool due, bool may_be) {
+  may_be_in_copies_ = may_be_in_copies_ && may_be;
   early_ = due ? 0 : early_ + 1;
   if (may_be_in_copies_ && early_ > kMostEarly && !HasRoomForShards()) early_ = kMostEarly;  // the next pass asks again
   may_be_in_copies_ = may_be_in_copies_ && early_ <= kMostEarly;

@@ -71,8 +71,8 @@ class Snapshot {
   bool in_copies() const { return in_copies_; }
   // A commit takes one. Decides whether its shards are what passes read. `due`: it would be taken in any case. Where
   // several in a row would not, copying would take more than its share of the time: this one has shards of its own, and
-  // so have all that follow.
-  void ChooseInCopies(bool due);
+  // so have all that follow. `may_be`: the next daemon would find them there.
+  void ChooseInCopies(bool due, bool may_be);
   // A rank enters a pass. Where the job does not say how often, what snapshots cost decides; it stays due until taken.
   void PassBegins(absl::Time now) { due_ = due_ || (plan_->snapshots_by_cost && pace_.IsDue(now)); }
 

@@ -140,7 +140,7 @@ void SnapshotKeeper::TakeThen(bool due, bool stepped, std::function<void()> comm
     return;
   }
   if (!snapshot_.in_copies()) BeginSnapshot(stepped, use_.committed->version() + 1);  // else BeginVersion has
-  snapshot_.ChooseInCopies(due);                                                      // the commit has made the copies
+  snapshot_.ChooseInCopies(due, use_.committed->snapshot_may_be_in_copies());         // the commit has made the copies
   snapshot_.BeginTakingWithCommit();
   snapshot_.CopyBegins(MonotonicNow());
   const bool behind = MayTakeBehind();
@@ -310,7 +310,7 @@ absl::Status SnapshotKeeper::CheckMayBegin(const std::string& what) {
     assert(!snapshot_.two());  // it came with the version, and this would be written over
     snapshot_.BeginTaking();
     BeginSnapshot(/*stepped=*/false, use_.committed->version());
-    snapshot_.ChooseInCopies(/*due=*/true);
+    snapshot_.ChooseInCopies(/*due=*/true, use_.committed->snapshot_may_be_in_copies());
     const auto taken =
         use_.work->Join((snapshot_.in_copies() ? 2 : 1) * see_.devices->count(), [this](const absl::Status& status) {
           if (!status.ok()) {

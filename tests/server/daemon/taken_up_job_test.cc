@@ -148,7 +148,7 @@ class LeftSnapshotTest : public ::testing::Test {
     EXPECT_EQ(std::count(values, values + kNumel, values[0]), kNumel);
     return values[0];
   }
-  void TakeUp(const std::function<void(TakeUpLog&)>& last) {
+  void TakeUp(const std::function<void(TakeUpLog&)>& last, int format = TakeUpLog::kInCopies) {
     const TakeUpLog::Sizes sizes = TakeUpLog::SizesFor(plan_);
     JobMemory::Kept kept;
     const auto put = [&kept](const std::string& name, int fd) {
@@ -163,7 +163,7 @@ class LeftSnapshotTest : public ::testing::Test {
     Fill(memory->kept(), 0, kOwnShards);
     Fill(memory->kept(), plan_.memory.shards_bytes, kOwnState);
     const std::unique_ptr<Journal> journal = *Journal::Create(sizes.place_bytes);
-    const std::unique_ptr<TakeUpLog> log = *TakeUpLog::Create(sizes);
+    const std::unique_ptr<TakeUpLog> log = *TakeUpLog::Create(sizes, format);
     EXPECT_TRUE(memory->KeepBy(put).ok());
     v1::CommittedRecord facts;
     facts.add_step_counts(0);
@@ -185,6 +185,11 @@ class LeftSnapshotTest : public ::testing::Test {
     EXPECT_EQ(taken_.committed.step, 4);
     EXPECT_EQ(taken_.log->Read()->counts, TakeUpLog::Counts::kSnapshot) << "as the one that follows finds it";
     EXPECT_EQ(taken_.log->Read()->shards_in_copies, taken_.committed.shards_in_copies);
+  }
+  void ExpectOwnShards(float shards, float state) const {
+    EXPECT_FALSE(taken_.committed.shards_in_copies);
+    EXPECT_EQ(ValueOf(taken_.memory->kept()), shards);
+    EXPECT_EQ(ValueOf(taken_.memory->kept(), plan_.memory.shards_bytes), state);
   }
   void ExpectInCopies(float read, float state) const {
     EXPECT_TRUE(taken_.committed.shards_in_copies);
@@ -218,9 +223,15 @@ TEST_F(LeftSnapshotTest, OneBehindAPassIsMadeOfWhatThatReads) {
 // As older daemons leave it; passes may have gone on without it since.
 TEST_F(LeftSnapshotTest, OneWithShardsOfItsOwnKeepsThem) {
   TakeUp([](TakeUpLog& log) { log.SnapshotTaken(); });
-  EXPECT_FALSE(taken_.committed.shards_in_copies);
-  EXPECT_EQ(ValueOf(taken_.memory->kept()), kOwnShards);
-  EXPECT_EQ(ValueOf(taken_.memory->kept(), plan_.memory.shards_bytes), kOwnState);
+  ExpectOwnShards(kOwnShards, kOwnState);
+}
+
+// That daemon may take it up again.
+TEST_F(LeftSnapshotTest, OneOfAnOlderDaemonIsGivenShardsOfItsOwn) {
+  TakeUp([](TakeUpLog&) {}, TakeUpLog::kOwnShards);
+  ExpectOwnShards(kStored, kState);
+  TakeUp([](TakeUpLog& log) { log.SnapshotIsBehind(); }, TakeUpLog::kOwnShards);
+  ExpectOwnShards(kRead, kState);
 }
 
 }  // namespace

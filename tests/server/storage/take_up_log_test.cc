@@ -11,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/versions/versions.h"
 #include "server/storage/record_place.h"
+#include "tests/common/plan/spec_builder.h"
+#include "tests/server/job/held_memory.h"
 
 namespace shardd {
 namespace {
@@ -163,22 +165,31 @@ TEST_F(TakeUpLogTest, ADaemonThatGoesBackToASnapshotInCopiesLeavesItThere) {
   EXPECT_FALSE(Next()->shards_in_copies) << "shards count";
 }
 
-// It would go back to shards that the snapshot does not have.
-TEST_F(TakeUpLogTest, AnOlderDaemonRefusesASnapshotInCopies) {
-  const auto counts = [this] {
-    uint32_t of_each[2] = {};
-    uint64_t sequences[2] = {};
-    for (int i = 0; i < 2; ++i) {
-      EXPECT_EQ(pread(log_->fd(), &of_each[i], sizeof(uint32_t), 64 * i + 48), 4);
-      EXPECT_EQ(pread(log_->fd(), &sequences[i], sizeof(uint64_t), 64 * i + 8), 8);
-    }
-    return of_each[sequences[1] > sequences[0] ? 1 : 0];
-  };
-  constexpr uint32_t kMostThatItKnows = 15;
-  ASSERT_TRUE(log_->Commit(Facts(1, "taken"), {1, 4, 4}, TakeUpLog::Counts::kSnapshotBeingTaken).ok());
-  EXPECT_LE(counts(), kMostThatItKnows);
-  log_->SnapshotTaken(/*shards_in_copies=*/true);
-  EXPECT_GT(counts(), kMostThatItKnows);
+// An older daemon would go back to shards that the snapshot does not have. It reads the logs of all other jobs.
+TEST_F(TakeUpLogTest, FormatSaysWhetherASnapshotMayBeInCopies) {
+  SpecBuilder builder;
+  builder.config().set_trainers_never_write(false);
+  builder.Param(0, "w", {8});
+  EXPECT_EQ(TakeUpLog::FormatFor(builder.Plan(), {}), TakeUpLog::kOwnShards);
+  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+  builder.config().mutable_optimizer()->set_trainer_states(1);
+  HeldMemory on_gpu;
+  EXPECT_EQ(TakeUpLog::FormatFor(builder.Plan(), {}), TakeUpLog::kInCopies);
+  EXPECT_EQ(TakeUpLog::FormatFor(builder.Plan(), {.memory = &on_gpu, .users = {}}), TakeUpLog::kOwnShards);
+  builder.config().set_keep_every(2);
+  EXPECT_EQ(TakeUpLog::FormatFor(builder.Plan(), {}), TakeUpLog::kOwnShards);
+}
+
+TEST_F(TakeUpLogTest, ItKeepsItsFormat) {
+  for (const int format : {TakeUpLog::kOwnShards, TakeUpLog::kInCopies}) {
+    const std::unique_ptr<TakeUpLog> log = *TakeUpLog::Create(kSizes, format);
+    log->CommitStep({1, 1, 1});
+    auto next = *TakeUpLog::TakeUp(UniqueFd(fcntl(log->fd(), F_DUPFD_CLOEXEC, 0)), kSizes);
+    next->CommitStep({1, 2, 2});
+    next = *TakeUpLog::TakeUp(UniqueFd(fcntl(log->fd(), F_DUPFD_CLOEXEC, 0)), kSizes);
+    EXPECT_EQ(next->format(), format);
+    EXPECT_EQ(next->Read()->header.step, 2);
+  }
 }
 
 TEST_F(TakeUpLogTest, CountsOfALaterVersionAreRefusedByName) {

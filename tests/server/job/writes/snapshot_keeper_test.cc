@@ -220,8 +220,8 @@ TEST_F(SnapshotKeeperWithCopiesTest, ASnapshotThatFailsWithACommitClosesTheJob) 
 // An optimizer in the trainers, with one state, who wait for snapshots before they store into it.
 class SnapshotBehindPassTest : public SnapshotKeeperTest {
  protected:
-  SnapshotBehindPassTest() : SnapshotKeeperTest(PlanOfTrainers()) {
-    auto log = *TakeUpLog::Create({.place_bytes = 4096, .ranks = 2});
+  explicit SnapshotBehindPassTest(int format = TakeUpLog::kInCopies) : SnapshotKeeperTest(PlanOfTrainers()) {
+    auto log = *TakeUpLog::Create({.place_bytes = 4096, .ranks = 2}, format);
     left_ = log.get();
     committed_.KeepIn(std::move(log));
   }
@@ -367,6 +367,27 @@ TEST_F(SnapshotBehindPassTest, OneOfFastPassesHasShardsOfItsOwn) {
   EXPECT_EQ(left_->Read()->counts, TakeUpLog::Counts::kSnapshot);
   keeper_->BeginVersion(/*stepped=*/false);
   EXPECT_EQ(left_->Read()->counts, TakeUpLog::Counts::kSnapshot) << "the next pass leaves it";
+}
+
+class SnapshotOfOlderDaemonTest : public SnapshotBehindPassTest {
+ protected:
+  SnapshotOfOlderDaemonTest() : SnapshotBehindPassTest(TakeUpLog::kOwnShards) {}
+};
+
+// It may have to go on with the job again, and looks for shards beside the states.
+TEST_F(SnapshotOfOlderDaemonTest, ItHasShardsOfItsOwn) {
+  EnterWithStep();
+  End();
+  EXPECT_FALSE(snapshot().in_copies());
+  EXPECT_FALSE(left_->Read()->shards_in_copies);
+  EXPECT_EQ(left_->Read()->counts, TakeUpLog::Counts::kSnapshot);
+}
+
+TEST_F(SnapshotOfOlderDaemonTest, TheFirstHasShardsOfItsOwn) {
+  EXPECT_FALSE(keeper_->CheckMayBegin(kWhat).ok());
+  End();
+  EXPECT_TRUE(snapshot().whole());
+  EXPECT_FALSE(left_->Read()->shards_in_copies);
 }
 
 TEST_F(SnapshotBehindPassTest, OneThatADaemonLeftInCopiesStaysThere) {

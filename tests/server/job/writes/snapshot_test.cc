@@ -128,14 +128,14 @@ TEST_F(SnapshotByCostTest, OneInCopiesIsDueWithTheNextPass) {
   for (int pass = 0; pass < 4; ++pass) PassBehind(absl::Milliseconds(100), absl::Milliseconds(80));
   ASSERT_FALSE(snapshot_.IsDueByItself());
   EXPECT_FALSE(snapshot_.IsDueWithPass());
-  snapshot_.ChooseInCopies(/*due=*/true);
+  snapshot_.ChooseInCopies(/*due=*/true, /*may_be=*/true);
   EXPECT_FALSE(snapshot_.IsDueByItself());
   EXPECT_TRUE(snapshot_.IsDueWithPass()) << "whatever it costs";
 }
 
 TEST_F(SnapshotByCostTest, PassesThatComeTooFastEndSnapshotsInCopies) {
   const auto choose = [this](bool due) {
-    snapshot_.ChooseInCopies(due);
+    snapshot_.ChooseInCopies(due, /*may_be=*/true);
     return snapshot_.in_copies();
   };
   EXPECT_TRUE(choose(true));
@@ -157,14 +157,14 @@ TEST_F(SnapshotTest, OneThatPassesAreToLeaveAsItIsHasItsShardsItself) {
     builder.config().set_keep_every(keep_every);
     const ShardPlan plan = builder.Plan();
     Snapshot snapshot(&plan, /*memory=*/nullptr, /*devices=*/nullptr);
-    snapshot.ChooseInCopies(/*due=*/true);
+    snapshot.ChooseInCopies(/*due=*/true, /*may_be=*/true);
     EXPECT_EQ(snapshot.in_copies(), keep_every == 1);
   }
 }
 
 // Moments of the daemon's optimizer change behind the copies that passes read.
 TEST_F(SnapshotTest, OneOfTheDaemonsOptimizerHasItsShardsItself) {
-  snapshot_.ChooseInCopies(/*due=*/true);
+  snapshot_.ChooseInCopies(/*due=*/true, /*may_be=*/true);
   EXPECT_FALSE(snapshot_.in_copies());
 }
 
