@@ -219,7 +219,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
     }
     absl::StatusOr<std::vector<DeviceMemory::Part>> of = PartsOf(purpose.name, slabs, place);
     if (absl::IsNotFound(of.status())) {
-      of = PartsOnDevices(plan, purpose.spread, place, sections_of(purpose.spread) * max_pieces);
+      const int gpus = static_cast<int>(place.users.size());
+      of = PartsOnDevices(plan, purpose.spread, place, std::max(gpus, sections_of(purpose.spread) * max_pieces));
     }
     if (!of.ok()) return named(of.status());
     room.Add(*of);

@@ -26,7 +26,7 @@ absl::StatusOr<int> PiecesPerSection(const OpenFiles& files, int slabs, int sect
                      "); raise the daemon's limit of open files (ulimit -n, LimitNOFILE) or close jobs"));
   }
   const int64_t within = (files.left() - besides) / 2 / (kFilesOfAPiece * std::max(1, sections));
-  return static_cast<int>(std::clamp<int64_t>(within, gpus, std::max(gpus, kMaxSlabPieces)));
+  return static_cast<int>(std::min<int64_t>(within, kMaxSlabPieces));
 }
 
 }  // namespace shardd
