@@ -16,6 +16,7 @@
 #include "client/ctl/table.h"
 #include "common/plan/largest_node.h"
 #include "common/plan/plan.h"
+#include "common/plan/slab_holes.h"
 #include "common/status/status_macros.h"
 
 namespace shardd::ctl {
@@ -54,7 +55,7 @@ absl::Status Spread(int world, int nodes, v1::JobSpec* spec) {
 }
 
 v1::Memory Describe(const v1::JobSpec& spec, const ShardPlan& plan, bool on_gpus) {
-  const MemoryPlan& memory = plan.memory;
+  const MemoryPlan memory = on_gpus ? MemoryOnGpus(plan, plan.world_size) : plan.memory;
   v1::Memory described;
   described.set_job(spec.name());
   const auto add = [&described](absl::string_view purpose, int64_t bytes) {

@@ -4,13 +4,15 @@
 #include <utility>
 
 #include "common/plan/node_part.h"
+#include "common/plan/slab_holes.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
 
 absl::StatusOr<LargestNode> PlanLargestNode(const v1::JobSpec& spec, bool on_gpus) {
   const auto total = [on_gpus](const ShardPlan& plan) {
-    return on_gpus ? plan.memory.TotalBytesOnGpus(plan.world_size) : plan.memory.TotalBytes(plan.world_size);
+    return on_gpus ? MemoryOnGpus(plan, plan.world_size).TotalBytesOnGpus(plan.world_size)
+                   : plan.memory.TotalBytes(plan.world_size);
   };
   LargestNode largest;
   SHARDD_ASSIGN_OR_RETURN(largest.plan, PlanShards(spec));

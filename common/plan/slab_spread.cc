@@ -3,17 +3,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
-#include <optional>
 #include <utility>
 
-#include "common/plan/layout_internal.h"
-#include "common/plan/node_part.h"
+#include "common/plan/slab_holes.h"
 
 namespace shardd {
 namespace {
-
-// Limit on the pages that the division looks at, whatever a plan claims: larger slabs use larger pages.
-constexpr int64_t kMaxPages = int64_t{1} << 20;
 
 // A byte range of a slab, and the GPU that works on it.
 struct Near {
@@ -115,29 +110,6 @@ std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus) {
   return all;
 }
 
-int64_t SlabBytes(const ShardPlan& plan, SpreadSlab slab) {
-  const MemoryPlan& memory = plan.memory;
-  switch (slab) {
-    case SpreadSlab::kShards:
-      return memory.shards_bytes;
-    case SpreadSlab::kParameters:
-      return memory.parameters_bytes;
-    case SpreadSlab::kGradients:
-      return memory.gradients_bytes;
-    case SpreadSlab::kOptimizer:
-      return memory.optimizer_bytes;
-    case SpreadSlab::kPool:
-      return memory.unsharded_pool_bytes;
-    case SpreadSlab::kStaging:
-      return memory.gradient_staging_bytes;
-    case SpreadSlab::kKept:
-      return memory.kept_bytes;
-    case SpreadSlab::kGather:
-      return plan.world_size * memory.gather_staging.stride_bytes;
-  }
-  return 0;
-}
-
 // How many of `pages` each GPU gets: its share of all work, by largest remainders, so that none is off by a page or
 // more.
 std::vector<int64_t> Quotas(const std::vector<int64_t>& work, int64_t pages) {
@@ -157,106 +129,106 @@ std::vector<int64_t> Quotas(const std::vector<int64_t>& work, int64_t pages) {
   return quotas;
 }
 
-// What has holes where parameters are cut over nodes.
-std::optional<HeldSlab> HeldSlabOf(SpreadSlab slab) {
-  switch (slab) {
-    case SpreadSlab::kShards:
-      return HeldSlab::kShards;
-    case SpreadSlab::kParameters:
-      return HeldSlab::kParameters;
-    case SpreadSlab::kGradients:
-      return HeldSlab::kGradients;
-    case SpreadSlab::kOptimizer:
-      return HeldSlab::kOptimizer;
-    case SpreadSlab::kKept:
-      return HeldSlab::kKept;
-    case SpreadSlab::kPool:
-    case SpreadSlab::kStaging:
-    case SpreadSlab::kGather:
-      return std::nullopt;
+// Adjacent pages that have memory, which one GPU gets unless its quota ends among them.
+struct Stretch {
+  int64_t first;  // pages
+  int64_t end;
+};
+
+// Each begins at a multiple of `longest` pages, or behind a hole, and is no longer.
+std::vector<Stretch> Stretches(const HeldPages& held, int64_t longest) {
+  std::vector<Stretch> stretches;
+  for (const ByteRange& range : held.ranges) {
+    const int64_t end = (range.end + held.page_bytes - 1) / held.page_bytes;
+    for (int64_t page = range.first / held.page_bytes; page < end;) {
+      const int64_t next = std::min(end, (page / longest + 1) * longest);
+      stretches.push_back({page, next});
+      page = next;
+    }
   }
-  return std::nullopt;
+  return stretches;
 }
 
-// Which pages have memory.
-std::vector<bool> HeldPages(const ShardPlan& plan, SpreadSlab slab, int64_t pages, int64_t page_bytes) {
-  const std::optional<HeldSlab> cut = plan.cut_over_nodes ? HeldSlabOf(slab) : std::nullopt;
-  std::vector<bool> held(static_cast<size_t>(pages), !cut.has_value());
-  held[0] = true;
-  if (!cut.has_value()) return held;
-  for (const ByteRange& range : HeldRanges(plan, *cut)) {
-    const int64_t end = std::min(pages, (range.end + page_bytes - 1) / page_bytes);
-    for (int64_t page = range.first / page_bytes; page < end; ++page) held[static_cast<size_t>(page)] = true;
-  }
-  return held;
-}
-
-// The GPU of each page that is held.
-std::vector<int> Divide(const std::vector<Near>& near, int gpus, const std::vector<bool>& held, int64_t page_bytes) {
-  const auto pages = static_cast<int64_t>(held.size());
+// The GPU of each of the slab's pages.
+std::vector<int> Divide(const std::vector<Near>& near, int gpus, const HeldPages& held, int64_t pages,
+                        int64_t longest) {
+  const std::vector<Stretch> stretches = Stretches(held, longest);
   const auto width = static_cast<size_t>(gpus);
-  std::vector<int64_t> bytes(static_cast<size_t>(pages) * width, 0);
+  std::vector<int64_t> stretch_of(static_cast<size_t>(pages), -1);
+  int64_t held_pages = 0;
+  for (size_t i = 0; i < stretches.size(); ++i) {
+    std::fill(stretch_of.begin() + stretches[i].first, stretch_of.begin() + stretches[i].end, static_cast<int64_t>(i));
+    held_pages += stretches[i].end - stretches[i].first;
+  }
+  std::vector<int64_t> bytes(stretches.size() * width, 0);
   std::vector<int64_t> work(width, 0);
   for (const Near& item : near) {
     const int64_t end = item.offset_bytes + item.size_bytes;
     work[static_cast<size_t>(item.gpu)] += item.size_bytes;
     for (int64_t at = item.offset_bytes; at < end;) {
-      const int64_t page = at / page_bytes;
-      const int64_t next = std::min(end, (page + 1) * page_bytes);
-      bytes[static_cast<size_t>(page) * width + static_cast<size_t>(item.gpu)] += next - at;
+      const int64_t page = at / held.page_bytes;
+      const int64_t stretch = stretch_of[static_cast<size_t>(page)];
+      const int64_t end_page = stretch < 0 ? page + 1 : stretches[static_cast<size_t>(stretch)].end;
+      const int64_t next = std::min(end, end_page * held.page_bytes);
+      if (stretch >= 0) bytes[static_cast<size_t>(stretch) * width + static_cast<size_t>(item.gpu)] += next - at;
       at = next;
     }
   }
-  std::vector<int64_t> left = Quotas(work, std::count(held.begin(), held.end(), true));
-  // Pages that a GPU is first for: never more than its quota.
-  const auto row = [&](int64_t page) { return bytes.begin() + page * gpus; };
-  std::vector<int64_t> most(static_cast<size_t>(pages));
-  std::vector<int64_t> order(static_cast<size_t>(pages));
-  for (int64_t page = 0; page < pages; ++page) {
-    most[static_cast<size_t>(page)] = *std::max_element(row(page), row(page) + gpus);
-  }
+  std::vector<int64_t> left = Quotas(work, held_pages);
+  // Those that a GPU is first for: never more than its quota.
+  const auto row = [&](size_t stretch) { return bytes.begin() + static_cast<int64_t>(stretch * width); };
+  std::vector<int64_t> most(stretches.size());
+  std::vector<size_t> order(stretches.size());
+  for (size_t i = 0; i < stretches.size(); ++i) most[i] = *std::max_element(row(i), row(i) + gpus);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return most[static_cast<size_t>(a)] > most[static_cast<size_t>(b)]; });
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return most[a] > most[b]; });
   std::vector<int> gpu_of(static_cast<size_t>(pages), kNoGpu);
-  for (const int64_t page : order) {
-    if (!held[static_cast<size_t>(page)]) continue;  // kNoGpu
-    // On a tie, the GPU of the page before, so that there are few pieces.
-    const int before = page == 0 ? -1 : gpu_of[static_cast<size_t>(page - 1)];
-    int best = before >= 0 && left[static_cast<size_t>(before)] > 0 ? before : -1;
-    for (int gpu = 0; gpu < gpus; ++gpu) {
-      if (left[static_cast<size_t>(gpu)] > 0 && (best < 0 || row(page)[gpu] > row(page)[best])) best = gpu;
+  for (const size_t stretch : order) {
+    for (int64_t page = stretches[stretch].first; page < stretches[stretch].end;) {
+      // On a tie, the GPU of the page before, so that there are few pieces.
+      const int before = page == 0 ? -1 : gpu_of[static_cast<size_t>(page - 1)];
+      int best = before >= 0 && left[static_cast<size_t>(before)] > 0 ? before : -1;
+      for (int gpu = 0; gpu < gpus; ++gpu) {
+        if (left[static_cast<size_t>(gpu)] > 0 && (best < 0 || row(stretch)[gpu] > row(stretch)[best])) best = gpu;
+      }
+      const int64_t count = std::min(left[static_cast<size_t>(best)], stretches[stretch].end - page);
+      std::fill_n(gpu_of.begin() + page, count, best);
+      left[static_cast<size_t>(best)] -= count;
+      page += count;
     }
-    gpu_of[static_cast<size_t>(page)] = best;
-    --left[static_cast<size_t>(best)];
   }
   return gpu_of;
 }
 
 }  // namespace
 
+int MaxPieces(const ShardPlan& plan, SpreadSlab slab) {
+  const MemoryPlan& memory = plan.memory;
+  if (slab != SpreadSlab::kKept || memory.snapshot_bytes == 0) return kMaxSlabPieces;
+  const int64_t sections = 1 + (memory.snapshot_bytes > memory.shards_bytes ? plan.optimizer_states : 0);
+  return static_cast<int>(memory.kept_bytes / memory.snapshot_bytes * sections * kMaxSlabPieces);
+}
+
 std::vector<SlabPiece> SpreadOverGpus(const ShardPlan& plan, SpreadSlab slab, int gpus, int64_t page_bytes,
                                       int max_pieces) {
-  const int64_t rounded_bytes = plan_internal::RoundUp(SlabBytes(plan, slab), page_bytes);
-  if (rounded_bytes == 0) return {};
-  if (gpus == 1 && !plan.cut_over_nodes) return {{0, rounded_bytes}};
+  const int64_t slab_bytes = SlabBytesOnGpus(plan, slab, page_bytes);
+  if (slab_bytes == 0) return {};
+  if (gpus == 1 && !plan.cut_over_nodes) return {{0, slab_bytes}};
   const std::vector<Near> near = NearOf(plan, slab, gpus);
-  int64_t unit_bytes = page_bytes;
-  while (rounded_bytes / unit_bytes >= kMaxPages) unit_bytes *= 2;
-  while (true) {
-    const std::vector<int> gpu_of = Divide(
-        near, gpus, HeldPages(plan, slab, (rounded_bytes + unit_bytes - 1) / unit_bytes, unit_bytes), unit_bytes);
+  const HeldPages held = FindHeldPages(plan, slab, gpus, page_bytes, max_pieces);
+  const int64_t pages = (slab_bytes + held.page_bytes - 1) / held.page_bytes;
+  for (int64_t longest = 1; longest < 2 * pages; longest *= 2) {
     std::vector<SlabPiece> pieces;
-    int64_t left_bytes = rounded_bytes;
-    for (const int gpu : gpu_of) {
-      const int64_t size_bytes = std::min(unit_bytes, left_bytes);
+    int64_t left_bytes = slab_bytes;
+    for (const int gpu : Divide(near, gpus, held, pages, longest)) {
+      const int64_t size_bytes = std::min(held.page_bytes, left_bytes);
       left_bytes -= size_bytes;
       if (pieces.empty() || pieces.back().gpu != gpu) pieces.push_back({gpu, 0});
       pieces.back().size_bytes += size_bytes;
     }
-    if (static_cast<int>(pieces.size()) <= std::max(1, max_pieces)) return pieces;
-    unit_bytes *= 2;
+    if (static_cast<int>(pieces.size()) <= max_pieces) return pieces;
   }
+  return {{0, slab_bytes}};  // fewer pieces than GPUs
 }
 
 }  // namespace shardd

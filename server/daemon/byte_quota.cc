@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/plan/plan.h"
+#include "common/plan/slab_holes.h"
 #include "common/shm/slab.h"
 #include "common/status/status_macros.h"
 #include "server/device/device.h"
@@ -39,7 +40,7 @@ absl::StatusOr<int64_t> ParseByteQuota(absl::string_view flag, absl::string_view
 
 int64_t QuotaBytesOf(const ShardPlan& plan, const Device& device) {
   return device.memory() == nullptr ? plan.memory.TotalBytes(plan.world_size)
-                                    : plan.memory.TotalBytesOnGpus(plan.world_size);
+                                    : MemoryOnGpus(plan, plan.world_size).TotalBytesOnGpus(plan.world_size);
 }
 
 absl::Status CheckByteQuota(absl::string_view what, int64_t quota_bytes, uint32_t uid, int64_t held_bytes,

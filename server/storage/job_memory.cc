@@ -180,13 +180,18 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
       {&memory->kept_, "snapshot", plan.config.pass_copies() || kept.contains("snapshot") ? want.kept_bytes : 0,
        SpreadSlab::kKept},
   };
-  int max_pieces = 1;
+  const auto sections_of = [&](SpreadSlab slab) { return MaxPieces(plan, slab) / kMaxSlabPieces; };
+  int max_pieces = 1;  // of a section
   if (!on_host) {
-    const auto slabs = std::count_if(std::begin(purposes), std::end(purposes), [&](const Purpose& purpose) {
-      return purpose.size_bytes > 0 && lies_on_gpus(purpose);
-    });
-    const auto pieces = PiecesPerSlab(CountOpenFiles(), std::max(1, static_cast<int>(slabs)),
-                                      static_cast<int>(place.users.size()), plan.world_size);
+    int slabs = 0;
+    int sections = 0;
+    for (const Purpose& purpose : purposes) {
+      if (purpose.size_bytes == 0 || !lies_on_gpus(purpose)) continue;
+      ++slabs;
+      sections += sections_of(purpose.spread);
+    }
+    const auto pieces = PiecesPerSection(CountOpenFiles(), std::max(1, slabs), sections,
+                                         static_cast<int>(place.users.size()), plan.world_size);
     if (!pieces.ok()) {
       return absl::Status(pieces.status().code(), absl::StrCat("open job \"", job, "\": ", pieces.status().message()));
     }
@@ -213,7 +218,10 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
       continue;
     }
     absl::StatusOr<std::vector<DeviceMemory::Part>> of = PartsOf(purpose.name, slabs, place);
-    if (absl::IsNotFound(of.status())) of = PartsOnDevices(plan, purpose.spread, place, max_pieces);
+    if (absl::IsNotFound(of.status())) {
+      const int gpus = static_cast<int>(place.users.size());
+      of = PartsOnDevices(plan, purpose.spread, place, std::max(gpus, sections_of(purpose.spread) * max_pieces));
+    }
     if (!of.ok()) return named(of.status());
     room.Add(*of);
     parts.emplace(purpose.spread, *std::move(of));
@@ -291,7 +299,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
       elsewhere_bytes(memory->gradients(), want.gradients_bytes, want.held_gradients_bytes);
   memory->elsewhere_bytes_ = elsewhere_bytes(memory->shards(), want.shards_bytes, want.held_shards_bytes) +
                              elsewhere_bytes(memory->optimizer(), want.optimizer_bytes, want.held_optimizer_bytes) +
-                             want.parameters_bytes - want.held_parameters_bytes + memory->elsewhere_gradients_bytes_;
+                             elsewhere_bytes(memory->parameters(), want.parameters_bytes, want.held_parameters_bytes) +
+                             memory->elsewhere_gradients_bytes_;
   return memory;
 }
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "common/plan/node_part.h"
+#include "common/plan/slab_holes.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/job_slab.h"
 #include "server/storage/old_values_plan.h"
@@ -57,10 +57,12 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
       if (!slab->on_host()) AddDeviceBytes(*slab->on_devices(), purpose);
     }
   };
-  add("shards", plan.memory.held_shards_bytes, shards());
-  add("parameters", plan.memory.held_parameters_bytes, parameters());
-  add("gradients", plan.memory.held_gradients_bytes, gradients());
-  add("optimizer", plan.memory.held_optimizer_bytes, optimizer());
+  const MemoryPlan planned =
+      place_.memory == nullptr ? plan.memory : MemoryOnGpus(plan, static_cast<int>(place_.users.size()));
+  add("shards", planned.held_shards_bytes, shards());
+  add("parameters", planned.held_parameters_bytes, parameters());
+  add("gradients", planned.held_gradients_bytes, gradients());
+  add("optimizer", planned.held_optimizer_bytes, optimizer());
   add(kUnshardedPoolName, plan.memory.unsharded_pool_bytes, pool());
   if (plan.memory.gradient_staging_bytes > 0) {
     add("gradient staging", plan.memory.gradient_staging_bytes, staging());
@@ -74,7 +76,7 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
     out->mutable_purposes()->rbegin()->set_allocated_bytes(plan.memory.node_receive_bytes);
   }
   if (plan.memory.kept_bytes > 0) {
-    add("snapshot", plan.memory.held_kept_bytes, kept());
+    add("snapshot", planned.held_kept_bytes, kept());
   }
   if (old_values_ != nullptr) {
     add(kOldValuesName, static_cast<int64_t>(plan.world_size) * old_values_plan_->stride_bytes, old_values_.get());

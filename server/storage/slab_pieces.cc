@@ -16,7 +16,7 @@ constexpr int64_t kSpareFiles = 32;    // whoever asks for status, logs, what is
 
 }  // namespace
 
-absl::StatusOr<int> PiecesPerSlab(const OpenFiles& files, int slabs, int gpus, int world_size) {
+absl::StatusOr<int> PiecesPerSection(const OpenFiles& files, int slabs, int sections, int gpus, int world_size) {
   const int64_t besides = kFilesOfARank * world_size + kSpareFiles;
   const int64_t least = kFilesOfAPiece * slabs * gpus + besides;
   if (files.left() < least) {
@@ -25,8 +25,8 @@ absl::StatusOr<int> PiecesPerSlab(const OpenFiles& files, int slabs, int gpus, i
                      " rank(s) take (got ", files.left(), " left of ", files.limit, ", want at least ", least,
                      "); raise the daemon's limit of open files (ulimit -n, LimitNOFILE) or close jobs"));
   }
-  const int64_t within = (files.left() - besides) / 2 / (kFilesOfAPiece * std::max(1, slabs));
-  return static_cast<int>(std::clamp<int64_t>(within, gpus, std::max(gpus, kMaxSlabPieces)));
+  const int64_t within = (files.left() - besides) / 2 / (kFilesOfAPiece * std::max(1, sections));
+  return static_cast<int>(std::min<int64_t>(within, kMaxSlabPieces));
 }
 
 }  // namespace shardd

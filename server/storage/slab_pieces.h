@@ -8,10 +8,11 @@ namespace shardd {
 
 // Of how many pieces each of a job's `slabs` on `gpus` GPUs may be made: a piece is an allocation and two descriptors
 // of the daemon's (one goes to custodians), which are all counted as open files, so that half of what is left stays for
-// other jobs. More pieces
-// are nearer to the GPUs that work on them; fewer are right as well. Pure.
+// other jobs. More pieces are nearer to the GPUs that work on them, and have memory for less of what other nodes hold;
+// fewer are right as well. A slab of several sections (MaxPieces) has so many times as much: `sections`, of all slabs.
+// Fewer than `gpus`, 0 too: one on each GPU, for which there is room all the same. Pure.
 // RESOURCE_EXHAUSTED: there are not enough for one piece on each GPU and the job's own sessions.
-absl::StatusOr<int> PiecesPerSlab(const OpenFiles& files, int slabs, int gpus, int world_size);
+absl::StatusOr<int> PiecesPerSection(const OpenFiles& files, int slabs, int sections, int gpus, int world_size);
 
 }  // namespace shardd
 

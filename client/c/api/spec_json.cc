@@ -7,6 +7,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "common/plan/slab_holes.h"
 #include "common/status/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -89,7 +90,7 @@ std::string PlanToJson(const v1::JobSpec& spec, const ShardPlan& plan) {
                    {"gradient_slots_per_rank", plan.memory.gradient_slots_bytes},
                    {"gather_staging_per_rank_on_gpus", plan.memory.gather_staging.stride_bytes},
                    {"total", plan.memory.TotalBytes(plan.world_size)},
-                   {"total_on_gpus", plan.memory.TotalBytesOnGpus(plan.world_size)}};
+                   {"total_on_gpus", MemoryOnGpus(plan, plan.world_size).TotalBytesOnGpus(plan.world_size)}};
   root["groups"] = Json::array();
   for (const GroupPlan& group : plan.groups) {
     Json entry;

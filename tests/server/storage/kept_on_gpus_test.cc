@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <map>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/shm/open_files.h"
 #include "common/tensor/update_log.h"
 #include "server/device/cuda/cuda_memory.h"
 #include "server/storage/job_memory.h"
@@ -132,7 +134,7 @@ TEST_F(KeptOnGpus, ACutJobsPartsAreTakenUpWithHoles) {
   EXPECT_EQ(memory->given_back_bytes(), 0);
   v1::Memory described;
   memory->Describe(plan, &described);
-  EXPECT_EQ(described.purposes(0).planned_bytes(), 32 * kMiB);
+  EXPECT_EQ(described.purposes(0).planned_bytes(), 32 * kMiB + kPage);
   EXPECT_EQ(described.purposes(0).allocated_bytes(), 32 * kMiB + kPage);
   KeptFds kept = Keep(*memory);
   const std::string bytes(5000, 'x');
@@ -145,6 +147,87 @@ TEST_F(KeptOnGpus, ACutJobsPartsAreTakenUpWithHoles) {
   EXPECT_EQ((*next)->shards()->allocated_bytes(), 32 * kMiB + kPage);
   std::string got(5000, ' ');
   ASSERT_TRUE((*next)->shards()->Read(40 * kMiB, got.data(), 5000).ok());
+  EXPECT_EQ(got, bytes);
+}
+
+// Limit of this process's open files, which decides of how many pieces slabs are.
+class ScopedFiles {
+ public:
+  explicit ScopedFiles(int64_t left) {
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+    rlimit limit = before_;
+    limit.rlim_cur = static_cast<rlim_t>(CountOpenFiles().open + left);
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  }
+  ~ScopedFiles() { EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before_), 0); }
+
+ private:
+  rlimit before_ = {};
+};
+
+class KeptSnapshots : public KeptOnGpus {
+ protected:
+  // Rows of 12 parameters over three nodes, two pages of which are others'; torch's Adam in the trainers.
+  static ShardPlan CutPlan() {
+    SpecBuilder builder(/*world_size=*/2);
+    builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+    builder.config().mutable_optimizer()->set_trainer_states(2);
+    builder.config().set_trainers_never_write(false);
+    builder.config().set_pass_copies(true);
+    builder.config().set_strategy(v1::STRATEGY_FULL_SHARD);
+    builder.config().set_layout(v1::LAYOUT_DIM0);
+    for (int i = 0; i < 12; ++i) builder.Param(0, absl::StrCat("w", i), {6, kPage / 8});
+    AddNodes(&builder, 3);
+    return PlanOn(builder, /*node=*/1);
+  }
+  // So many pieces for a section: six of the snapshots, and seven other slabs.
+  static int64_t FilesFor(int pieces) { return 14 * 2 + 32 + int64_t{2} * 3 * 13 * pieces; }
+};
+
+// Trainers do not map it, so it may have more pieces than any other slab.
+TEST_F(KeptSnapshots, OfManyParametersTakeNoMoreThanTheNodesPart) {
+  const ShardPlan plan = CutPlan();
+  const ScopedFiles files(FilesFor(26));
+  auto memory = Create(plan);
+  EXPECT_GT(memory->kept()->on_devices()->pieces().size(), size_t{6 * 12 * 2 - 2});
+  EXPECT_EQ(memory->kept()->allocated_bytes(), (6 * 12 + 1) * kPage) << "and the first page";
+  v1::Memory described;
+  memory->Describe(plan, &described);
+  int64_t allocated = 0;
+  for (const v1::Purpose& purpose : described.purposes()) {
+    if (!purpose.devices().empty()) allocated += purpose.allocated_bytes();
+    if (purpose.purpose() != "snapshot") continue;
+    EXPECT_EQ(purpose.planned_bytes(), purpose.allocated_bytes());
+  }
+  EXPECT_EQ(memory->allocated_bytes(), allocated);
+}
+
+// Whoever made the job laid its slabs out by what it could, and by what its build knew of.
+TEST_F(KeptSnapshots, AreTakenUpAsTheyWereLaidOut) {
+  const ShardPlan plan = CutPlan();
+  std::vector<DeviceSlab::Piece> pieces;
+  KeptFds kept;
+  const std::string bytes(5000, 'x');
+  const int64_t at = plan.memory.snapshot_bytes + 2 * kPage;  // the node's part of the second snapshot
+  {
+    const ScopedFiles few(FilesFor(8));
+    auto memory = Create(plan);
+    pieces = memory->kept()->on_devices()->pieces();
+    EXPECT_GT(memory->kept()->allocated_bytes(), (6 * 12 + 1) * kPage);
+    ASSERT_TRUE(memory->kept()->Write(at, bytes.data(), 5000).ok());
+    kept = Keep(*memory);
+  }
+  const ScopedFiles more(FilesFor(40));
+  auto next = JobMemory::TakeUp(plan, "job", std::move(kept), place_, slabs_);
+  ASSERT_TRUE(next.ok()) << next.status();
+  const std::vector<DeviceSlab::Piece>& taken = (*next)->kept()->on_devices()->pieces();
+  ASSERT_EQ(taken.size(), pieces.size());
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    EXPECT_EQ(taken[i].on, pieces[i].on) << i;
+    EXPECT_EQ(taken[i].size_bytes, pieces[i].size_bytes) << i;
+  }
+  std::string got(5000, ' ');
+  ASSERT_TRUE((*next)->kept()->Read(at, got.data(), 5000).ok());
   EXPECT_EQ(got, bytes);
 }
 

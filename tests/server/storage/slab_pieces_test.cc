@@ -23,31 +23,33 @@ OpenFiles Files(int64_t open, int64_t limit) {
 }
 
 TEST(SlabPiecesTest, AreAsManyAsAllowedWhereNothingIsShort) {
-  EXPECT_EQ(*PiecesPerSlab(Files(100, INT64_MAX), kSlabs, kGpus, kRanks), kMaxSlabPieces);
-  EXPECT_EQ(*PiecesPerSlab(Files(100, 1 << 20), kSlabs, kGpus, kRanks), kMaxSlabPieces);
-  EXPECT_EQ(*PiecesPerSlab(Files(100, INT64_MAX), 0, kGpus, kRanks), kMaxSlabPieces) << "a job without slabs";
+  EXPECT_EQ(*PiecesPerSection(Files(100, INT64_MAX), kSlabs, kSlabs, kGpus, kRanks), kMaxSlabPieces);
+  EXPECT_EQ(*PiecesPerSection(Files(100, 1 << 20), kSlabs, kSlabs, kGpus, kRanks), kMaxSlabPieces);
+  EXPECT_EQ(*PiecesPerSection(Files(100, INT64_MAX), 0, 0, kGpus, kRanks), kMaxSlabPieces) << "a job without slabs";
 }
 
 // Whatever the limit, the pieces fit into it, and half of it stays for others.
 TEST(SlabPiecesTest, TakeHalfOfWhatIsLeft) {
   for (const int64_t limit : {1024, 2048, 4096, 65536}) {
     for (const int64_t open : {50, 500}) {
-      const absl::StatusOr<int> pieces = PiecesPerSlab(Files(open, limit), kSlabs, kGpus, kRanks);
+      const absl::StatusOr<int> pieces = PiecesPerSection(Files(open, limit), kSlabs, kSlabs, kGpus, kRanks);
       ASSERT_TRUE(pieces.ok()) << pieces.status();
-      EXPECT_GE(*pieces, kGpus);
-      EXPECT_LE(3 * kSlabs * *pieces, std::max<int64_t>(3 * kSlabs * kGpus, (limit - open) / 2))
-          << limit << " " << open;
+      EXPECT_GE(*pieces, 1);
+      EXPECT_LE(3 * kSlabs * *pieces, (limit - open) / 2) << limit << " " << open;
+      const absl::StatusOr<int> per_section = PiecesPerSection(Files(open, limit), kSlabs, 2 * kSlabs, kGpus, kRanks);
+      EXPECT_LE(3 * 2 * kSlabs * *per_section, (limit - open) / 2) << limit << " " << open;
     }
   }
 }
 
 TEST(SlabPiecesTest, AreRefusedWhereThereIsNotOneOnEachGpu) {
   const int64_t least = 3 * kSlabs * kGpus + 14 * kRanks + 32;
-  EXPECT_EQ(*PiecesPerSlab(Files(1000, 1000 + least), kSlabs, kGpus, kRanks), kGpus);
-  const absl::Status refused = PiecesPerSlab(Files(1000, 1000 + least - 1), kSlabs, kGpus, kRanks).status();
+  EXPECT_EQ(*PiecesPerSection(Files(1000, 1000 + least), kSlabs, kSlabs, kGpus, kRanks), 4)
+      << "one on each GPU, and few files for others";
+  const absl::Status refused = PiecesPerSection(Files(1000, 1000 + least - 1), kSlabs, kSlabs, kGpus, kRanks).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("(got 263 left of 1263, want at least 264)"));
-  EXPECT_FALSE(PiecesPerSlab(Files(1000, 500), kSlabs, kGpus, kRanks).ok());
+  EXPECT_FALSE(PiecesPerSection(Files(1000, 500), kSlabs, kSlabs, kGpus, kRanks).ok());
 }
 
 TEST(OpenFilesTest, CountsWhatThisProcessHas) {
