@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/ctl/address.h"
+#include "common/clock/monotonic_now.h"
 #include "common/status/grpc_status.h"
 #include "common/status/status_macros.h"
 #include "grpcpp/create_channel_posix.h"
@@ -53,13 +54,13 @@ absl::StatusOr<std::string> HandOver(const std::string& path, const Options& opt
   if (absl::StartsWith(state, "impossible")) {
     return absl::FailedPreconditionError(absl::StrCat("hand over: ", state));
   }
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   if (before.pid == 0 || kill(before.pid, SIGUSR2) != 0) {
     return absl::PermissionDeniedError(absl::StrCat(
         "hand over: the daemon (pid ", before.daemon.pid(), ") cannot be signalled from here (",
         before.pid == 0 ? "it is in another PID namespace" : std::strerror(errno), "); be its user or root there"));
   }
-  while (absl::Now() - start < options.timeout) {
+  while (MonotonicNow() - start < options.timeout) {
     absl::SleepFor(kPoll);
     const absl::StatusOr<Seen> now = Ask(path);
     if (!now.ok()) continue;  // between the two nobody listens
@@ -67,7 +68,7 @@ absl::StatusOr<std::string> HandOver(const std::string& path, const Options& opt
       return absl::StrCat("pid ", now->pid, " (shardd ", now->daemon.version(), ") has taken the place of pid ",
                           before.pid, " (shardd ", before.daemon.version(), "), with ", now->daemon.jobs(),
                           " job(s), after ",
-                          absl::FormatDuration(absl::Trunc(absl::Now() - start, absl::Milliseconds(1))), "\n");
+                          absl::FormatDuration(absl::Trunc(MonotonicNow() - start, absl::Milliseconds(1))), "\n");
     }
     if (absl::StartsWith(now->daemon.handover(), "failed") && now->daemon.handover() != state) {
       return absl::AbortedError(now->daemon.handover());

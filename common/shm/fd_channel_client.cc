@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/clock/deadline.h"
 #include "common/shm/fd_channel.h"
 #include "common/shm/fd_channel_internal.h"
 #include "common/shm/slab_internal.h"
@@ -29,7 +30,7 @@ absl::Status TimedOut(const std::string& path, absl::string_view waiting_for) {
 
 // How long a wait may last, and who may end it.
 struct Limit {
-  absl::Time deadline;
+  Deadline deadline;
   const std::function<bool()>& interrupted;
 };
 
@@ -44,7 +45,7 @@ absl::Status WaitReady(const std::string& path, int socket, short events, const 
                        absl::string_view waiting_for) {
   const int64_t slice_ms = limit.interrupted != nullptr ? 50 : 60'000;
   while (true) {
-    const absl::Duration left = limit.deadline - absl::Now();
+    const absl::Duration left = limit.deadline.Left();
     if (left <= absl::ZeroDuration()) {
       return TimedOut(path, waiting_for);
     }
@@ -71,7 +72,7 @@ absl::StatusOr<UniqueFd> Connect(const std::string& path, const Limit& limit) {
   }
   while (connect(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     if (errno == EAGAIN) {  // the daemon's backlog is full; a Unix socket gives nothing to poll for
-      if (absl::Now() >= limit.deadline) {
+      if (limit.deadline.HasPassed()) {
         return TimedOut(path, "room in the daemon's backlog");
       }
       SHARDD_RETURN_IF_ERROR(CheckInterrupt(path, limit));
@@ -159,7 +160,7 @@ absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_
     return absl::InvalidArgumentError(absl::StrCat(kFetch, " \"", socket_path, "\": number of descriptors is out of ",
                                                    "range (got ", range.count, ", want 1 to ", kMaxFdsAtOnce, ")"));
   }
-  const Limit limit = {absl::Now() + timeout, interrupted};
+  const Limit limit = {Deadline::In(timeout), interrupted};
   SHARDD_ASSIGN_OR_RETURN(const UniqueFd socket, Connect(socket_path, limit));
   SHARDD_RETURN_IF_ERROR(SendRequest(socket_path, socket.get(), session_id, token, range, protocol_version));
 

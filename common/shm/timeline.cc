@@ -11,7 +11,6 @@
 #include <bit>
 #include <climits>
 
-#include "absl/time/clock.h"
 #include "common/shm/timeline_internal.h"
 
 namespace shardd {
@@ -37,9 +36,8 @@ long Futex(const TimelineWord& word, int operation, uint32_t value, const timesp
   return syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), operation, value, timeout, nullptr, 0);
 }
 
-// The deadline on the monotonic clock, so that a change of the wall clock does not stretch the wait.
-int64_t MonotonicDeadlineNs(absl::Time deadline, int64_t now_ns) {
-  const int64_t left_ns = absl::ToInt64Nanoseconds(deadline - absl::Now());
+int64_t MonotonicDeadlineNs(absl::Duration limit, int64_t now_ns) {
+  const int64_t left_ns = absl::ToInt64Nanoseconds(limit);
   return left_ns > kForever - now_ns ? kForever : now_ns + std::max<int64_t>(left_ns, 0);
 }
 
@@ -54,18 +52,18 @@ void TimelineStore(TimelineWord& word, uint64_t value, const std::atomic<uint32_
   }
 }
 
-WaitResult TimelineWait(const TimelineWord& word, uint64_t target, std::atomic<uint32_t>& waiting, absl::Time deadline,
+WaitResult TimelineWait(const TimelineWord& word, uint64_t target, std::atomic<uint32_t>& waiting, absl::Duration limit,
                         absl::Duration spin) {
   if (word.load(std::memory_order_acquire) >= target) {
     return WaitResult::kReached;
   }
-  return shm_internal::TimelineWaitSliced(word, target, waiting, deadline, spin, kSlice);
+  return shm_internal::TimelineWaitSliced(word, target, waiting, limit, spin, kSlice);
 }
 
 WaitResult shm_internal::TimelineWaitSliced(const TimelineWord& word, uint64_t target, std::atomic<uint32_t>& waiting,
-                                            absl::Time deadline, absl::Duration spin, absl::Duration slice) {
+                                            absl::Duration limit, absl::Duration spin, absl::Duration slice) {
   int64_t now_ns = MonotonicNs();
-  const int64_t deadline_ns = MonotonicDeadlineNs(deadline, now_ns);
+  const int64_t deadline_ns = MonotonicDeadlineNs(limit, now_ns);
   const int64_t spin_ns = std::clamp<int64_t>(absl::ToInt64Nanoseconds(spin), 0, deadline_ns - now_ns);
   const int64_t spin_until_ns = now_ns + spin_ns;
   while (now_ns < spin_until_ns) {

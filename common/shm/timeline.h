@@ -36,9 +36,9 @@ enum class WaitResult {
 };
 
 // Waits until word >= target: first a load, then a bounded spin with sched_yield (`spin`), then FUTEX_WAIT on the low
-// half with `waiting` set, in slices, until `deadline`. Works on a read-only mapping of `word`; `waiting` must be
-// writable. Never blocks beyond the deadline, even if wakes are lost.
-WaitResult TimelineWait(const TimelineWord& word, uint64_t target, std::atomic<uint32_t>& waiting, absl::Time deadline,
+// half with `waiting` set, in slices, at most for `limit`. Works on a read-only mapping of `word`; `waiting` must be
+// writable. Never blocks beyond the limit, even if wakes are lost or the clock is set.
+WaitResult TimelineWait(const TimelineWord& word, uint64_t target, std::atomic<uint32_t>& waiting, absl::Duration limit,
                         absl::Duration spin = absl::Microseconds(20));
 
 }  // namespace shardd

@@ -13,7 +13,7 @@ namespace shardd::shm_internal {
 
 // TimelineWait with the maximum cost of a lost wake. A test that sets it long sees a lost wake as a timeout.
 WaitResult TimelineWaitSliced(const TimelineWord& word, uint64_t target, std::atomic<uint32_t>& waiting,
-                              absl::Time deadline, absl::Duration spin, absl::Duration slice);
+                              absl::Duration limit, absl::Duration spin, absl::Duration slice);
 
 }  // namespace shardd::shm_internal
 

@@ -244,6 +244,7 @@ shardd_tests(common/handle unit shardd_handle)
 shardd_tests(common/figures unit shardd_figures)
 shardd_tests(common/wire unit shardd_wire shardd_proto)
 shardd_tests(common/shm multiproc shardd_shm)
+shardd_tests(common/clock unit shardd_clock)
 shardd_tests(common/secret unit shardd_secret)
 # A CUDA driver without a GPU, tests/fakes/cuda.
 shardd_folder(shardd_fake_cuda tests/fakes/cuda shardd_device_cuda shardd_nvidia)
@@ -272,9 +273,14 @@ add_library(shardd_fake_libnccl SHARED tests/fakes/nccl/nccl.cc tests/fakes/nccl
 target_link_libraries(shardd_fake_libnccl PRIVATE shardd_options shardd_nvidia shardd_fake_libcuda)
 set_target_properties(shardd_fake_libnccl PROPERTIES OUTPUT_NAME nccl VERSION 2 SOVERSION 2
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fakes)
+# And a wall clock that is set at each look.
+add_library(shardd_fake_clock SHARED tests/fakes/clock/set_clock.cc)
+target_link_libraries(shardd_fake_clock PRIVATE shardd_options)
+set_target_properties(shardd_fake_clock PROPERTIES OUTPUT_NAME set_clock LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fakes)
+shardd_count_no_coverage(shardd_fake_clock)
 shardd_count_no_coverage(shardd_fake_libnvml)
 shardd_count_no_coverage(shardd_fake_libnccl)
-add_dependencies(shardd_programs shardd_fake_libcuda shardd_fake_libnvml shardd_fake_libnccl)
+add_dependencies(shardd_programs shardd_fake_libcuda shardd_fake_libnvml shardd_fake_libnccl shardd_fake_clock)
 shardd_tests(server/device unit shardd_device shardd_fake_cuda)
 shardd_tests("server/collective;server/collective/nccl;server/collective/nodes" unit shardd_collective_nodes shardd_peer shardd_collective_nccl shardd_collective_trainers shardd_fake_nccl)
 shardd_tests(server/turns unit shardd_turns)

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock/monotonic_now.h"
 #include "common/process/namespaces.h"
 #include "server/custodian/wire.h"
 
@@ -20,12 +21,6 @@ namespace {
 constexpr absl::Duration kSend = absl::Seconds(5);  // to an owner that reads nothing
 constexpr absl::Duration kTick = absl::Seconds(1);
 constexpr absl::Duration kFirstOwner = absl::Seconds(20);  // an embedded one's, which has started it
-
-absl::Time Now() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return absl::TimeFromTimespec(now);
-}
 
 void Say(absl::string_view text) {
   std::fprintf(stderr, "shardd-custodian: %.*s\n", static_cast<int>(text.size()), text.data());
@@ -41,7 +36,7 @@ absl::StatusOr<std::unique_ptr<Custodian>> Custodian::Create(Options options) {
     most_objects = files.rlim_cur - std::min<size_t>(files.rlim_cur, kDescriptorsForOthers);
   }
   std::unique_ptr<Custodian> custodian(new Custodian(std::move(options), *std::move(socket), most_objects));
-  custodian->ends_ = Now() + kFirstOwner;
+  custodian->ends_ = MonotonicNow() + kFirstOwner;
   return custodian;
 }
 
@@ -62,7 +57,7 @@ void Custodian::Run(int stop) {
     }
     if (polled[1].revents != 0) Accept();
     FreeUnowned();
-    if (options_.embedded && owner_ == nullptr && !HasJobs() && Now() >= ends_) return;
+    if (options_.embedded && owner_ == nullptr && !HasJobs() && MonotonicNow() >= ends_) return;
   }
 }
 
@@ -165,11 +160,11 @@ void Custodian::Close(const Connection& connection) {
   if (owner_ != &connection) return;
   Say(absl::StrCat("pid ", connection.pid, " has gone; ", objects_.size(), " objects wait for another daemon"));
   owner_ = nullptr;
-  unowned_since_ = Now();
+  unowned_since_ = MonotonicNow();
 }
 
 void Custodian::FreeUnowned() {
-  if (owner_ != nullptr || objects_.empty() || Now() - unowned_since_ < options_.unowned) return;
+  if (owner_ != nullptr || objects_.empty() || MonotonicNow() - unowned_since_ < options_.unowned) return;
   Say(absl::StrCat("no daemon has come for ", absl::FormatDuration(options_.unowned), "; ", objects_.size(),
                    " objects are freed (--custody_ms)"));
   objects_.clear();

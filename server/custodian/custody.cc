@@ -8,7 +8,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <system_error>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "common/clock/monotonic_now.h"
 #include "common/process/spawn.h"
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
@@ -29,12 +29,6 @@ constexpr absl::Duration kOwnerPoll = absl::Milliseconds(20);
 constexpr absl::Duration kStart = absl::Seconds(2);
 constexpr absl::Duration kStartPoll = absl::Milliseconds(2);
 
-absl::Time ClockThatNobodySets() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return absl::TimeFromTimespec(now);
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Custody>> Custody::Connect(std::string path, absl::Duration limit, std::string program) {
@@ -43,7 +37,7 @@ absl::StatusOr<std::unique_ptr<Custody>> Custody::Connect(std::string path, absl
   absl::Status status;
   // Whoever was killed just now is the owner until the kernel has closed its descriptors; the custodian may be
   // starting.
-  for (const absl::Time until = ClockThatNobodySets() + limit; ClockThatNobodySets() <= until;) {
+  for (const absl::Time until = MonotonicNow() + limit; MonotonicNow() <= until;) {
     status = custody->ConnectLocked();
     if (custody->program_fails_ || (!absl::IsFailedPrecondition(status) && !absl::IsUnavailable(status))) break;
     absl::SleepFor(kOwnerPoll);

@@ -13,13 +13,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "common/clock/monotonic_now.h"
 #include "common/cuda/driver.h"
 #include "common/process/environment.h"
 #include "common/process/spawn.h"
 #include "common/status/status_macros.h"
 #include "common/version.h"
 #include "server/collective/nccl/nccl_communicators.h"
-#include "server/loop/monotonic_now.h"
 #include "server/observe/log.h"
 
 namespace shardd {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock/monotonic_now.h"
 #include "server/daemon/core.h"
-#include "server/loop/monotonic_now.h"
 
 namespace shardd {
 namespace {

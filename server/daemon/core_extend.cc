@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock/monotonic_now.h"
 #include "common/plan/extend.h"
 #include "common/status/status_macros.h"
 #include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/device/device_memory.h"
 #include "server/job/job_extend.h"
-#include "server/loop/monotonic_now.h"
 #include "server/multinode/same_job.h"
 #include "server/observe/log.h"
 #include "server/session/session.h"

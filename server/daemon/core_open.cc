@@ -5,13 +5,13 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "common/clock/monotonic_now.h"
 #include "common/plan/extend.h"
 #include "common/process/process_stat.h"
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
 #include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
-#include "server/loop/monotonic_now.h"
 #include "server/loop/post_within.h"
 #include "server/observe/log.h"
 

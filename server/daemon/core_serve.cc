@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/clock/monotonic_now.h"
 #include "server/daemon/core.h"
-#include "server/loop/monotonic_now.h"
 #include "server/session/session.h"
 #include "server/session/session_stream.h"
 

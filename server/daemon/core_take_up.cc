@@ -12,11 +12,11 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/clock/monotonic_now.h"
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
 #include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
-#include "server/loop/monotonic_now.h"
 #include "server/observe/log.h"
 
 namespace shardd {

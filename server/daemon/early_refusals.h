@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "server/loop/monotonic_now.h"
+#include "common/clock/monotonic_now.h"
 #include "server/tenant/tenant.h"
 
 namespace shardd {

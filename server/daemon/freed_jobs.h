@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "server/loop/monotonic_now.h"
+#include "common/clock/monotonic_now.h"
 #include "server/tenant/tenant.h"
 #include "shardd/v1/jobs.pb.h"
 

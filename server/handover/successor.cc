@@ -11,8 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/clock/monotonic_now.h"
 #include "common/status/status_macros.h"
-#include "server/loop/monotonic_now.h"
 
 namespace shardd {
 namespace {

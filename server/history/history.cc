@@ -6,9 +6,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/clock/monotonic_now.h"
 #include "common/status/status_macros.h"
 #include "google/protobuf/util/json_util.h"
-#include "server/loop/monotonic_now.h"
 #include "server/observe/log.h"
 
 namespace shardd {

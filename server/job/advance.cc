@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/clock/monotonic_now.h"
 #include "server/job/job_core.h"
 #include "server/job/nodes/state_transfers.h"
 #include "server/job/unlike_calls.h"
-#include "server/loop/monotonic_now.h"
 
 namespace shardd {
 

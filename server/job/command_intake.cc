@@ -2,10 +2,10 @@
 
 #include <utility>
 
+#include "common/clock/monotonic_now.h"
 #include "server/job/job_part.h"
 #include "server/job/membership/sessions.h"
 #include "server/job/step/committed.h"
-#include "server/loop/monotonic_now.h"
 #include "server/session/session.h"
 
 namespace shardd {

@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock/monotonic_now.h"
 #include "common/status/status_macros.h"
 #include "server/device/device.h"
 #include "server/job/membership/silence.h"
 #include "server/loop/core_loop.h"
-#include "server/loop/monotonic_now.h"
 #include "server/multinode/given_gradients.h"
 #include "server/observe/log.h"
 #include "server/session/session.h"

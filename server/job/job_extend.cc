@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock/monotonic_now.h"
 #include "common/plan/node_part.h"
 #include "common/plan/whole_params.h"
 #include "server/job/job_core.h"
-#include "server/loop/monotonic_now.h"
 #include "server/session/session.h"
 
 namespace shardd {
@@ -118,6 +118,7 @@ bool JobCore::NodesExtend(bool made) {
 
 void JobCore::ExtensionBuilt(const Extension& extension, Extensions::TakeItsPlace take) {
   extensions_.Built(std::move(take));
+  events_.Add(-1, "extend", absl::StrCat(extension.what, ": it is made, and takes the job's place when all nodes have"));
   nodes_.steps().SayExtends(extension, /*made=*/true);
 }
 

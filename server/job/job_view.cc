@@ -4,6 +4,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "common/clock/monotonic_now.h"
 #include "server/device/device.h"
 #include "server/job/epoch_end.h"
 #include "server/job/full_params/summons.h"
@@ -21,7 +22,6 @@
 #include "server/job/writes/snapshot_keeper.h"
 #include "server/job/writes/trainer_writes.h"
 #include "server/job/writes/value_writes.h"
-#include "server/loop/monotonic_now.h"
 #include "server/observe/duration_histogram.h"
 #include "server/session/session.h"
 #include "server/storage/job_memory.h"

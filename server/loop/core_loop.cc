@@ -5,7 +5,6 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,12 +13,6 @@
 #include "absl/synchronization/notification.h"
 
 namespace shardd {
-
-absl::Time MonotonicNow() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return absl::TimeFromTimespec(now);
-}
 
 CoreLoop::CoreLoop(std::function<bool()> before_sleep, std::string name, Urgency urgency)
     : before_sleep_(std::move(before_sleep)),

@@ -19,8 +19,8 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/clock/monotonic_now.h"
 #include "common/shm/unique_fd.h"
-#include "server/loop/monotonic_now.h"
 #include "server/observe/duration_histogram.h"
 
 namespace shardd {

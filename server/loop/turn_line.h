@@ -7,7 +7,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
-#include "server/loop/monotonic_now.h"
+#include "common/clock/monotonic_now.h"
 
 namespace shardd {
 

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <sstream>
@@ -18,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/clock/monotonic_now.h"
 #include "common/process/flags_help.h"
 #include "common/shm/fd_channel.h"
 #include "common/shm/unique_fd.h"
@@ -74,10 +74,6 @@ HttpResponse Serialized(const Collector& collector) {
   return {200, "text/plain; version=0.0.4; charset=utf-8", std::move(text).str()};
 }
 
-absl::Time SteadyNow() {
-  return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
-}
-
 PageReach PageReachOf(const MetricsAddress& address, const TlsFiles& tls) {
   if (!address.path.empty() || !tls.certificate.empty()) return PageReach::kFront;
   return address.is_local() ? PageReach::kLoopback : PageReach::kOthers;
@@ -103,7 +99,7 @@ absl::Status Run() {
   pthread_sigmask(SIG_BLOCK, &ending, nullptr);  // before any other thread starts
   const UniqueFd signals(signalfd(-1, &ending, SFD_CLOEXEC | SFD_NONBLOCK));
   const MetricsSource source(socket);
-  const Collector collector([&source](absl::Duration limit) { return source.Get(limit); }, SteadyNow);
+  const Collector collector([&source](absl::Duration limit) { return source.Get(limit); }, MonotonicNow);
   HttpServer::Handlers handlers;
   const PageReach reach = PageReachOf(address, tls);
   handlers["/metrics"] = [&collector, reach](const HttpRequest& request) {
@@ -114,7 +110,7 @@ absl::Status Run() {
     }
     return Serialized(collector);
   };
-  StatusPage page(&source, policy, reach, SteadyNow);
+  StatusPage page(&source, policy, reach, MonotonicNow);
   page.AddTo(&handlers);
   absl::StatusOr<std::unique_ptr<Listening>> server = Listening::Start(address, tls, handlers);
   for (absl::Duration waited; absl::IsUnavailable(server.status()) && waited < kPortLimit; waited += kPortPoll) {

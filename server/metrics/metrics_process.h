@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/clock/monotonic_now.h"
 #include "common/process/spawn.h"
-#include "server/loop/monotonic_now.h"
 #include "server/metrics/http/listen_address.h"
 
 namespace shardd {

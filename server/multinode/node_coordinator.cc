@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock/monotonic_now.h"
 #include "common/plan/node_part.h"
 #include "common/status/status_macros.h"
-#include "server/loop/monotonic_now.h"
 #include "server/multinode/backwards.h"
 #include "server/multinode/reduced_steps.h"
 

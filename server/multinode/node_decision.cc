@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock/monotonic_now.h"
 #include "common/plan/node_part.h"
 #include "common/status/status_macros.h"
-#include "server/loop/monotonic_now.h"
 #include "server/multinode/backwards.h"
 #include "server/multinode/node_coordinator.h"
 #include "server/multinode/reduced_steps.h"

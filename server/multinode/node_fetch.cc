@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock/monotonic_now.h"
 #include "common/plan/session_layout.h"
 #include "common/shm/ring.h"
-#include "server/loop/monotonic_now.h"
 
 namespace shardd {
 

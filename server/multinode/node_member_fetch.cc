@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock/monotonic_now.h"
 #include "common/plan/node_part.h"
-#include "server/loop/monotonic_now.h"
 #include "server/multinode/node_member.h"
 #include "server/multinode/reduced_steps.h"
 

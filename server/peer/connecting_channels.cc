@@ -6,7 +6,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "server/loop/monotonic_now.h"
+#include "common/clock/monotonic_now.h"
 
 namespace shardd {
 namespace {

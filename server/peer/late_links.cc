@@ -18,6 +18,7 @@ LateLinks::~LateLinks() {
   {
     absl::MutexLock lock(&mutex_);
     stops_ = true;
+    changed_.NotifyAll();
   }
   if (thread_.joinable()) thread_.join();
   links_ = nullptr;
@@ -31,6 +32,7 @@ void LateLinks::Start() {
 }
 
 void LateLinks::JoinWhenFree() {
+  const auto stops = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stops_; };
   absl::MutexLock lock(&mutex_);
   do {
     absl::StatusOr<std::unique_ptr<PeerLinks>> made = join_();
@@ -43,7 +45,7 @@ void LateLinks::JoinWhenFree() {
       failed_(made.status());
       return;
     }
-  } while (!mutex_.AwaitWithTimeout(absl::Condition(&stops_), kAgain));
+  } while (!changed_.Await(&mutex_, stops, Deadline::In(kAgain)));
 }
 
 PeerLinks* LateLinks::Links() const {

@@ -9,6 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "common/clock/timed_condition.h"
 #include "server/peer/peer_links.h"
 
 namespace shardd {
@@ -47,6 +48,7 @@ class LateLinks final : public PeerLinks {
   std::atomic<PeerLinks*> links_ = nullptr;  // null: there are none yet, or are being made
   // Held while they are made: whoever hears of a link finds it here.
   mutable absl::Mutex mutex_;
+  TimedCondition changed_;  // stops_
   std::unique_ptr<PeerLinks> made_ ABSL_GUARDED_BY(mutex_);
   bool stops_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;

@@ -2,8 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/clock/monotonic_now.h"
 #include "common/status/status_macros.h"
-#include "server/loop/monotonic_now.h"
 #include "server/observe/log.h"
 
 namespace shardd {

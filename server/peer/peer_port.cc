@@ -21,10 +21,10 @@
 
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
+#include "common/clock/monotonic_now.h"
 #include "common/shm/open_files.h"
 #include "common/shm/unique_fd.h"
 #include "common/status/status_macros.h"
-#include "server/loop/monotonic_now.h"
 #include "server/observe/log.h"
 #include "server/peer/bound_sockets.h"
 #include "server/peer/source_places.h"

@@ -21,7 +21,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "server/loop/monotonic_now.h"
+#include "common/clock/monotonic_now.h"
 #include "server/observe/log.h"
 #include "server/relay/http2_meter.h"
 #include "server/relay/http2_refusal.h"

@@ -16,12 +16,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "common/clock/monotonic_now.h"
 #include "common/shm/open_files.h"
 #include "common/shm/socket_path.h"
 #include "common/status/status_macros.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_posix.h"
-#include "server/loop/monotonic_now.h"
 #include "server/observe/log.h"
 #include "server/relay/relay.h"
 #include "server/service/view_group.h"

@@ -62,7 +62,7 @@ class Session {
   std::atomic<uint32_t>& daemon_waiting;
 };
 
-absl::Time Limit() { return absl::InfiniteFuture(); }
+absl::Duration Limit() { return absl::InfiniteDuration(); }
 
 // The part of the daemon's loop that this is about: take records in order, check, copy out, say so.
 void ConsumeRecords(Session& session, absl::Duration spin) {

@@ -14,10 +14,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
 #include "client/cpp/shardd.h"
+#include "common/clock/deadline.h"
 #include "common/plan/session_layout.h"
 #include "tests/client/client_fixture.h"
 
@@ -41,7 +43,9 @@ Status AttachFromEnvironment(std::unique_ptr<Job>* job) {
   options.spec_json = ToJson(spec);
   options.rank = atoi(Variable("TEST_RANK").c_str());
   options.address = Variable("TEST_ADDRESS");
-  options.timeout_ms = absl::ToInt64Milliseconds(10 * kLimit);  // no test waits for it
+  const std::string timeout_ms = Variable("TEST_TIMEOUT_MS");
+  options.timeout_ms = timeout_ms.empty() ? absl::ToInt64Milliseconds(10 * kLimit)  // no test waits for it
+                                          : atoi(timeout_ms.c_str());
   return Job::Attach(options, job);
 }
 
@@ -86,6 +90,73 @@ int Stay() {
   return 0;
 }
 
+// Until a test says so. Not Eventually, which goes by the wall clock.
+bool AwaitGo() {
+  for (const Deadline end = Deadline::In(kLimit); access(Variable("TEST_GO").c_str(), F_OK) != 0; usleep(1000)) {
+    if (end.HasPassed()) return false;
+  }
+  return true;
+}
+
+// One step of plain SGD, with gradients of (rank + 1) * step / 4.
+Status TrainStep(Job* job, int64_t step) {
+  const shardd_job_info info = job->info();
+  Status status;
+  for (int32_t group = 0; status.ok() && group < info.group_count; ++group) {
+    status = job->group(group).Unshard(SHARDD_FORWARD);
+    if (status.ok()) status = job->group(group).Reshard();
+  }
+  for (int32_t group = info.group_count - 1; status.ok() && group >= 0; --group) {
+    ParameterGroup of = job->group(group);
+    status = of.Unshard(SHARDD_BACKWARD);
+    if (status.ok()) status = of.WaitGradientSlot();
+    const shardd_group_info params = of.info();
+    for (int32_t i = 0; status.ok() && i < params.param_count; ++i) {
+      if (auto* gradient = static_cast<float*>(job->gradient_data(params.params[i])); gradient != nullptr) {
+        std::fill_n(gradient, job->parameter_info(params.params[i]).numel,
+                    0.25f * static_cast<float>((info.rank + 1) * step));
+      }
+    }
+    if (status.ok()) status = of.SubmitGradients();
+    if (status.ok()) status = of.Reshard();
+  }
+  if (status.ok()) status = job->BackwardDone(true);
+  if (status.ok()) status = job->Step({Sgd(0.125)});
+  if (status.ok()) status = job->WaitStep();
+  return status;
+}
+
+// Trains TEST_STEPS steps whatever becomes of the daemon, says which are committed, and in the end the smallest and the
+// largest value of "a.weight", read with its gradients. Behind step 2 it awaits the file TEST_GO.
+int TrainToTheEnd() {
+  std::unique_ptr<Job> job;
+  Status status = AttachFromEnvironment(&job);
+  if (status.ok()) status = job->CommitParameters();
+  const int64_t steps = atoi(Variable("TEST_STEPS").c_str());
+  while (status.ok() && job->info().committed_step < steps) {
+    const int64_t step = job->info().committed_step + 1;
+    status = TrainStep(job.get(), step);
+    if (status.code() == Code::kAborted) {
+      status = job->Reattach();
+    } else if (status.ok()) {
+      printf("step %d\n", static_cast<int>(step));
+      fflush(stdout);
+      if (step == 2 && !AwaitGo()) return 3;
+    }
+  }
+  if (!status.ok()) return Failed(status);
+  Job::FullParams options;
+  options.with_grads = true;
+  status = job->UnshardParams(options, [&job] {
+    const int32_t weight = job->FindParameter("a.weight");
+    const auto* values = static_cast<const float*>(job->full_parameter_data(weight));
+    const auto [least, most] = std::minmax_element(values, values + job->parameter_info(weight).numel);
+    printf("%a to %a\n", static_cast<double>(*least), static_cast<double>(*most));
+  });
+  if (status.ok()) status = job->Finish();
+  return status.ok() ? 0 : Failed(status);
+}
+
 volatile sig_atomic_t signalled = 0;
 
 // Says "waiting", waits for what TEST_WAIT names, says with what code and text that ended. SIGINT ends it, as in any
@@ -120,7 +191,7 @@ int WaitUntilInterrupted() {
   }
   printf("attached\n");
   fflush(stdout);
-  if (!Eventually([] { return access(Variable("TEST_GO").c_str(), F_OK) == 0; })) {
+  if (!AwaitGo()) {
     return 3;
   }
   if (what == "reattach") {
@@ -188,6 +259,9 @@ int RunProgram(const std::string& name) {
   }
   if (name == "stay") {
     return Stay();
+  }
+  if (name == "train_to_the_end") {
+    return TrainToTheEnd();
   }
   if (name == "wait_until_interrupted") {
     return WaitUntilInterrupted();

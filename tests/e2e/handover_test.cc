@@ -27,6 +27,27 @@ using testing::PollUntil;
 
 class Handover : public HandoverCluster {
  protected:
+  // Two ranks train under a daemon in whose place a script is to come.
+  std::vector<Child> TrainUnderOneToBeReplaced(const Args& args) {
+    StartCustodian();
+    PutThere(testing::ProgramPath("shardd"));
+    StartReplaceable();
+    std::vector<Child> ranks = StartRanks(args);
+    EXPECT_TRUE(PollUntil([this] { return Committed() >= 5; }));
+    return ranks;
+  }
+  void ExpectThatItCannotStart(const std::string& script) {
+    const int64_t pid = DaemonStatus().pid();
+    std::filesystem::remove(File("shardd"));
+    std::ofstream(File("shardd")) << "#!/bin/sh\n" << script << "\n";
+    std::filesystem::permissions(File("shardd"), std::filesystem::perms::owner_all);
+    EXPECT_EQ(HandOver(), 1);
+    EXPECT_TRUE(absl::StrContains(Said(), "has ended before it was ready")) << Said();
+    EXPECT_EQ(DaemonStatus().pid(), pid);
+  }
+  void ExpectNoStepLost(const Args& args) {
+    for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(Report(args, rank).Note("lost a step"), "") << "rank " << rank;
+  }
   void AwaitThatRank0WaitsForRank1() {
     ASSERT_TRUE(PollUntil([this] {
       const std::vector<v1::Rank> seen = Ranks();
@@ -78,7 +99,7 @@ TEST_P(HandoverWith, LosesNoStepAtAnyMoment) {
   }
   EXPECT_GE(handovers, Handovers() / 2) << "the ranks were too fast";
   ExpectUndisturbed(args, ranks);
-  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(Report(args, rank).Note("lost a step"), "") << "rank " << rank;
+  ExpectNoStepLost(args);
   PrintPauses(begins_ms, Reports(args));
 }
 
@@ -96,7 +117,7 @@ TEST_F(Handover, WhereRanksEditLosesNoStep) {
     ASSERT_EQ(HandOver(), 0) << Said();
   }
   ExpectUndisturbed(args, ranks);
-  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(Report(args, rank).Note("lost a step"), "") << "rank " << rank;
+  ExpectNoStepLost(args);
 }
 
 struct OnGpus {
@@ -126,7 +147,7 @@ TEST_P(HandoverOnGpus, LosesNoStep) {
     EXPECT_GE(Committed(), before);
   }
   ExpectUndisturbed(args, ranks);
-  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(Report(args, rank).Note("lost a step"), "") << "rank " << rank;
+  ExpectNoStepLost(args);
 }
 
 const Args kWriting = {{"trainers_write", "1"}, {"numel", "20011"}};
@@ -139,45 +160,25 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST_F(Handover, OneThatCannotStartLeavesTheDaemonAsItWas) {
-  StartCustodian();
-  PutThere(testing::ProgramPath("shardd"));
-  StartReplaceable();
   const Args args = Training(400);
-  std::vector<Child> ranks = StartRanks(args);
-  ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
-  const int64_t pid = DaemonStatus().pid();
-  std::filesystem::remove(File("shardd"));
-  std::ofstream(File("shardd")) << "#!/bin/sh\nexit 3\n";
-  std::filesystem::permissions(File("shardd"), std::filesystem::perms::owner_all);
-  EXPECT_EQ(HandOver(), 1);
-  EXPECT_TRUE(absl::StrContains(Said(), "has ended before it was ready")) << Said();
-  EXPECT_EQ(DaemonStatus().pid(), pid);
+  std::vector<Child> ranks = TrainUnderOneToBeReplaced(args);
+  ExpectThatItCannotStart("exit 3");
   ExpectUndisturbed(args, ranks);
 }
 
 // What can be known of flags and files is known before the daemon lets go of anything.
 TEST_F(Handover, OneWithWrongFlagsLeavesTheDaemonAsItWas) {
-  StartCustodian();
-  PutThere(testing::ProgramPath("shardd"));
-  StartReplaceable();
   const Args args = Training(600);
-  std::vector<Child> ranks = StartRanks(args);
-  ASSERT_TRUE(PollUntil([this] { return Committed() >= 5; }));
-  const int64_t pid = DaemonStatus().pid();
+  std::vector<Child> ranks = TrainUnderOneToBeReplaced(args);
   for (const std::string flags :
        {"--view_group=99999999999", "--custodian=unix:/no/custodian.sock", "--peer_listen=0.0.0.0:0 --peer_insecure",
         "--peer_listen=127.0.0.1:0 --peer_keepalive_ms=5", "--peer_listen=192.0.2.1:0 --peer_insecure",
         "--peer_listen=127.0.0.1:0 --peer_cert=/no/cert.pem --peer_key=/no/key.pem --peer_ca=/no/ca.pem",
         "--history_dir=/proc/nothing", "--history_dir=/tmp --history_mib=1"}) {
-    std::filesystem::remove(File("shardd"));
-    std::ofstream(File("shardd")) << "#!/bin/sh\nexec " << testing::ProgramPath("shardd") << " \"$@\" " << flags
-                                  << "\n";
-    std::filesystem::permissions(File("shardd"), std::filesystem::perms::owner_all);
+    SCOPED_TRACE(flags);
     const int64_t before = Committed();
-    EXPECT_EQ(HandOver(), 1) << flags;
-    EXPECT_TRUE(absl::StrContains(Said(), "has ended before it was ready")) << flags << ": " << Said();
-    EXPECT_EQ(DaemonStatus().pid(), pid) << flags;
-    EXPECT_TRUE(PollUntil([&] { return Committed() > before || ranks[0].Ended(); })) << flags;
+    ExpectThatItCannotStart(absl::StrCat("exec ", testing::ProgramPath("shardd"), " \"$@\" ", flags));
+    EXPECT_TRUE(PollUntil([&] { return Committed() > before || ranks[0].Ended(); }));
   }
   ExpectUndisturbed(args, ranks);
 }
@@ -225,7 +226,7 @@ TEST_F(Handover, OneThatDiesWhenItHasAskedLosesNothing) {
   KillDaemon();  // it waits for the next one, which never comes
   StartKept();
   ExpectUndisturbed(args, ranks);
-  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(Report(args, rank).Note("lost a step"), "") << "rank " << rank;
+  ExpectNoStepLost(args);
 }
 
 // A daemon that stops while a rank is on its way to it lets the rank come, and finish the step that others have begun.

@@ -53,6 +53,11 @@ class Nodes:
         Path(f"{self.folder}/{node}.sock").unlink(missing_ok=True)
         self.start(node)
 
+    def hold(self, node: int, held: bool = True) -> None:
+        """Of two nodes with middleboxes: what ``node`` says to the other one stays in those, until it is no longer held."""
+        for passes in (self.proxies[1 - node].callers_pass, self.proxies[node].targets_pass):
+            passes.clear() if held else passes.set()
+
     def log(self, node: int) -> str:
         return f"--- daemon {node}\n{Path(f'{self.folder}/{node}.log').read_text(errors='replace')[-4000:]}"
 

@@ -1,4 +1,4 @@
-"""A middlebox between two programs of this host, which forwards TCP connections and can cut one side of them off."""
+"""A middlebox between two programs of this host, which forwards TCP connections, and can hold what one side says or cut it off."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ class TcpProxy:
         self._target_port = target_port
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._cut: set[socket.socket] = set()
+        self.callers_pass = threading.Event()  # what callers say; while it is clear, that stays here
+        self.targets_pass = threading.Event()  # likewise
+        self.callers_pass.set()
+        self.targets_pass.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -32,6 +36,8 @@ class TcpProxy:
 
     def close(self) -> None:
         self._listener.close()
+        self.callers_pass.set()
+        self.targets_pass.set()
         self.reset_callers()
         self.reset_targets()
 
@@ -48,12 +54,13 @@ class TcpProxy:
                     self._reset(caller)
                     continue
                 self._pairs.append((caller, target))
-                for source, sink in ((caller, target), (target, caller)):
-                    threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
+                for way in ((caller, target, self.callers_pass), (target, caller, self.targets_pass)):
+                    threading.Thread(target=self._forward, args=way, daemon=True).start()
 
-    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, may_pass: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while piece := source.recv(1 << 16):
+                may_pass.wait()
                 sink.sendall(piece)
             if source not in self._cut:
                 sink.shutdown(socket.SHUT_WR)

@@ -22,7 +22,7 @@ absl::Status Attachment::Reattach() {
                                                     absl::FormatDuration(options_.timeout), " (rank=", rank(), ")"));
   }
   SHARDD_RETURN_IF_ERROR(memory().GiveUpStores());
-  return Establish(absl::Now() + options_.timeout);
+  return Establish(Deadline::In(options_.timeout));
 }
 
 absl::Status Attachment::ReattachIfThere(int64_t committed) {
@@ -37,8 +37,8 @@ absl::Status Attachment::Flush(const char* call) {
   return WaitConsumed(session_->ring().submitted(), {call, nullptr, "the commands before it"});
 }
 
-absl::Status Attachment::Detach(absl::Status status, bool finished, absl::Time deadline) {
-  if (status.ok() && !session_->stream_waits().Drain(/*release=*/false, deadline - absl::Now())) {
+absl::Status Attachment::Detach(absl::Status status, bool finished, Deadline deadline) {
+  if (status.ok() && !session_->stream_waits().Drain(/*release=*/false, deadline.Left())) {
     status = absl::DeadlineExceededError(
         absl::StrCat("detach: the program's stream has not done with the job's memory in time (rank=", rank(), ")"));
   }
@@ -46,8 +46,7 @@ absl::Status Attachment::Detach(absl::Status status, bool finished, absl::Time d
     // The ring and the stream are two ways to the daemon: what was sent on the first must not be overtaken.
     const TimelineWord& consumed = page().consumed;
     session_->ring().Wake();
-    while (status.ok() && !session_->waits().Reached(consumed, session_->ring().submitted()) &&
-           absl::Now() < deadline) {
+    while (status.ok() && !session_->waits().Reached(consumed, session_->ring().submitted()) && !deadline.HasPassed()) {
       status = session_->waits().WaitBriefly(consumed, session_->ring().submitted(), "detach");
     }
     status = status.ok() ? memory().GiveUpStores() : status;  // nobody waits for the stores of who has detached

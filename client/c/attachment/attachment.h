@@ -15,6 +15,7 @@
 #include "client/c/daemon/connect.h"
 #include "client/c/host/interrupt.h"
 #include "client/c/session/client_session.h"
+#include "common/clock/deadline.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {
@@ -58,7 +59,7 @@ class Attachment {
   absl::Status Flush(const char* call);
   // Says detach if `status` is OK, waiting at most until `deadline`, then closes the session. Returns the first
   // failure.
-  absl::Status Detach(absl::Status status, bool finished, absl::Time deadline);
+  absl::Status Detach(absl::Status status, bool finished, Deadline deadline);
 
   const RankPlan& plan() const { return plan_; }
   int rank() const { return plan_.rank(); }
@@ -133,8 +134,8 @@ class Attachment {
   bool IsNamed(void* stream) const { return stream == stream_.value_or(nullptr); }
 
  private:
-  absl::Status Establish(absl::Time deadline);
-  absl::Status TryEstablish(absl::Time deadline);
+  absl::Status Establish(Deadline deadline);
+  absl::Status TryEstablish(Deadline deadline);
   bool MayRetry(const absl::Status& status, bool again, absl::Duration waited);
   v1::OpenJobRequest OpenRequest() const;
   void Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session);

@@ -11,6 +11,7 @@
 #include "client/c/attachment/attachment.h"
 #include "client/c/daemon/describe.h"
 #include "client/c/daemon/unary_call.h"
+#include "common/clock/monotonic_now.h"
 #include "common/plan/optimizer_kinds.h"
 #include "common/status/status_macros.h"
 
@@ -51,11 +52,11 @@ absl::Status WithRemedy(const absl::Status& refused, const v1::OptimizerConfig& 
 absl::Status Attachment::Attach() {
   SHARDD_RETURN_IF_ERROR(plan_.Use(std::exchange(options_.spec, v1::JobSpec())));
   SHARDD_RETURN_IF_ERROR(plan_.CheckRank());
-  return Establish(absl::Now() + options_.timeout);
+  return Establish(Deadline::In(options_.timeout));
 }
 
-absl::Status Attachment::Establish(absl::Time deadline) {
-  const absl::Time begun = absl::Now();
+absl::Status Attachment::Establish(Deadline deadline) {
+  const absl::Time begun = MonotonicNow();
   absl::Time start = begun;  // since when there is no daemon
   const bool again = attached_before_;
   reached_ = again || options_.adopt;  // the job of this process, or of the one before it, had a daemon
@@ -64,20 +65,20 @@ absl::Status Attachment::Establish(absl::Time deadline) {
   while (true) {
     absl::Status status = TryEstablish(deadline);
     if (reached_ && !said && (absl::IsUnavailable(status) || IsShuttingDown(status)) &&
-        absl::Now() - start > kSayAfter) {
+        MonotonicNow() - start > kSayAfter) {
       said = true;
       std::fprintf(stderr, "shardd: job \"%s\": rank %d waits up to %s for a daemon (%s)\n", plan_.job().c_str(),
                    rank(), absl::FormatDuration(options_.daemon_wait).c_str(), std::string(status.message()).c_str());
     }
     if (absl::IsAborted(status)) {  // the daemon is there, and says so
-      start = absl::Now();
+      start = MonotonicNow();
       if (!said && start - begun > kSayAfter) {
         said = true;
         std::fprintf(stderr, "shardd: job \"%s\": rank %d tries again (%s)\n", plan_.job().c_str(), rank(),
                      std::string(status.message()).c_str());
       }
     }
-    if (status.ok() || !MayRetry(status, again, absl::Now() - start) || absl::Now() + pause >= deadline) {
+    if (status.ok() || !MayRetry(status, again, MonotonicNow() - start) || deadline.Left() <= pause) {
       return AsUnavailable(std::move(status));
     }
     SHARDD_RETURN_IF_ERROR(interrupt_.Sleep(pause, again ? "reattach" : "attach"));
@@ -108,7 +109,7 @@ bool Attachment::MayRetry(const absl::Status& status, bool again, absl::Duration
   }
 }
 
-absl::Status Attachment::TryEstablish(absl::Time deadline) {
+absl::Status Attachment::TryEstablish(Deadline deadline) {
   SHARDD_RETURN_IF_ERROR(SessionMemory::GiveUpStoresOfEnded());  // the daemon takes an attach for that
   if (!attached_before_) {  // later it is the daemon there or none: another one does not have the job
     target_.found_here = options_.address.empty();
@@ -122,7 +123,7 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
   reached_ = true;
   if (if_there_ >= 0) {
     SHARDD_ASSIGN_OR_RETURN(const v1::Job job, DescribeJob(target_, plan_.job(), job_id_, options_.job_secret,
-                                                           deadline - absl::Now(), interrupt_));
+                                                           deadline.Left(), interrupt_));
     if (job.committed_step() < if_there_) {
       return absl::OutOfRangeError(absl::StrCat("reattach job \"", plan_.job(), "\": it has committed step ",
                                                 job.committed_step(), " (want ", if_there_, ")"));

@@ -20,6 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "client/c/daemon/connect.h"
 #include "client/c/host/process.h"
+#include "common/clock/monotonic_now.h"
 #include "common/cuda/no_kernels.h"
 #include "common/process/daemon_address.h"
 #include "common/process/environment.h"
@@ -72,7 +73,7 @@ std::string Absolute(const std::string& path) {
 }
 
 // Exclusive among starters, until closed.
-absl::StatusOr<UniqueFd> LockFolder(const std::string& folder, absl::Time deadline, const Interrupt& interrupt) {
+absl::StatusOr<UniqueFd> LockFolder(const std::string& folder, Deadline deadline, const Interrupt& interrupt) {
   const std::string path = absl::StrCat(folder, "/autostart.lock");
   UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd.valid()) {
@@ -83,7 +84,7 @@ absl::StatusOr<UniqueFd> LockFolder(const std::string& folder, absl::Time deadli
     if (errno != EWOULDBLOCK && errno != EINTR) {
       return absl::InternalError(absl::StrCat("start daemon: cannot lock \"", path, "\" (", strerror(errno), ")"));
     }
-    if (absl::Now() >= deadline) {
+    if (deadline.HasPassed()) {
       return absl::DeadlineExceededError(
           absl::StrCat("start daemon: another process has held \"", path, "\" all the time"));
     }
@@ -133,7 +134,7 @@ class Progress {
 };
 
 absl::Status StartDaemon(const AutostartOptions& options, const std::string& folder, const std::string& socket_path,
-                         absl::Time deadline) {
+                         Deadline deadline) {
   SHARDD_ASSIGN_OR_RETURN(const std::string binary, FindDaemonBinary());
   const std::string log_path = absl::StrCat(folder, options.gpus ? "/shardd-cuda.log" : "/shardd.log");
   const std::string devices = options.gpus ? "cuda:all" : absl::StrCat("cpu:", options.devices);
@@ -151,7 +152,7 @@ absl::Status StartDaemon(const AutostartOptions& options, const std::string& fol
                                          absl::StrCat("--listen=unix:", socket_path)},
                                         log.get()));
   Progress progress(process.pid, log.get());
-  absl::Time last_progress = absl::Now();
+  absl::Time last_progress = MonotonicNow();
   while (true) {
     if (ConnectUnix(socket_path).ok()) {
       return absl::OkStatus();
@@ -171,11 +172,11 @@ absl::Status StartDaemon(const AutostartOptions& options, const std::string& fol
       TerminateDetached(process);
       return interrupted;
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     if (progress.Made()) {
       last_progress = now;
     }
-    if (now >= deadline || now - last_progress >= options.stall_timeout) {
+    if (deadline.HasPassed() || now - last_progress >= options.stall_timeout) {
       TerminateDetached(process);
       return absl::UnavailableError(absl::StrCat("start daemon \"", binary, "\": it does not listen on \"", socket_path,
                                                  "\" (nothing done and nothing logged for ",
@@ -226,7 +227,7 @@ absl::StatusOr<std::string> FindDaemonBinary() {
 }
 
 absl::StatusOr<std::string> FindOrStartDaemon(const AutostartOptions& options) {
-  const absl::Time deadline = std::min(options.deadline, absl::Now() + kLongestStart);
+  const Deadline deadline = std::min(options.deadline, Deadline::In(kLongestStart));
   SHARDD_ASSIGN_OR_RETURN(const std::string folder, UserFolder());
   const std::string socket_path = absl::StrCat(folder, options.gpus ? "/shardd-cuda.sock" : "/shardd.sock");
   if (ConnectUnix(socket_path).ok()) {

@@ -16,13 +16,14 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/c/host/interrupt.h"
+#include "common/clock/deadline.h"
 
 namespace shardd {
 
 struct AutostartOptions {
   int devices = 1;    // CPU devices of a daemon that has to be started
   bool gpus = false;  // the daemon with all GPUs instead
-  absl::Time deadline = absl::InfiniteFuture();
+  Deadline deadline = Deadline::Never();
   absl::Duration stall_timeout = absl::Seconds(20);  // of a daemon that is starting, and neither runs nor logs anything
   const Interrupt* interrupt = &Interrupt::Never();  // of the waits
 };

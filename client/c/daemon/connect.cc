@@ -50,11 +50,11 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, const Interrupt& i
                                                    " characters, want at most ", sizeof(address.sun_path) - 1, ")"));
   }
   memcpy(address.sun_path, path.data(), path.size());
-  const absl::Time deadline = absl::Now() + kConnectTimeout;
+  const Deadline deadline = Deadline::In(kConnectTimeout);
   int error = 0;
   while (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     error = errno;
-    if (error != EINTR && (error != EAGAIN || absl::Now() >= deadline)) {
+    if (error != EINTR && (error != EAGAIN || deadline.HasPassed())) {
       break;
     }
     error = 0;
@@ -95,7 +95,7 @@ absl::StatusOr<Target> GivenTarget(absl::string_view given) {
   return target;
 }
 
-absl::StatusOr<Target> ResolveTarget(absl::string_view given, int local_world, bool device_memory, absl::Time deadline,
+absl::StatusOr<Target> ResolveTarget(absl::string_view given, int local_world, bool device_memory, Deadline deadline,
                                      const Interrupt& interrupt) {
   Target target;
   const std::string address = DaemonAddress(given);
@@ -124,7 +124,7 @@ absl::StatusOr<Target> ResolveTarget(absl::string_view given, int local_world, b
   return target;
 }
 
-absl::Status StartAgain(const Target& target, int local_world, absl::Time deadline, const Interrupt& interrupt) {
+absl::Status StartAgain(const Target& target, int local_world, Deadline deadline, const Interrupt& interrupt) {
   AutostartOptions options;
   options.devices = local_world;
   options.gpus = target.on_gpus;
@@ -154,7 +154,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, con
 }
 
 absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, v1::OpenJobRequest request,
-                                            const std::string& job_secret, absl::Time deadline,
+                                            const std::string& job_secret, Deadline deadline,
                                             const Interrupt& interrupt) {
   auto stub = v1::TrainerService::NewStub(channel);
   request.set_protocol_version(kProtocolVersions.oldest);
@@ -185,7 +185,7 @@ absl::Status CheckPlannedAlike(const std::string& job, const std::string& theirs
 
 absl::StatusOr<v1::AttachRankResponse> AttachRank(const std::shared_ptr<grpc::Channel>& channel,
                                                   const v1::AttachRankRequest& request, const std::string& job_secret,
-                                                  absl::Time deadline, const Interrupt& interrupt) {
+                                                  Deadline deadline, const Interrupt& interrupt) {
   auto stub = v1::TrainerService::NewStub(channel);
   v1::AttachRankResponse response;
   SHARDD_RETURN_IF_ERROR(UnaryCall("attach", stub.get(), &v1::TrainerService::Stub::AsyncAttachRank, request, deadline,

@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "client/c/host/interrupt.h"
+#include "common/clock/deadline.h"
 #include "common/shm/unique_fd.h"
 #include "grpcpp/channel.h"
 #include "shardd/v1/trainer.pb.h"
@@ -31,12 +31,12 @@ struct Target {
 // `address`, else SHARDD_ADDRESS, else the system's daemon where one listens, else this user's own, started if need be
 // with `local_world` CPU devices, or with `device_memory` all GPUs where there are some. Blocks until that daemon
 // accepts connections.
-absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, bool device_memory,
-                                     absl::Time deadline, const Interrupt& interrupt);
+absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, bool device_memory, Deadline deadline,
+                                     const Interrupt& interrupt);
 
 // This user's own daemon again, which may have ended: started with the GPUs, or with `local_world` CPU devices, if need
 // be. Blocks as ResolveTarget. REQUIRES: target.own.
-absl::Status StartAgain(const Target& target, int local_world, absl::Time deadline, const Interrupt& interrupt);
+absl::Status StartAgain(const Target& target, int local_world, Deadline deadline, const Interrupt& interrupt);
 
 // `address`, else SHARDD_ADDRESS, else the system's daemon, whether or not one listens there.
 absl::StatusOr<Target> GivenTarget(absl::string_view address);
@@ -52,13 +52,13 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, con
 // one. Fills in what every request of this library says, and the answer's protocol version. `job_secret` empty: none is
 // given.
 absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, v1::OpenJobRequest request,
-                                            const std::string& job_secret, absl::Time deadline,
+                                            const std::string& job_secret, Deadline deadline,
                                             const Interrupt& interrupt);
 // FAILED_PRECONDITION where the daemon's digest of a job is not the client's own.
 absl::Status CheckPlannedAlike(const std::string& job, const std::string& theirs, const std::string& ours);
 absl::StatusOr<v1::AttachRankResponse> AttachRank(const std::shared_ptr<grpc::Channel>& channel,
                                                   const v1::AttachRankRequest& request, const std::string& job_secret,
-                                                  absl::Time deadline, const Interrupt& interrupt);
+                                                  Deadline deadline, const Interrupt& interrupt);
 
 }  // namespace shardd
 

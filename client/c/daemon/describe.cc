@@ -32,7 +32,7 @@ absl::StatusOr<std::string> DescribeDaemonJson(absl::string_view address, absl::
   auto stub = v1::JobsService::NewStub(channel);
   v1::Daemon daemon;
   SHARDD_RETURN_IF_ERROR(AsUnavailable(UnaryCall("describe_daemon", stub.get(), &v1::JobsService::Stub::AsyncGetDaemon,
-                                                 v1::GetDaemonRequest(), absl::Now() + timeout, interrupt, &daemon)));
+                                                 v1::GetDaemonRequest(), Deadline::In(timeout), interrupt, &daemon)));
   return ToJson("daemon", daemon);
 }
 
@@ -43,7 +43,7 @@ absl::StatusOr<v1::Job> DescribeJob(const Target& target, const std::string& nam
   v1::ListJobsResponse response;
   SHARDD_RETURN_IF_ERROR(
       AsUnavailable(UnaryCall("describe_job", stub.get(), &v1::JobsService::Stub::AsyncListJobs, v1::ListJobsRequest(),
-                              absl::Now() + timeout, interrupt, &response, job_secret)));
+                              Deadline::In(timeout), interrupt, &response, job_secret)));
   for (const v1::Job& job : response.jobs()) {
     if (job.job_id() == job_id && job.name() == name) {
       return job;

@@ -10,6 +10,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/clock/deadline.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -20,10 +21,10 @@ constexpr absl::Duration kSpin = absl::Microseconds(200);
 constexpr absl::Duration kPoll = absl::Microseconds(20);
 
 absl::Status Until(const std::function<bool()>& come, const std::function<absl::Status()>& go_on) {
-  const absl::Time spins_until = absl::Now() + kSpin;
+  const Deadline spins = Deadline::In(kSpin);
   while (!come()) {
     SHARDD_RETURN_IF_ERROR(go_on());
-    if (absl::Now() < spins_until) {
+    if (!spins.HasPassed()) {
       sched_yield();
     } else {
       absl::SleepFor(kPoll);

@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/c/gpu/stream_order.h"
 #include "client/c/host/quiet_thread.h"
 #include "common/status/status_macros.h"
@@ -75,17 +74,29 @@ void* StreamOrder::LaunchMain(void* of) {
   const std::unique_ptr<std::shared_ptr<GraphLaunch>> launch(static_cast<std::shared_ptr<GraphLaunch>*>(of));
   GraphLaunch& it = **launch;
   const ScopedCudaContext current(*it.driver, it.context);
-  it.status = it.driver->Check(current.result(), "cuCtxPushCurrent", "");
-  if (it.status.ok()) {
-    it.status =
-        it.driver->Check((*it.driver)->GraphLaunch(it.exec, it.stream), "cuGraphLaunch", "the program's stream");
+  absl::Status status = it.driver->Check(current.result(), "cuCtxPushCurrent", "");
+  if (status.ok()) {
+    status = it.driver->Check((*it.driver)->GraphLaunch(it.exec, it.stream), "cuGraphLaunch", "the program's stream");
   }
-  it.returned.Notify();
+  it.Return(std::move(status));
   return nullptr;
 }
 
+void StreamOrder::GraphLaunch::Return(absl::Status what) {
+  absl::MutexLock lock(&mutex);
+  status = std::move(what);
+  changed.NotifyAll();
+}
+
+absl::optional<absl::Status> StreamOrder::GraphLaunch::Await(Deadline deadline) {
+  const auto returned = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex) { return status.has_value(); };
+  absl::MutexLock lock(&mutex);
+  (void)changed.Await(&mutex, returned, deadline);
+  return status;
+}
+
 absl::Status StreamOrder::LaunchGraph(CUgraphExec exec, GraphWords* words) {
-  if (launch_ != nullptr && !launch_->returned.HasBeenNotified()) {
+  if (launch_ != nullptr && !launch_->Await(Deadline::In(absl::ZeroDuration())).has_value()) {
     return absl::FailedPreconditionError(
         absl::StrCat("the driver has not taken the launch before (rank=", options_.rank, ")"));
   }
@@ -112,22 +123,23 @@ absl::Status StreamOrder::LaunchGraph(CUgraphExec exec, GraphWords* words) {
   }
   (void)of.release();  // the thread's
   (void)pthread_detach(thread);
-  if (launch_->returned.WaitForNotificationWithTimeout(kRefusal) && !launch_->status.ok()) {
+  if (const auto refused = launch_->Await(Deadline::In(kRefusal)); refused.has_value() && !refused->ok()) {
     EndGraph();
-    return launch_->status;
+    return *refused;
   }
   return absl::OkStatus();
 }
 
 absl::Status StreamOrder::launch_status() const {
-  return launch_ != nullptr && launch_->returned.HasBeenNotified() ? launch_->status : absl::OkStatus();
+  return launch_ == nullptr ? absl::OkStatus()
+                            : launch_->Await(Deadline::In(absl::ZeroDuration())).value_or(absl::OkStatus());
 }
 
 absl::Status StreamOrder::AwaitLaunch(const std::function<absl::Status()>& slice) {
-  const absl::Time deadline = absl::Now() + options_.timeout;
-  while (launch_ != nullptr && !launch_->returned.WaitForNotificationWithTimeout(kSlice)) {
+  const Deadline deadline = Deadline::In(options_.timeout);
+  while (launch_ != nullptr && !launch_->Await(Deadline::In(kSlice)).has_value()) {
     SHARDD_RETURN_IF_ERROR(slice());
-    if (absl::Now() >= deadline) {
+    if (deadline.HasPassed()) {
       return absl::DeadlineExceededError(absl::StrCat("the driver has not taken the graph's launch within ",
                                                       absl::FormatDuration(options_.timeout), " (rank=", options_.rank,
                                                       ")"));

@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -21,9 +20,6 @@ constexpr absl::Duration kLook = absl::Milliseconds(20);   // at waits, whether 
 constexpr absl::Duration kPoison = absl::Milliseconds(1);  // words, until the streams have drained
 constexpr absl::Duration kPoll = absl::Microseconds(50);   // of the host for the GPU
 constexpr absl::Duration kForgetLimit = absl::Seconds(1);
-
-// A clock that is set must end no wait, nor make it longer.
-absl::Time Now() { return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch()); }
 
 }  // namespace
 
@@ -72,6 +68,7 @@ StreamOrder::~StreamOrder() {
     {
       absl::MutexLock lock(&mutex_);
       ending_ = true;
+      changed_.NotifyAll();
     }
     pthread_join(watcher_, nullptr);
   }
@@ -127,10 +124,10 @@ absl::StatusOr<uint64_t> StreamOrder::Signal(const std::string& what, const std:
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
   SHARDD_RETURN_IF_ERROR(CheckNotCapturing(what.c_str()));
   const auto wait_until = [&](const std::function<bool()>& come) -> absl::Status {
-    const absl::Time deadline = Now() + options_.timeout;
+    const Deadline deadline = Deadline::In(options_.timeout);
     while (!come() && !options_.over()) {
       SHARDD_RETURN_IF_ERROR(slice());
-      if (Now() >= deadline) {
+      if (deadline.HasPassed()) {
         return absl::DeadlineExceededError(absl::StrCat(
             what, ": the program's stream 0x", absl::Hex(reinterpret_cast<uintptr_t>(stream_)),
             " has not come there within ", absl::FormatDuration(options_.timeout), " (rank=", options_.rank, ")"));
@@ -185,7 +182,7 @@ absl::Status StreamOrder::Await(const TimelineWord& word, uint64_t value, std::s
                   absl::FormatDuration(options_.timeout));
   {
     absl::MutexLock lock(&mutex_);  // watched from before it is enqueued, and not held over the call
-    outstanding_.push_back({mutable_word, value, Now() + options_.timeout, std::move(what)});
+    outstanding_.push_back({mutable_word, value, Deadline::In(options_.timeout), std::move(what)});
   }
   return Check(driver_->StreamWaitValue64(stream_, daemon_page_ + static_cast<CUdeviceptr>(offset), value,
                                           CU_STREAM_WAIT_VALUE_GEQ),
@@ -211,17 +208,18 @@ void StreamOrder::Watch() {
     const auto wakes = [this, idle]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return ending_ || (release_ && !idle) || IdleLocked() != idle;
     };
-    if (release_ && !idle) {
+    if (idle) {
+      mutex_.Await(absl::Condition(&wakes));
+    } else if (release_) {
       const auto ends = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ending_; };
-      mutex_.AwaitWithTimeout(absl::Condition(&ends), kPoison);
+      (void)changed_.Await(&mutex_, ends, Deadline::In(kPoison));
     } else {
-      mutex_.AwaitWithTimeout(absl::Condition(&wakes), idle ? absl::InfiniteDuration() : kLook);
+      (void)changed_.Await(&mutex_, wakes, Deadline::In(kLook));
     }
     if (!release_) {
       PruneLocked();
-      const absl::Time now = Now();
       for (const Outstanding& wait : outstanding_) {
-        if (now < wait.deadline) {
+        if (!wait.deadline.HasPassed()) {
           continue;
         }
         const uint64_t word = wait.word->load(std::memory_order_acquire);
@@ -266,14 +264,15 @@ bool StreamOrder::Drain(bool release, absl::Duration limit, const std::function<
       PruneLocked();  // a wait that has come is not let go: what is signalled behind it is good
     }
     release_ = true;
+    changed_.NotifyAll();
   }
   if (!has_stream_ || drained_) {
     drained_ = drained_ || release;
     return true;
   }
-  const absl::Time deadline = Now() + limit;
-  while (launch_ != nullptr && !launch_->returned.WaitForNotificationWithTimeout(kLook)) {
-    if (Now() >= deadline || (stop != nullptr && stop())) {
+  const Deadline deadline = Deadline::In(limit);
+  while (launch_ != nullptr && !launch_->Await(Deadline::In(kLook)).has_value()) {
+    if (deadline.HasPassed() || (stop != nullptr && stop())) {
       return false;  // any call of the driver's might wait for that one
     }
   }
@@ -283,7 +282,7 @@ bool StreamOrder::Drain(bool release, absl::Duration limit, const std::function<
     return drained_ = true;
   }
   CUresult result = CUDA_ERROR_NOT_READY;
-  while ((result = driver_->EventQuery(event_)) == CUDA_ERROR_NOT_READY && Now() < deadline &&
+  while ((result = driver_->EventQuery(event_)) == CUDA_ERROR_NOT_READY && !deadline.HasPassed() &&
          (stop == nullptr || !stop())) {
     absl::SleepFor(kPoll);
   }

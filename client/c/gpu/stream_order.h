@@ -28,9 +28,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "client/c/gpu/graph_words.h"
+#include "common/clock/timed_condition.h"
 #include "common/cuda/driver.h"
 #include "common/shm/page.h"
 
@@ -119,7 +120,7 @@ class StreamOrder {
   struct Outstanding {
     TimelineWord* word;
     uint64_t value;
-    absl::Time deadline;
+    Deadline deadline;
     std::string what;
   };
 
@@ -129,8 +130,13 @@ class StreamOrder {
     CUcontext context = nullptr;
     CUgraphExec exec = nullptr;
     CUstream stream = nullptr;
-    absl::Notification returned;
-    absl::Status status;  // once it has
+    absl::Mutex mutex;
+    TimedCondition changed;                                      // status
+    absl::optional<absl::Status> status ABSL_GUARDED_BY(mutex);  // once it has returned
+
+    void Return(absl::Status what) ABSL_LOCKS_EXCLUDED(mutex);
+    // What the driver has said by the deadline; nullopt: nothing.
+    absl::optional<absl::Status> Await(Deadline deadline) ABSL_LOCKS_EXCLUDED(mutex);
   };
   static void* LaunchMain(void* launch);
 
@@ -173,6 +179,7 @@ class StreamOrder {
   std::atomic<bool> has_expired_{false};
   // Guarded.
   mutable absl::Mutex mutex_;
+  TimedCondition changed_;  // release_, ending_
   std::list<Outstanding> outstanding_ ABSL_GUARDED_BY(mutex_);
   absl::Status expired_ ABSL_GUARDED_BY(mutex_);
   GraphWords* graph_ ABSL_GUARDED_BY(mutex_) = nullptr;  // of the launch under way

@@ -121,7 +121,8 @@ TrainerSums::~TrainerSums() {
 bool TrainerSums::Stop(absl::Duration limit) {
   stop_.store(true, std::memory_order_release);
   absl::MutexLock lock(&mutex_);
-  return mutex_.AwaitWithTimeout(absl::Condition(&ended_), limit);
+  const auto ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ended_; };
+  return changed_.Await(&mutex_, ended, Deadline::In(limit));
 }
 
 void* TrainerSums::Main(void* self) {
@@ -150,6 +151,7 @@ void TrainerSums::Run() {
   options_.words->ended.store(status.ok() ? 1 : 2, std::memory_order_seq_cst);
   absl::MutexLock lock(&mutex_);
   ended_ = true;
+  changed_.NotifyAll();
 }
 
 // For as long as it takes: a GPU that hangs keeps this thread, and Stop says so.
@@ -164,8 +166,7 @@ void TrainerSums::Drain() {
 
 absl::StatusOr<bool> TrainerSums::TakeSome() {
   const SumRing& ring = *options_.ring;
-  (void)TimelineWait(ring.written, TimelineValue(options_.epoch, taken_ + 1), options_.words->waiting,
-                     absl::Now() + kSlice);
+  (void)TimelineWait(ring.written, TimelineValue(options_.epoch, taken_ + 1), options_.words->waiting, kSlice);
   const uint64_t word = ring.written.load(std::memory_order_acquire);
   if (TimelineEpoch(word) != options_.epoch) {
     return false;

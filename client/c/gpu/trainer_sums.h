@@ -27,6 +27,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/clock/timed_condition.h"
 #include "common/cuda/driver.h"
 #include "common/cuda/reduce.h"
 #include "common/cuda/slab.h"
@@ -121,6 +122,7 @@ class TrainerSums {
   std::vector<CudaSlab> former_;
   // Guarded.
   absl::Mutex mutex_;
+  TimedCondition changed_;  // ended_
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

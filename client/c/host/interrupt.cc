@@ -11,7 +11,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/clock/deadline.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -65,8 +66,8 @@ bool Interrupt::Raised() const {
 absl::Status Interrupt::Check(absl::string_view call) const { return Raised() ? Cancelled(call) : absl::OkStatus(); }
 
 absl::Status Interrupt::Sleep(absl::Duration duration, absl::string_view call) const {
-  const absl::Time end = absl::Now() + duration;
-  for (absl::Duration left = duration; left > absl::ZeroDuration(); left = end - absl::Now()) {
+  const Deadline end = Deadline::In(duration);
+  for (absl::Duration left = duration; left > absl::ZeroDuration(); left = end.Left()) {
     // Not absl::SleepFor, which goes on sleeping when a signal handler has run.
     const timespec slice = absl::ToTimespec(std::min(left, kSlice));
     (void)nanosleep(&slice, nullptr);

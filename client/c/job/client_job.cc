@@ -102,7 +102,7 @@ absl::StatusOr<bool> ClientJob::Extend(v1::JobSpec spec) {
   if (status.ok()) {
     auto stub = v1::TrainerService::NewStub(*channel);
     status = AsUnavailable(UnaryCall("extend_job", stub.get(), &v1::TrainerService::Stub::AsyncExtendJob, request,
-                                     absl::Now() + timeout, attachment_.interrupt(), &response));
+                                     Deadline::In(timeout), attachment_.interrupt(), &response));
   }
   if (status.ok()) {
     return response.extended();
@@ -113,8 +113,8 @@ absl::StatusOr<bool> ClientJob::Extend(v1::JobSpec spec) {
     attachment_.MayBeExtended();
   }
   // What ended the session says more than that the call has failed.
-  const absl::Time known = absl::Now() + kEndIsKnown;
-  while (absl::IsUnavailable(status) && attachment_.Live().ok() && absl::Now() < known) {
+  const Deadline known = Deadline::In(kEndIsKnown);
+  while (absl::IsUnavailable(status) && attachment_.Live().ok() && !known.HasPassed()) {
     SHARDD_RETURN_IF_ERROR(attachment_.interrupt().Sleep(absl::Milliseconds(1), "extend_job"));
   }
   const absl::Status ended = attachment_.Live();
@@ -130,12 +130,12 @@ absl::Status ClientJob::Detach(bool finished) {
   // A program that has been told of an abort says with this call that it does not go on.
   const bool may_try_again = finished && (!attachment_.told() || LostNothing());
   const int64_t sent = attachment_.ledger().sent_step();
-  const absl::Time until = absl::Now() + attachment_.timeout();
+  const Deadline until = Deadline::In(attachment_.timeout());
   bool has_all = true;
   absl::Status status = DetachOnce(finished, &has_all);
   // Where the epoch has ended in between, because a daemon or another rank was lost, the program could not attach
   // again: it has no job any more. So this call does, to say that nobody comes again.
-  while (may_try_again && absl::IsAborted(status) && (LostNothing() || has_all) && absl::Now() < until) {
+  while (may_try_again && absl::IsAborted(status) && (LostNothing() || has_all) && !until.HasPassed()) {
     const bool saw_all = attachment_.committed_step() >= sent;
     const absl::Status attached = attachment_.ReattachIfThere(sent);
     // All ranks had finished, and the daemon died before it could answer; or somebody has closed what nobody needs.
@@ -151,7 +151,7 @@ absl::Status ClientJob::Detach(bool finished) {
 
 absl::Status ClientJob::DetachOnce(bool finished, bool* has_all) {
   // `finished` is answered with the commit of the step that was sent, for which others may still compute.
-  const absl::Time deadline = absl::Now() + (finished ? attachment_.timeout() : kDetachTimeout);
+  const Deadline deadline = Deadline::In(finished ? attachment_.timeout() : kDetachTimeout);
   absl::Status status = attachment_.Live();
   status = status.ok() ? attachment_.WaitPassBegun("detach", nullptr) : status;
   if (finished) {

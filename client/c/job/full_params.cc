@@ -83,7 +83,7 @@ absl::Status FullParams::SendEnter(const FullParamsOptions& options, const WaitF
 absl::Status FullParams::TakeAnswer() {
   SHARDD_ASSIGN_OR_RETURN(const absl::optional<v1::SessionEvent::FullParams> entered,
                           attachment_.session().life().stream().WaitFullParams(
-                              entries_, absl::Now() + attachment_.timeout(), attachment_.interrupt()));
+                              entries_, Deadline::In(attachment_.timeout()), attachment_.interrupt()));
   const auto masks = static_cast<size_t>(MaskBytes(static_cast<int64_t>(attachment_.plan().plan().params.size())));
   const bool refused = entered.has_value() && entered->code() != 0;
   if (!entered.has_value() || (!refused && options_.with_grads && entered->present().size() != masks)) {

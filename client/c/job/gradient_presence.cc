@@ -101,12 +101,12 @@ absl::StatusOr<const std::vector<int32_t>*> Gradients::GivenByOthers() {
   v1::OthersGradientsResponse response;
   const absl::Status asked = AsUnavailable(
       UnaryCall("given_by_others", session.life().stream().stub(), &v1::TrainerService::Stub::AsyncOthersGradients,
-                request, absl::Now() + attachment_.timeout(), attachment_.interrupt(), &response));
+                request, Deadline::In(attachment_.timeout()), attachment_.interrupt(), &response));
   if (!asked.ok()) {
     // What ended the session says more than that the call has failed.
     const bool over = absl::IsUnavailable(asked) || absl::IsUnauthenticated(asked);
     SHARDD_RETURN_IF_ERROR(
-        over ? session.life().stream().EndStatus(absl::Now() + kSessionEndIsKnown, attachment_.interrupt())
+        over ? session.life().stream().EndStatus(Deadline::In(kSessionEndIsKnown), attachment_.interrupt())
              : absl::OkStatus());
     return asked;
   }

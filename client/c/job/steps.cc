@@ -199,7 +199,7 @@ absl::StatusOr<StepResult> Steps::Wait() {
   // The version is there; the event with the norm follows on the stream.
   SHARDD_ASSIGN_OR_RETURN(const absl::optional<v1::SessionEvent::Committed> committed,
                           attachment_.session().life().stream().WaitCommitted(
-                              last_step_, parts_, absl::Now() + attachment_.timeout(), attachment_.interrupt()));
+                              last_step_, parts_, Deadline::In(attachment_.timeout()), attachment_.interrupt()));
   if (!committed.has_value()) {
     SHARDD_RETURN_IF_ERROR(came);
     SHARDD_RETURN_IF_ERROR(attachment_.Live());

@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target&
       self->life_.Open(channel, self->id_, self->token_, options.deadline, attach.outlives_daemon()));
   const auto fetch = [&](FdRange range) -> absl::StatusOr<std::vector<UniqueFd>> {
     auto fds = FetchSessionFds(
-        target.socket_path, self->id_, self->token_, options.deadline - absl::Now(),
+        target.socket_path, self->id_, self->token_, options.deadline.Left(),
         [&] { return options.interrupt->Raised(); }, range, options.protocol_version);
     if (Interrupt::Ended(fds.status())) return Interrupt::Cancelled("attach");
     if (!fds.ok()) {

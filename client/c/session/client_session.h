@@ -38,9 +38,9 @@ class ClientSession {
     int protocol_version = 0;  // from OpenJob
     uint64_t job_id = 0;       // from OpenJob
     Control control = Control::kAny;
-    absl::Duration timeout;                // of every wait
-    absl::Time deadline;                   // of Open
-    const Interrupt* interrupt = nullptr;  // of all waits; outlives the session
+    absl::Duration timeout;                 // of every wait
+    Deadline deadline = Deadline::Never();  // of Open
+    const Interrupt* interrupt = nullptr;   // of all waits; outlives the session
   };
   // Opens the stream, waits for `attached`, fetches and maps the descriptors. ABORTED when the epoch advances
   // meanwhile.

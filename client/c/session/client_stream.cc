@@ -76,6 +76,7 @@ void ClientStream::Read() {
   end_ = std::move(end);
   ended_ = true;
   over_.store(true, std::memory_order_release);
+  changed_.NotifyAll();
 }
 
 void ClientStream::Take(v1::SessionEvent* event) {
@@ -109,6 +110,7 @@ void ClientStream::Take(v1::SessionEvent* event) {
     case v1::SessionEvent::KIND_NOT_SET:
       break;  // an event of a later daemon; nothing here depends on it
   }
+  changed_.NotifyAll();
 }
 
 absl::Status ClientStream::TellWords(const ToldWords& words) {
@@ -166,13 +168,12 @@ absl::Status ClientStream::EndStatusLocked() const {
   }
 }
 
-absl::Status ClientStream::Await(const std::function<bool()>& done, absl::Time deadline, const Interrupt& interrupt,
+absl::Status ClientStream::Await(const std::function<bool()>& done, Deadline deadline, const Interrupt& interrupt,
                                  const char* call) {
   while (true) {
     {
       absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithDeadline(absl::Condition(&done), std::min(deadline, absl::Now() + Interrupt::kSlice)) ||
-          absl::Now() >= deadline) {
+      if (changed_.Await(&mutex_, done, std::min(deadline, Deadline::In(Interrupt::kSlice))) || deadline.HasPassed()) {
         return absl::OkStatus();
       }
     }
@@ -180,7 +181,7 @@ absl::Status ClientStream::Await(const std::function<bool()>& done, absl::Time d
   }
 }
 
-absl::Status ClientStream::WaitAttached(absl::Time deadline, const Interrupt& interrupt) {
+absl::Status ClientStream::WaitAttached(Deadline deadline, const Interrupt& interrupt) {
   const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return attached_ || ended_ || aborted_.has_value(); };
   SHARDD_RETURN_IF_ERROR(Await(done, deadline, interrupt, "attach"));
   absl::MutexLock lock(&mutex_);
@@ -191,7 +192,7 @@ absl::Status ClientStream::WaitAttached(absl::Time deadline, const Interrupt& in
   return attached_ && status.ok() ? absl::OkStatus() : status;
 }
 
-absl::Status ClientStream::EndStatus(absl::Time deadline, const Interrupt& interrupt) {
+absl::Status ClientStream::EndStatus(Deadline deadline, const Interrupt& interrupt) {
   const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ended_ || aborted_.has_value(); };
   SHARDD_RETURN_IF_ERROR(Await(done, deadline, interrupt, "session"));
   absl::MutexLock lock(&mutex_);
@@ -209,7 +210,7 @@ std::string ClientStream::waiting_for() {
 }
 
 absl::StatusOr<absl::optional<v1::SessionEvent::Committed>> ClientStream::WaitCommitted(int64_t step, int64_t parts,
-                                                                                        absl::Time deadline,
+                                                                                        Deadline deadline,
                                                                                         const Interrupt& interrupt) {
   const auto came = [this, step, parts]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return committed_.has_value() &&
@@ -226,7 +227,7 @@ absl::StatusOr<absl::optional<v1::SessionEvent::Committed>> ClientStream::WaitCo
 }
 
 absl::StatusOr<absl::optional<v1::SessionEvent::FullParams>> ClientStream::WaitFullParams(uint64_t number,
-                                                                                          absl::Time deadline,
+                                                                                          Deadline deadline,
                                                                                           const Interrupt& interrupt) {
   const auto done = [this, number]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return ended_ || aborted_.has_value() || (full_params_.has_value() && full_params_->number() >= number);
@@ -239,7 +240,7 @@ absl::StatusOr<absl::optional<v1::SessionEvent::FullParams>> ClientStream::WaitF
   return absl::nullopt;
 }
 
-absl::Status ClientStream::Detach(bool finished, absl::Time deadline, const Interrupt& interrupt) {
+absl::Status ClientStream::Detach(bool finished, Deadline deadline, const Interrupt& interrupt) {
   v1::SessionRequest request;
   request.mutable_detach()->set_finished(finished);
   // Not followed by WritesDone: a closed write side would end the stream before the answer.
@@ -268,12 +269,12 @@ void ClientStream::Close() {
   }
   context_.TryCancel();
   pthread_join(reader_, nullptr);
-  if (writer_ != nullptr) (void)writer_->End(absl::InfiniteFuture());
+  if (writer_ != nullptr) (void)writer_->End(Deadline::Never());
   joined_ = true;
 }
 
 void ClientStream::CancelAllAtExit() {
-  const absl::Time deadline = absl::Now() + kExitGrace;
+  const Deadline deadline = Deadline::In(kExitGrace);
   std::vector<pthread_t> ended;
   absl::MutexLock lock(&Live().mutex);
   for (ClientStream* stream : Live().streams) {
@@ -282,7 +283,7 @@ void ClientStream::CancelAllAtExit() {
   for (ClientStream* stream : Live().streams) {
     absl::MutexLock stream_lock(&stream->mutex_);
     const auto done = [stream]() ABSL_SHARED_LOCKS_REQUIRED(stream->mutex_) { return stream->ended_; };
-    if (stream->mutex_.AwaitWithDeadline(absl::Condition(&done), deadline) && !stream->joined_ &&
+    if (stream->changed_.Await(&stream->mutex_, done, deadline) && !stream->joined_ &&
         (stream->writer_ == nullptr || stream->writer_->End(deadline))) {
       stream->joined_ = true;
       ended.push_back(stream->reader_);

@@ -14,11 +14,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "client/c/host/interrupt.h"
 #include "client/c/session/stream_writer.h"
 #include "client/c/session/told_words.h"
+#include "common/clock/deadline.h"
+#include "common/clock/timed_condition.h"
 #include "grpcpp/channel.h"
 #include "shardd/v1/trainer.grpc.pb.h"
 
@@ -38,7 +39,7 @@ class ClientStream {
   ClientStream& operator=(const ClientStream&) = delete;
 
   // Until the session is live. DEADLINE_EXCEEDED, or as EndStatus.
-  absl::Status WaitAttached(absl::Time deadline, const Interrupt& interrupt);
+  absl::Status WaitAttached(Deadline deadline, const Interrupt& interrupt);
 
   // From here on the daemon tells what its words say, which the reader stores into `words`, whose memory outlives this,
   // and commands may be pushed. To be called once, before the session's first command.
@@ -54,7 +55,7 @@ class ClientStream {
   // Why it is over; OK while it is not. ABORTED with the event's text; NOT_FOUND when the job was closed; UNAVAILABLE
   // when the daemon is gone, and the job with it; what the daemon said when it refused the session. Waits until
   // `deadline` for the end to arrive.
-  absl::Status EndStatus(absl::Time deadline, const Interrupt& interrupt);
+  absl::Status EndStatus(Deadline deadline, const Interrupt& interrupt);
   absl::optional<v1::SessionEvent::Aborted> aborted();
 
   // For whom the daemon says that this rank waits; empty: for nobody.
@@ -62,15 +63,15 @@ class ClientStream {
 
   // The event of step `step` or a later one, if it has come by `deadline`; nullopt also when the stream ends.
   absl::StatusOr<absl::optional<v1::SessionEvent::Committed>> WaitCommitted(int64_t step, int64_t parts,
-                                                                            absl::Time deadline,
+                                                                            Deadline deadline,
                                                                             const Interrupt& interrupt);
 
   // The same for the event of the `number`th EnterFullParams, with gradients or writeback.
-  absl::StatusOr<absl::optional<v1::SessionEvent::FullParams>> WaitFullParams(uint64_t number, absl::Time deadline,
+  absl::StatusOr<absl::optional<v1::SessionEvent::FullParams>> WaitFullParams(uint64_t number, Deadline deadline,
                                                                               const Interrupt& interrupt);
 
   // Says detach and waits for the answer. As EndStatus on failure.
-  absl::Status Detach(bool finished, absl::Time deadline, const Interrupt& interrupt);
+  absl::Status Detach(bool finished, Deadline deadline, const Interrupt& interrupt);
   // Cancels and joins the reader. Idempotent. Does not wait for the daemon.
   void Close();
 
@@ -84,8 +85,8 @@ class ClientStream {
   void Read() ABSL_LOCKS_EXCLUDED(mutex_);
   void Take(v1::SessionEvent* event) ABSL_LOCKS_EXCLUDED(mutex_);
   // Until `done`, which holds from some moment on, at most until `deadline`. CANCELLED: "<call>: interrupted".
-  absl::Status Await(const std::function<bool()>& done, absl::Time deadline, const Interrupt& interrupt,
-                     const char* call) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Await(const std::function<bool()>& done, Deadline deadline, const Interrupt& interrupt, const char* call)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status EndStatusLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after Open.
@@ -99,6 +100,7 @@ class ClientStream {
   std::atomic<bool> over_{false};
   // Guarded.
   absl::Mutex mutex_;
+  TimedCondition changed_;  // what is guarded, but for the words
   bool attached_ ABSL_GUARDED_BY(mutex_) = false;
   bool detached_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;

@@ -19,13 +19,13 @@ absl::Status EndedWhileAttaching(const absl::Status& status) {
 }  // namespace
 
 absl::Status SessionLife::Open(const std::shared_ptr<grpc::Channel>& channel, uint64_t session_id,
-                               const std::string& token, absl::Time deadline, bool outlives_daemon) {
+                               const std::string& token, Deadline deadline, bool outlives_daemon) {
   SHARDD_ASSIGN_OR_RETURN(stream_, ClientStream::Open(channel, session_id, token, outlives_daemon));
   return EndedWhileAttaching(stream_->WaitAttached(deadline, interrupt_));
 }
 
 absl::Status SessionLife::Explain(const absl::Status& status) {
-  const absl::Status ended = stream_->EndStatus(absl::Now() + kExplanationGrace, interrupt_);
+  const absl::Status ended = stream_->EndStatus(Deadline::In(kExplanationGrace), interrupt_);
   return EndedWhileAttaching(ended.ok() ? status : ended);
 }
 
@@ -34,7 +34,7 @@ absl::Status SessionLife::Failure() {
     stream_->Close();  // the others are told at once
     return order_->expired();
   }
-  absl::Status status = stream_->EndStatus(absl::Now() + kExplanationGrace, interrupt());
+  absl::Status status = stream_->EndStatus(Deadline::In(kExplanationGrace), interrupt());
   if (!status.ok()) {
     return status;
   }

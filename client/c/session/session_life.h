@@ -25,7 +25,7 @@ class SessionLife {
   // Opens the stream and waits until the session is live, at most until `deadline`.
   // `outlives_daemon`: as ClientStream::Open.
   absl::Status Open(const std::shared_ptr<grpc::Channel>& channel, uint64_t session_id, const std::string& token,
-                    absl::Time deadline, bool outlives_daemon);
+                    Deadline deadline, bool outlives_daemon);
   // Returns why the stream has ended if that arrives soon, else `status`, with which a call beside it has failed.
   absl::Status Explain(const absl::Status& status);
 

@@ -33,6 +33,7 @@ void StreamWriter::Push(v1::Command command, bool urgent) {
   *messages_.back().request.mutable_commands()->add_commands() = std::move(command);
   messages_.back().size_bytes += size_bytes;
   urgent_ = urgent_ || urgent;
+  if (urgent) changed_.NotifyAll();
 }
 
 void StreamWriter::Push(v1::SessionRequest request) {
@@ -40,11 +41,13 @@ void StreamWriter::Push(v1::SessionRequest request) {
   if (ending_) return;
   messages_.push_back({std::move(request), 0});
   urgent_ = true;
+  changed_.NotifyAll();
 }
 
 void StreamWriter::Flush() {
   absl::MutexLock lock(&mutex_);
   urgent_ = !messages_.empty();
+  changed_.NotifyAll();
 }
 
 void* StreamWriter::ThreadMain(void* self) {
@@ -65,9 +68,10 @@ void StreamWriter::Write() {
         messages_.clear();
       }
       mutex_.Await(absl::Condition(&has_work));
-      (void)mutex_.AwaitWithTimeout(absl::Condition(&is_urgent), kLinger);
+      (void)changed_.Await(&mutex_, is_urgent, Deadline::In(kLinger));
       if (ending_) {
         ended_ = true;
+        changed_.NotifyAll();
         return;
       }
       request.Swap(&messages_.front().request);
@@ -78,10 +82,12 @@ void StreamWriter::Write() {
   }
 }
 
-bool StreamWriter::End(absl::Time deadline) {
+bool StreamWriter::End(Deadline deadline) {
   absl::MutexLock lock(&mutex_);
   ending_ = true;
-  if (!joined_ && mutex_.AwaitWithDeadline(absl::Condition(&ended_), deadline)) {
+  changed_.NotifyAll();
+  const auto ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ended_; };
+  if (!joined_ && changed_.Await(&mutex_, ended, deadline)) {
     pthread_join(thread_, nullptr);  // it is at its end: it takes no lock any more
     joined_ = true;
   }

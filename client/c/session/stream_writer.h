@@ -13,6 +13,8 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/clock/deadline.h"
+#include "common/clock/timed_condition.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {
@@ -43,7 +45,7 @@ class StreamWriter {
   void Flush() ABSL_LOCKS_EXCLUDED(mutex_);
   // Writes nothing more, and waits for the thread until `deadline`. Returns whether it has ended. REQUIRES: the stream
   // was cancelled, which ends a write under way.
-  bool End(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool End(Deadline deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Message {
@@ -59,6 +61,7 @@ class StreamWriter {
   pthread_t thread_ = 0;
   // Guarded.
   absl::Mutex mutex_;
+  TimedCondition changed_;  // urgent_, ending_, ended_
   std::deque<Message> messages_ ABSL_GUARDED_BY(mutex_);
   bool urgent_ ABSL_GUARDED_BY(mutex_) = false;  // all that is there is to be written
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;

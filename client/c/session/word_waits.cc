@@ -3,9 +3,10 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock/deadline.h"
+#include "common/clock/monotonic_now.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -22,7 +23,7 @@ std::string WaitText(const WaitFor& reason) {
                       reason.what);
 }
 
-absl::Status WordWaits::Deadline(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) const {
+absl::Status WordWaits::DidNotCome(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) const {
   const std::string whom = life_.stream().waiting_for();
   return absl::DeadlineExceededError(
       absl::StrCat(WaitText(reason), " did not come within ", absl::FormatDuration(timeout_), " (got ",
@@ -30,9 +31,9 @@ absl::Status WordWaits::Deadline(const TimelineWord& word, uint64_t sequence, co
                    whom.empty() ? "" : absl::StrCat("; it waits for ", whom), reason.remedy));
 }
 
-absl::Status WordWaits::Slice(const TimelineWord& word, uint64_t sequence, absl::Time deadline) {
-  const WaitResult result = TimelineWait(word, TimelineValue(epoch_, sequence), memory_.view().page().waiting,
-                                         std::min(deadline, absl::Now() + kWaitSlice));
+absl::Status WordWaits::Slice(const TimelineWord& word, uint64_t sequence, absl::Duration limit) {
+  const WaitResult result =
+      TimelineWait(word, TimelineValue(epoch_, sequence), memory_.view().page().waiting, std::min(limit, kWaitSlice));
   if (result == WaitResult::kReached) {
     // A later epoch satisfies every wait of this one.
     return Reached(word, sequence) ? absl::OkStatus() : life_.Failure();
@@ -41,9 +42,9 @@ absl::Status WordWaits::Slice(const TimelineWord& word, uint64_t sequence, absl:
 }
 
 bool WordWaits::Spin(const TimelineWord& word, uint64_t sequence) const {
-  const absl::Time end = absl::Now() + kSpin;
+  const Deadline end = Deadline::In(kSpin);
   while (!Reached(word, sequence)) {
-    if (absl::Now() >= end) {
+    if (end.HasPassed()) {
       return false;
     }
     sched_yield();
@@ -52,36 +53,34 @@ bool WordWaits::Spin(const TimelineWord& word, uint64_t sequence) const {
 }
 
 absl::Status WordWaits::WaitBriefly(const TimelineWord& word, uint64_t sequence, const char* call) {
-  const absl::Status status = Slice(word, sequence, absl::InfiniteFuture());
+  const absl::Status status = Slice(word, sequence, absl::InfiniteDuration());
   return status.ok() && !Reached(word, sequence) ? life_.interrupt().Check(call) : status;
 }
 
 absl::Status WordWaits::WaitSlow(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {
-  using Clock = std::chrono::steady_clock;  // a clock that is set must not end the wait, nor make it longer
-  const Clock::time_point start = Clock::now();
-  const Clock::time_point deadline = start + absl::ToChronoNanoseconds(timeout_);
+  const absl::Time start = MonotonicNow();
+  const Deadline deadline = Deadline::In(timeout_);
   absl::Status status;
   do {
-    const absl::Duration left = absl::FromChrono(deadline - Clock::now());
-    status = Slice(word, sequence, absl::Now() + left);
+    status = Slice(word, sequence, deadline.Left());
     if (status.ok() && !Reached(word, sequence) && life_.interrupt().Raised()) {
       status = absl::CancelledError(absl::StrCat(reason.call, ": interrupted (rank=", life_.rank(), ")"));
     }
-    if (status.ok() && !Reached(word, sequence) && Clock::now() >= deadline) {
-      status = Deadline(word, sequence, reason);
+    if (status.ok() && !Reached(word, sequence) && deadline.HasPassed()) {
+      status = DidNotCome(word, sequence, reason);
     }
   } while (status.ok() && !Reached(word, sequence));
   ++waits_;
-  wait_ns_ += static_cast<uint64_t>(std::chrono::nanoseconds(Clock::now() - start).count());
+  wait_ns_ += static_cast<uint64_t>(absl::ToInt64Nanoseconds(MonotonicNow() - start));
   return status;
 }
 
 std::function<absl::Status()> WordWaits::GoOn(const WaitFor& reason) {
-  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout_);
+  const Deadline deadline = Deadline::In(timeout_);
   return [this, reason, deadline]() -> absl::Status {
     SHARDD_RETURN_IF_ERROR(life_.Live());
     SHARDD_RETURN_IF_ERROR(life_.interrupt().Check(reason.call));
-    if (std::chrono::steady_clock::now() < deadline) {
+    if (!deadline.HasPassed()) {
       return absl::OkStatus();
     }
     return absl::DeadlineExceededError(

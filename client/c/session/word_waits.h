@@ -65,8 +65,8 @@ class WordWaits {
 
  private:
   absl::Status WaitSlow(const TimelineWord& word, uint64_t sequence, const WaitFor& reason);
-  absl::Status Deadline(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) const;
-  absl::Status Slice(const TimelineWord& word, uint64_t sequence, absl::Time deadline);
+  absl::Status DidNotCome(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) const;
+  absl::Status Slice(const TimelineWord& word, uint64_t sequence, absl::Duration limit);
 
   SessionLife& life_;
   const SessionMemory& memory_;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "common/clock/deadline.h"
 #include "common/status/status_macros.h"
 #include "server/device/device_memory.h"
 
@@ -127,10 +128,9 @@ absl::Status NcclCommunicator::JoinMembers() {
 }
 
 absl::Status NcclCommunicator::Await(const std::string& device, ncclComm_t comm, const char* operation) {
-  const absl::Time begin = absl::Now();
+  const Deadline limit = Deadline::In(options_.limit);
   while (true) {
-    const bool late = absl::Now() - begin > options_.limit;  // checked before asking, so that a process that was
-                                                             // stopped asks once more
+    const bool late = limit.HasPassed();  // checked before asking, so that a process that was stopped asks once more
     ncclResult_t result = ncclSuccess;
     SHARDD_RETURN_IF_ERROR(library_.Check(library_->CommGetAsyncError(comm, &result), "ncclCommGetAsyncError", device));
     if (result != ncclInProgress) return library_.Check(result, operation, device);

@@ -1,11 +1,11 @@
 #include "server/collective/trainers/trainer_collective.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock/monotonic_now.h"
 #include "common/shm/sum_ring.h"
 #include "common/status/status_macros.h"
 #include "server/collective/local/fan_out.h"
@@ -14,8 +14,6 @@
 
 namespace shardd {
 namespace {
-
-absl::Time Now() { return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch()); }
 
 int64_t Offset(const void* p, const char* base) { return static_cast<const char*>(p) - base; }
 
@@ -116,7 +114,7 @@ void TrainerCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
   if (status.ok() && !request.staging.empty()) {
     status = absl::UnimplementedError("reduce-scatter: trainers add in place, and gradient shards are the host's");
   }
-  Request entry = {request.label, Now(), std::vector<uint64_t>(ranks_.size(), 0), nullptr};
+  Request entry = {request.label, MonotonicNow(), std::vector<uint64_t>(ranks_.size(), 0), nullptr};
   std::vector<std::pair<size_t, std::vector<DeviceOp>>> by_device;
   bool by_session = false;
   for (size_t r = 0; status.ok() && r < ranks_.size(); ++r) {

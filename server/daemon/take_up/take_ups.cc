@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "server/loop/monotonic_now.h"
+#include "common/clock/monotonic_now.h"
 
 namespace shardd {
 namespace {
@@ -40,9 +40,8 @@ void TakeUps::Begin(std::map<Name, std::vector<TakeUp>> jobs, absl::Duration lim
     threads_.back()->Post([this] { Work(); });
   }
   absl::MutexLock lock(&mutex_);
-  mutex_.AwaitWithTimeout(absl::Condition(
-                              +[](std::map<Name, Left>* left) { return left->empty(); }, &left_),
-                          limit);
+  const auto none_left = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return left_.empty(); };
+  (void)changed_.Await(&mutex_, none_left, Deadline::In(limit));
 }
 
 std::optional<TakeUps::Queued> TakeUps::TakeNext() {
@@ -63,7 +62,8 @@ std::optional<TakeUps::Queued> TakeUps::TakeNext() {
       queued_.erase(first);
       return next;
     }
-    mutex_.AwaitWithTimeout(absl::Condition(&stopped_), wait);
+    const auto stopped = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopped_; };
+    (void)changed_.Await(&mutex_, stopped, Deadline::In(wait));
   }
 }
 
@@ -86,6 +86,7 @@ void TakeUps::Work() {
     if (!next.has_value()) continue;
     absl::MutexLock lock(&mutex_);
     left_.erase(next->name);
+    changed_.NotifyAll();
   }
 }
 
@@ -159,6 +160,7 @@ bool TakeUps::Stop(absl::Duration limit) {
   {
     absl::MutexLock lock(&mutex_);
     stopped_ = true;
+    changed_.NotifyAll();
     unknown_.clear();
     queued_.clear();
   }

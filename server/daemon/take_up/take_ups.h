@@ -22,6 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/clock/timed_condition.h"
 #include "server/loop/core_loop.h"
 #include "server/tenant/tenant.h"
 #include "shardd/v1/jobs.pb.h"
@@ -98,6 +99,7 @@ class TakeUps {
   std::optional<Queued> TakeNext() ABSL_LOCKS_EXCLUDED(mutex_);
 
   mutable absl::Mutex mutex_;
+  TimedCondition changed_;                              // left_ has fewer, or stopped_
   std::deque<Queued> unknown_ ABSL_GUARDED_BY(mutex_);  // what they are
   std::deque<Queued> queued_ ABSL_GUARDED_BY(mutex_);   // the others that wait for a thread
   std::map<Name, Left> left_ ABSL_GUARDED_BY(mutex_);   // of those that wait for one or have one

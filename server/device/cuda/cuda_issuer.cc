@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/clock/deadline.h"
+#include "common/clock/monotonic_now.h"
 #include "common/shm/trace_ring.h"
 #include "server/device/cuda/cuda_device.h"
 #include "server/device/cuda/op_cost.h"
@@ -47,14 +49,14 @@ void CudaDevice::Issue() {
     // Only here does work become outstanding, so without any there is nothing to check meanwhile.
     mutex_.AwaitWithTimeout(absl::Condition(&ready), OutstandingLocked() ? check_interval_ : absl::InfiniteDuration());
     if (Entry* const chosen = shutdown_ ? nullptr : ChooseLocked(); chosen != nullptr) IssueSome(chosen);
-    if (OutstandingLocked() && absl::Now() - last_check_ >= check_interval_) AskWhetherLost();
+    if (OutstandingLocked() && MonotonicNow() - last_check_ >= check_interval_) AskWhetherLost();
   }
-  const absl::Time limit = absl::Now() + hang_limit_;
+  const Deadline limit = Deadline::In(hang_limit_);
   CancelQueued();
   while (OutstandingLocked()) {
     const auto drained = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !OutstandingLocked(); };
     if (!mutex_.AwaitWithTimeout(absl::Condition(&drained), check_interval_)) AskWhetherLost();
-    if (absl::Now() > limit && OutstandingLocked()) {
+    if (limit.HasPassed() && OutstandingLocked()) {
       LoseLocked(absl::DeadlineExceededError(absl::StrCat(
           "it hangs: work that it had when it was shut down has not ended after ", absl::FormatDuration(hang_limit_))));
       LogError(lost_.message());
@@ -325,7 +327,7 @@ void CudaDevice::CancelQueued() {
 }
 
 void CudaDevice::AskWhetherLost() {
-  last_check_ = absl::Now();
+  last_check_ = MonotonicNow();
   for (int i = 0; i < kStreamCount; ++i) {
     if (streams_[i].taken.calls == 0) continue;
     mutex_.Unlock();

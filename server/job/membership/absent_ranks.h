@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/clock/monotonic_now.h"
 #include "common/shm/unique_fd.h"
-#include "server/loop/monotonic_now.h"
 
 namespace shardd {
 

@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/clock/monotonic_now.h"
 #include "server/job/membership/past_process.h"
-#include "server/loop/monotonic_now.h"
 #include "server/session/session.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/job_slab.h"

@@ -1,10 +1,10 @@
 #include "server/job/meter/job_meter.h"
 
+#include "common/clock/monotonic_now.h"
 #include "server/device/device_op.h"
 #include "server/job/membership/sessions.h"
 #include "server/job/step/committed.h"
 #include "server/job/step/step_decision.h"
-#include "server/loop/monotonic_now.h"
 
 namespace shardd {
 namespace {

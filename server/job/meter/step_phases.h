@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/loop/monotonic_now.h"
+#include "common/clock/monotonic_now.h"
 #include "server/observe/duration_histogram.h"
 #include "shardd/v1/jobs.pb.h"
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "server/loop/monotonic_now.h"
+#include "common/clock/monotonic_now.h"
 #include "server/multinode/param_mask.h"
 #include "server/optimizer/optimizer.h"
 

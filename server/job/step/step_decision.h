@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "common/clock/monotonic_now.h"
 #include "common/plan/plan.h"
-#include "server/loop/monotonic_now.h"
 #include "server/optimizer/decided_step.h"
 #include "shardd/v1/journal.pb.h"
 #include "shardd/v1/peer.pb.h"

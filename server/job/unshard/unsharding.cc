@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock/monotonic_now.h"
 #include "common/status/status_macros.h"
 #include "server/collective/collective.h"
 #include "server/job/job_events.h"
@@ -15,7 +16,6 @@
 #include "server/job/work/given_back.h"
 #include "server/job/work/job_work.h"
 #include "server/job/writes/trainer_writes.h"
-#include "server/loop/monotonic_now.h"
 #include "server/session/session.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/job_slab.h"

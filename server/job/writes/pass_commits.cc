@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/clock/monotonic_now.h"
 #include "common/status/status_macros.h"
 #include "server/job/full_params/summons.h"
 #include "server/job/step/commits.h"
@@ -10,7 +11,6 @@
 #include "server/job/unshard/unsharding.h"
 #include "server/job/work/optimizer_devices.h"
 #include "server/job/writes/snapshot_keeper.h"
-#include "server/loop/monotonic_now.h"
 #include "server/optimizer/optimizer.h"
 #include "server/storage/job_memory.h"
 

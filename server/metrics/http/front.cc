@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/clock/deadline.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -107,14 +108,14 @@ class Front::Client {
   }
   // The whole of TLS's greeting.
   bool Greet() {
-    const absl::Time deadline = absl::Now() + limits_.greeting;
+    const Deadline deadline = Deadline::In(limits_.greeting);
     for (int result = 0; tls_ != nullptr && (result = SSL_accept(tls_)) != 1;) {
       if (!Await(SSL_get_error(tls_, result), deadline)) return false;
     }
     return greeted_ = true;
   }
   int fd() const { return socket_.get(); }
-  int left_ms() const { return static_cast<int>(std::max<int64_t>(absl::ToInt64Milliseconds(end_ - absl::Now()), 0)); }
+  int left_ms() const { return static_cast<int>(absl::ToInt64Milliseconds(end_.Left())); }
   // Some bytes have come that poll does not know of.
   bool pending() const { return tls_ != nullptr && SSL_pending(tls_) > 0; }
   // 0: nothing is there yet; -1: nothing comes any more.
@@ -141,15 +142,15 @@ class Front::Client {
       const int error = tls_ != nullptr                  ? SSL_get_error(tls_, static_cast<int>(written))
                         : written < 0 && errno == EAGAIN ? SSL_ERROR_WANT_WRITE
                                                          : SSL_ERROR_SYSCALL;
-      if (!Await(error, std::min(end_, absl::Now() + limits_.silence))) return false;
+      if (!Await(error, std::min(end_, Deadline::In(limits_.silence)))) return false;
     }
     return true;
   }
 
  private:
   // Until the socket is ready for what TLS wants; false: it wants nothing, or that does not come in time.
-  bool Await(int error, absl::Time deadline) const {
-    const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
+  bool Await(int error, Deadline deadline) const {
+    const int64_t left_ms = absl::ToInt64Milliseconds(deadline.Left());
     pollfd ready{socket_.get(), static_cast<short>(error == SSL_ERROR_WANT_WRITE ? POLLOUT : POLLIN), 0};
     return (error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE) && left_ms > 0 &&
            poll(&ready, 1, static_cast<int>(left_ms)) > 0;
@@ -158,7 +159,7 @@ class Front::Client {
   const FrontLimits limits_;
   const UniqueFd socket_;
   const std::shared_ptr<SSL_CTX> context_;
-  const absl::Time end_ = absl::Now() + limits_.visit;
+  const Deadline end_ = Deadline::In(limits_.visit);
   SSL* tls_ = nullptr;
   bool greeted_ = false;
 };

@@ -35,7 +35,7 @@ TEST(UnaryCall, AServerThatEndsItsCallsIsShuttingDown) {
   v1::OpenJobResponse response;
   Interrupt interrupt;
   const absl::Status status = UnaryCall("attach", stub.get(), &v1::TrainerService::Stub::AsyncOpenJob,
-                                        v1::OpenJobRequest(), absl::Now() + absl::Seconds(30), interrupt, &response);
+                                        v1::OpenJobRequest(), Deadline::In(absl::Seconds(30)), interrupt, &response);
   EXPECT_TRUE(absl::IsCancelled(status)) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "attach: the daemon is shutting down")) << status;
 }

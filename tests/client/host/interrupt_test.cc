@@ -19,6 +19,7 @@
 #include "common/process/daemon_address.h"
 #include "tests/client/client_fixture.h"
 #include "tests/testing/programs.h"
+#include "tests/testing/set_clock.h"
 
 namespace shardd::testing_client {
 namespace {
@@ -142,6 +143,25 @@ TEST(Interrupt, ASignalEndsAFinishThatAwaitsADaemonsSuccessor) {
   daemon.process().Kill();
   waiter.Go();
   ExpectCancelled(waiter.Interrupt(), "reattach");
+}
+
+// A sleeper of absl's until a moment of a clock that is set back would hear of no signal for an hour.
+TEST(Interrupt, ASignalEndsAWaitWhoseClockIsSet) {
+  SHARDD_NEEDS_SET_CLOCK();
+  for (const char* direction : {"back", "forward"}) {
+    for (const std::string what : {"attach", "commit", "detach", "reattach"}) {
+      SCOPED_TRACE(absl::StrCat(what, " ", direction));
+      Daemon daemon;
+      if (what == "attach") Stop(daemon.process());
+      Waiter waiter(what, daemon.address(), 2, testing::SetClockEnvironment(direction));
+      if (what != "attach") waiter.AwaitAttached();
+      if (what == "detach") Stop(daemon.process());
+      if (what == "reattach") daemon.process().Kill();
+      waiter.Go();
+      ExpectCancelled(waiter.Interrupt(), what == "commit" ? "commit_parameters" : what);
+      daemon.process().Kill(SIGCONT);
+    }
+  }
 }
 
 TEST(Interrupt, ASignalEndsADaemonThatIsBeingStarted) {

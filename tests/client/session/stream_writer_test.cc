@@ -30,7 +30,7 @@ class StreamWriterTest : public ::testing::Test {
   }
   ~StreamWriterTest() override {
     SetBlocked(false);
-    EXPECT_TRUE(writer_->End(absl::InfiniteFuture()));
+    EXPECT_TRUE(writer_->End(Deadline::Never()));
   }
   bool Write(const v1::SessionRequest& request) {
     absl::MutexLock lock(&mutex_);
@@ -113,7 +113,7 @@ TEST_F(StreamWriterTest, ABrokenStreamIsNotWrittenToAgain) {
   }
   writer_->Push(Reshard(1), /*urgent=*/true);
   ASSERT_TRUE(AwaitWrites(1));
-  ASSERT_TRUE(writer_->End(absl::InfiniteFuture()));
+  ASSERT_TRUE(writer_->End(Deadline::Never()));
   writer_->Push(Reshard(2), /*urgent=*/true);
   EXPECT_THAT(written(), ElementsAre("1"));
 }
@@ -122,7 +122,7 @@ TEST_F(StreamWriterTest, AWriteUnderWayIsWaitedForUntilADeadline) {
   SetBlocked(true);
   writer_->Push(Reshard(1), /*urgent=*/true);
   ASSERT_TRUE(AwaitWrites(1));
-  EXPECT_FALSE(writer_->End(absl::Now() + absl::Milliseconds(20)));
+  EXPECT_FALSE(writer_->End(Deadline::In(absl::Milliseconds(20))));
 }
 
 }  // namespace

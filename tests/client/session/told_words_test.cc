@@ -83,8 +83,7 @@ TEST_F(ToldWordsTest, AStoreWakesWhoeverSleepsOnTheWord) {
   const ToldWords words = Make();
   WaitResult result = WaitResult::kTimedOut;
   std::thread waiter([&] {
-    result = TimelineWait(page().passes, TimelineValue(kEpoch, 1), memory_.view().page().waiting,
-                          absl::Now() + absl::Seconds(20));
+    result = TimelineWait(page().passes, TimelineValue(kEpoch, 1), memory_.view().page().waiting, absl::Seconds(20));
   });
   while (memory_.view().page().waiting == 0) std::this_thread::yield();
   v1::SessionEvent::Words told;

@@ -56,7 +56,7 @@ TEST_F(TimelineTest, SatisfiedWaitNeitherSleepsNorRaisesWaiting) {
   shared_->daemon_word = 5;
   shared_->client_waiting = 0;
   for (const uint64_t target : {0, 1, 5}) {
-    EXPECT_EQ(TimelineWait(shared_->daemon_word, target, shared_->client_waiting, absl::InfinitePast()),
+    EXPECT_EQ(TimelineWait(shared_->daemon_word, target, shared_->client_waiting, -absl::InfiniteDuration()),
               WaitResult::kReached);
   }
   EXPECT_EQ(shared_->client_waiting, 0u);
@@ -66,15 +66,13 @@ TEST_F(TimelineTest, DeadlinesAreHonoured) {
   for (const absl::Duration spin : {absl::ZeroDuration(), absl::Microseconds(20), absl::Hours(1)}) {
     for (const absl::Duration timeout : {absl::Milliseconds(1), absl::Milliseconds(30), absl::Milliseconds(250)}) {
       const absl::Time start = absl::Now();
-      EXPECT_EQ(TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, start + timeout, spin),
-                WaitResult::kTimedOut);
+      EXPECT_EQ(TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, timeout, spin), WaitResult::kTimedOut);
       const absl::Duration took = absl::Now() - start;
       EXPECT_GE(took, timeout - absl::Milliseconds(1));  // two clocks
       EXPECT_LT(took, timeout + absl::Seconds(5));
     }
-    const absl::Time start = absl::Now();
-    for (const absl::Time deadline : {start, start - absl::Seconds(1), absl::InfinitePast()}) {
-      EXPECT_EQ(TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, deadline, spin), WaitResult::kTimedOut);
+    for (const absl::Duration limit : {absl::ZeroDuration(), -absl::Seconds(1), -absl::InfiniteDuration()}) {
+      EXPECT_EQ(TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, limit, spin), WaitResult::kTimedOut);
     }
     EXPECT_EQ(shared_->client_waiting, 0u);
   }
@@ -86,7 +84,7 @@ TEST_F(TimelineTest, InfiniteDeadlineWaitsUntilTheWordComes) {
     TimelineStore(shared_->daemon_word, 1, &shared_->client_waiting);
     return 0;
   });
-  EXPECT_EQ(TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, absl::InfiniteFuture()),
+  EXPECT_EQ(TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, absl::InfiniteDuration()),
             WaitResult::kReached);
   EXPECT_EQ(writer.Wait(), 0);
 }
@@ -101,7 +99,7 @@ TEST_P(PingPongTest, NoWakeIsLostBetweenProcesses) {
   constexpr uint64_t kRounds = 20'000;
   const absl::Duration spin = absl::Microseconds(GetParam());
   const auto wait = [spin](const TimelineWord& word, uint64_t target, std::atomic<uint32_t>& waiting) {
-    return shm_internal::TimelineWaitSliced(word, target, waiting, absl::Now() + kLimit, spin, absl::Hours(1));
+    return shm_internal::TimelineWaitSliced(word, target, waiting, kLimit, spin, absl::Hours(1));
   };
   Child client([&] {
     for (uint64_t n = 1; n <= kRounds; ++n) {
@@ -128,9 +126,8 @@ TEST_P(PingPongTest, FreeRunningWriterLosesNoWakeOfSeveralReaders) {
     readers.emplace_back([&] {
       uint64_t seen = 0;
       for (uint64_t target = 1; target <= kLast; target = std::max(target, seen) + 1 + (target % 3)) {
-        CHILD_CHECK(shm_internal::TimelineWaitSliced(shared_->daemon_word, target, shared_->client_waiting,
-                                                     absl::Now() + kLimit, spin,
-                                                     absl::Hours(1)) == WaitResult::kReached);
+        CHILD_CHECK(shm_internal::TimelineWaitSliced(shared_->daemon_word, target, shared_->client_waiting, kLimit,
+                                                     spin, absl::Hours(1)) == WaitResult::kReached);
         const uint64_t now = shared_->daemon_word.load();
         CHILD_CHECK(now >= target && now >= seen);
         seen = now;
@@ -152,8 +149,8 @@ TEST_F(TimelineTest, LaterEpochReleasesEveryOlderWait) {
   std::vector<Child> waiters;
   for (const uint64_t sequence : {uint64_t{5}, uint64_t{1000}, kTimelineSequenceMask}) {
     waiters.emplace_back([this, sequence] {
-      CHILD_CHECK(TimelineWait(shared_->daemon_word, TimelineValue(1, sequence), shared_->client_waiting,
-                               absl::Now() + kLimit, absl::ZeroDuration()) == WaitResult::kReached);
+      CHILD_CHECK(TimelineWait(shared_->daemon_word, TimelineValue(1, sequence), shared_->client_waiting, kLimit,
+                               absl::ZeroDuration()) == WaitResult::kReached);
       return static_cast<int>(TimelineEpoch(shared_->daemon_word.load()));  // whoever wakes compares epochs
     });
   }
@@ -168,7 +165,7 @@ TEST_F(TimelineTest, NewEpochsWithTheSameLowHalfAreSeenSoon) {
   // The futex word does not change here, so only the wake or the slice can end the wait.
   shared_->daemon_word = TimelineValue(1, 4);
   Child waiter([this] {
-    CHILD_CHECK(TimelineWait(shared_->daemon_word, TimelineValue(1, 5), shared_->client_waiting, absl::Now() + kLimit,
+    CHILD_CHECK(TimelineWait(shared_->daemon_word, TimelineValue(1, 5), shared_->client_waiting, kLimit,
                              absl::ZeroDuration()) == WaitResult::kReached);
     return 0;
   });
@@ -181,9 +178,8 @@ TEST_F(TimelineTest, NewEpochsWithTheSameLowHalfAreSeenSoon) {
 
 TEST_F(TimelineTest, LostWakeCostsASliceAndNeverTheDeadline) {
   Child waiter([this] {
-    const absl::Time start = absl::Now();
-    CHILD_CHECK(TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, start + 10 * kLimit,
-                             absl::ZeroDuration()) == WaitResult::kReached);
+    CHILD_CHECK(TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, 10 * kLimit, absl::ZeroDuration()) ==
+                WaitResult::kReached);
     return 0;
   });
   ASSERT_TRUE(testing::PollUntil([this] { return shared_->client_waiting == 1; }));
@@ -199,15 +195,13 @@ TEST_F(TimelineTest, ASignalHandlerEndsTheWaitAtOnce) {
     action.sa_flags = SA_RESTART;  // as most hosts install theirs
     CHILD_CHECK(sigaction(SIGUSR1, &action, nullptr) == 0);
     // No slice of its own: only the signal can end this before the limit.
-    CHILD_CHECK(shm_internal::TimelineWaitSliced(shared_->daemon_word, 1, shared_->client_waiting,
-                                                 absl::Now() + 10 * kLimit, absl::ZeroDuration(),
-                                                 10 * kLimit) == WaitResult::kInterrupted);
+    CHILD_CHECK(shm_internal::TimelineWaitSliced(shared_->daemon_word, 1, shared_->client_waiting, 10 * kLimit,
+                                                 absl::ZeroDuration(), 10 * kLimit) == WaitResult::kInterrupted);
     CHILD_CHECK(shared_->client_waiting == 0);
     // The next wait is none the worse for it.
     CHILD_CHECK(signal(SIGUSR1, SIG_IGN) != SIG_ERR);
     shared_->client_word = 1;
-    CHILD_CHECK(TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, absl::Now() + kLimit) ==
-                WaitResult::kReached);
+    CHILD_CHECK(TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, kLimit) == WaitResult::kReached);
     return 0;
   });
   ASSERT_TRUE(testing::PollUntil([this] { return shared_->client_waiting == 1; }));
@@ -222,7 +216,7 @@ TEST_F(TimelineTest, ASignalHandlerEndsTheWaitAtOnce) {
 
 TEST_F(TimelineTest, KilledWaiterDoesNotDisturbTheOthers) {
   Child victim([this] {
-    TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, absl::InfiniteFuture(), absl::ZeroDuration());
+    TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, absl::InfiniteDuration(), absl::ZeroDuration());
     return 0;
   });
   ASSERT_TRUE(testing::PollUntil([this] { return shared_->client_waiting == 1; }));
@@ -230,7 +224,7 @@ TEST_F(TimelineTest, KilledWaiterDoesNotDisturbTheOthers) {
   EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
   EXPECT_EQ(shared_->client_waiting, 1u);  // stale: costs system calls until the page is dropped, nothing else
   Child other([this] {
-    return TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, absl::Now() + kLimit, absl::ZeroDuration()) ==
+    return TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, kLimit, absl::ZeroDuration()) ==
                    WaitResult::kReached
                ? 0
                : 1;
@@ -247,15 +241,15 @@ TEST_F(TimelineTest, AKilledWritersReadersTimeOutUntilTheEpochAdvances) {
     }
     return 0;
   });
-  ASSERT_EQ(TimelineWait(shared_->client_word, TimelineValue(1, 100), shared_->daemon_waiting, absl::Now() + kLimit),
+  ASSERT_EQ(TimelineWait(shared_->client_word, TimelineValue(1, 100), shared_->daemon_waiting, kLimit),
             WaitResult::kReached);
   writer.Kill();
   ASSERT_EQ(writer.Wait(), 1000 + SIGKILL);
   const uint64_t last = shared_->client_word.load();
-  EXPECT_EQ(TimelineWait(shared_->client_word, last + 1, shared_->daemon_waiting, absl::Now() + absl::Milliseconds(20)),
+  EXPECT_EQ(TimelineWait(shared_->client_word, last + 1, shared_->daemon_waiting, absl::Milliseconds(20)),
             WaitResult::kTimedOut);
   TimelineStore(shared_->client_word, TimelineValue(2, 0), &shared_->daemon_waiting);
-  EXPECT_EQ(TimelineWait(shared_->client_word, last + 1, shared_->daemon_waiting, absl::InfinitePast()),
+  EXPECT_EQ(TimelineWait(shared_->client_word, last + 1, shared_->daemon_waiting, -absl::InfiniteDuration()),
             WaitResult::kReached);
 }
 
@@ -297,8 +291,8 @@ TEST_F(TimelineTest, WaiterRaisesItsFlagBeforeItsLastLook) {
     GuardPage();
     watched_word = static_cast<TimelineWord*>(guarded_page);
     watched_waiting = &shared_->client_waiting;
-    CHILD_CHECK(shm_internal::TimelineWaitSliced(*watched_word, 1, *watched_waiting, absl::Now(), absl::ZeroDuration(),
-                                                 absl::Hours(1)) == WaitResult::kTimedOut);
+    CHILD_CHECK(shm_internal::TimelineWaitSliced(*watched_word, 1, *watched_waiting, absl::ZeroDuration(),
+                                                 absl::ZeroDuration(), absl::Hours(1)) == WaitResult::kTimedOut);
     return static_cast<int>(waiting_at_first_look);
   });
   EXPECT_EQ(waiter.Wait(), 1);
@@ -311,8 +305,7 @@ TEST_F(TimelineTest, DataWrittenBeforeTheStoreIsSeenAfterTheWait) {
   int64_t data[2] = {0, 0};
   std::thread client([&] {
     for (uint64_t n = 1; n <= kRounds; ++n) {
-      ASSERT_EQ(TimelineWait(shared_->daemon_word, n, shared_->client_waiting, absl::Now() + kLimit),
-                WaitResult::kReached);
+      ASSERT_EQ(TimelineWait(shared_->daemon_word, n, shared_->client_waiting, kLimit), WaitResult::kReached);
       ASSERT_EQ(data[0], static_cast<int64_t>(n));
       data[1] = data[0] * 2;
       TimelineStore(shared_->client_word, n, &shared_->daemon_waiting);
@@ -321,8 +314,7 @@ TEST_F(TimelineTest, DataWrittenBeforeTheStoreIsSeenAfterTheWait) {
   for (uint64_t n = 1; n <= kRounds; ++n) {
     data[0] = static_cast<int64_t>(n);
     TimelineStore(shared_->daemon_word, n, &shared_->client_waiting);
-    ASSERT_EQ(TimelineWait(shared_->client_word, n, shared_->daemon_waiting, absl::Now() + kLimit),
-              WaitResult::kReached);
+    ASSERT_EQ(TimelineWait(shared_->client_word, n, shared_->daemon_waiting, kLimit), WaitResult::kReached);
     ASSERT_EQ(data[1], static_cast<int64_t>(n) * 2);
   }
   client.join();
@@ -332,8 +324,8 @@ TEST_F(TimelineTest, ThreadsOfOneClientSleepAtOnceAndAllWake) {
   std::vector<std::thread> threads;
   for (uint64_t target = 1; target <= 3; ++target) {
     threads.emplace_back([this, target] {
-      EXPECT_EQ(shm_internal::TimelineWaitSliced(shared_->daemon_word, target, shared_->client_waiting,
-                                                 absl::Now() + kLimit, absl::ZeroDuration(), absl::Hours(1)),
+      EXPECT_EQ(shm_internal::TimelineWaitSliced(shared_->daemon_word, target, shared_->client_waiting, kLimit,
+                                                 absl::ZeroDuration(), absl::Hours(1)),
                 WaitResult::kReached);
     });
   }

@@ -6,6 +6,8 @@ import copy
 import json
 import os
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -406,8 +408,9 @@ def unfreeze_both(steps: int, mesh: tuple[int, ...]) -> dict[str, Any]:
     return {impl: unfreeze(steps, impl, mesh) for impl in ("torch", "shardd")}
 
 
-def unfreeze_in_steps(steps: int, mesh: tuple[int, ...]) -> dict[str, Any]:
-    """A layer is frozen before step 2. What is aborted is repeated, as ``shardd.torch.steps`` does. Making what trains more takes long."""
+def unfreeze_in_steps(steps: int, mesh: tuple[int, ...], gate: str) -> dict[str, Any]:
+    """A layer is frozen before step 2; then each rank makes the file GATE.RANK, and awaits GATE. What is aborted is repeated,
+    as ``shardd.torch.steps`` does."""
     from shardd.torch import counters, fully_shard
     from shardd.torch import steps as steps_of
     from shardd.torch.optim import AdamW
@@ -426,6 +429,9 @@ def unfreeze_in_steps(steps: int, mesh: tuple[int, ...]) -> dict[str, Any]:
         with step:
             aborted += step.resumed
             if step == 2 and not next(layers[0].parameters()).requires_grad:
+                Path(f"{gate}.{dist.get_rank()}").touch()
+                while not os.path.exists(gate):
+                    time.sleep(0.01)
                 layers[0].requires_grad_(True)
                 optimizer.add_param_group({"params": list(layers[0].parameters())})
             batch = torch.randn(4, 2048, generator=torch.Generator().manual_seed(step * 8 + dist.get_rank()))

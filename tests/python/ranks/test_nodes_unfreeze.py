@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,53 +47,57 @@ def test_what_is_not_served_over_nodes_is_refused_by_name(two: Nodes) -> None:
         assert "between steps alone" in texts["midway"] and "optimizer.step()" in texts["midway"]
 
 
-def _said(over: Nodes, node: int, text: str, limit_s: float) -> bool:
+def _await(holds: Callable[[], bool], limit_s: float = 60) -> None:
     end = time.monotonic() + limit_s
-    while text not in Path(f"{over.folder}/{node}.log").read_text(errors="replace"):
-        if time.monotonic() > end:
-            return False
+    while not holds():
+        assert time.monotonic() < end, "what was waited for did not come"
         time.sleep(0.001)
-    return True
 
 
-def _miss_the_last_word(over: Nodes, pause_s: float) -> None:
-    """Node 0 stands still while it makes what trains more; node 1 has made its own, and is cut off from node 0 there."""
-    assert all(_said(over, node, "extend: parameter", 60) for node in range(2)), over.log(0)
-    time.sleep(pause_s)  # both hear that the other one asks, too, and begin
-    os.kill(over.processes[0].pid, signal.SIGSTOP)
-    time.sleep(2)
+def _miss_the_last_word(over: Nodes, gate: Path) -> None:
+    """Node 0 hears that node 1 has made what trains more, and all go on with it; node 1 is cut off before it hears of that."""
+    made = "it is made, and takes the job's place"
+    _await(lambda: all(Path(f"{gate}.{rank}").exists() for rank in range(2)))
+    over.hold(0)
+    gate.touch()
+    _await(lambda: made in over.log(0))  # node 1 has asked, too, and does not hear yet that it may begin
+    over.hold(1)
+    over.hold(0, held=False)
+    _await(lambda: made in over.log(1))  # which node 0 does not hear yet
+    over.hold(0)
+    over.hold(1, held=False)
+    _await(lambda: "it goes on with more to train" in over.log(0))
     for proxy in over.proxies:
         proxy.refuses = True
     over.proxies[0].reset_callers()
     over.proxies[1].reset_targets()
-    os.kill(over.processes[0].pid, signal.SIGCONT)
-    _said(over, 0, "it goes on with more to train", 5)
+    over.hold(0, held=False)
     for proxy in over.proxies:
         proxy.refuses = False
 
 
-def _train(mesh: Any, misses: float) -> tuple[list[dict[str, Any]], str]:
-    """The ranks' results, and what daemons have logged. ``misses``: node 0 stands still so many seconds behind the question; 0: never."""
+def _train(mesh: Any, misses: bool) -> tuple[list[dict[str, Any]], str]:
+    """The ranks' results, and what daemons have logged. ``misses``: node 1 misses the last word of what trains more."""
     with (
         nodes(proxied=True) as over,
         tempfile.TemporaryDirectory() as folder,
         NodesCluster(over, 1, folder) as cluster,
     ):
+        gate = Path(folder, "gate")
         for rank in range(2):
-            cluster.start(nodes_scenarios.unfreeze_in_steps, rank, (6, mesh))
+            cluster.start(nodes_scenarios.unfreeze_in_steps, rank, (6, mesh, str(gate)))
         if misses:
-            _miss_the_last_word(over, misses)
+            _miss_the_last_word(over, gate)
+        else:
+            gate.touch()
         assert not any(cluster.wait(120).values()), cluster.logs()
         return [cluster.result(rank) for rank in range(2)], over.log(0) + over.log(1)
 
 
 @pytest.mark.parametrize("mesh", [(2, 1), ()], ids=["replicas", "cut"])
 def test_a_node_that_misses_the_last_word_goes_on(mesh: Any) -> None:
-    undisturbed, _ = _train(mesh, misses=0)
-    for pause_s in (0.02, 0.05, 0.1, 0.2, 0.03, 0.15):  # which may be too early or too late
-        results, log = _train(mesh, misses=pause_s)
-        if "as node 0" in log:
-            break
+    undisturbed, _ = _train(mesh, misses=False)
+    results, log = _train(mesh, misses=True)
     assert "as node 0" in log, log
     for got, want in zip(results, undisturbed, strict=True):
         assert got["losses"] == want["losses"] and got["commits"] == want["commits"] == 6

@@ -26,9 +26,47 @@ v1::JobSpec Spec() {
   return builder.spec();
 }
 
+// What a daemon that was killed has left with the custodian of its job, and what the next one makes of it.
+class LeftJob {
+ public:
+  LeftJob(v1::JobSpec spec, const ShardPlan& plan, int format = TakeUpLog::kInCopies)
+      : spec_(std::move(spec)),
+        plan_(plan),
+        memory_(*JobMemory::Create(plan, "job")),
+        journal_(*Journal::Create(TakeUpLog::SizesFor(plan).place_bytes)),
+        log_(*TakeUpLog::Create(TakeUpLog::SizesFor(plan), format)) {}
+  JobMemory& memory() { return *memory_; }
+  Journal& journal() { return *journal_; }
+  TakeUpLog& log() { return *log_; }
+  absl::StatusOr<TakenUpJob> TakeUp() {
+    JobMemory::Kept kept;
+    const auto put = [&kept](const std::string& name, int fd) {
+      kept[name] = UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+      return absl::OkStatus();
+    };
+    v1::CustodyJob job;
+    job.set_format(1);
+    *job.mutable_spec() = spec_;
+    job.set_plan_digest(plan_.digest);
+    const std::unique_ptr<Slab> record = *MakeCustodyRecord(kCustodyJobName, job);
+    EXPECT_TRUE(memory_->KeepBy(put).ok());
+    EXPECT_TRUE(put(kCustodyJobName, record->fd()).ok());
+    EXPECT_TRUE(put(kCustodyJournalName, journal_->fd()).ok());
+    EXPECT_TRUE(put(kCustodyLogName, log_->fd()).ok());
+    return ReadTakenUpJob(std::move(kept), {{}, [](int) { return SlabPlace(); }});
+  }
+
+ private:
+  const v1::JobSpec spec_;
+  const ShardPlan& plan_;
+  const std::unique_ptr<JobMemory> memory_;
+  const std::unique_ptr<Journal> journal_;
+  const std::unique_ptr<TakeUpLog> log_;
+};
+
 class TakenUpJobTest : public ::testing::Test {
  protected:
-  TakenUpJobTest() : plan_(*PlanShards(Spec())), sizes_(TakeUpLog::SizesFor(plan_)) {
+  TakenUpJobTest() : plan_(*PlanShards(Spec())) {
     decided_.set_epoch(1);
     decided_.set_step(5);
     decided_.add_groups()->set_lr(0.1);
@@ -39,30 +77,14 @@ class TakenUpJobTest : public ::testing::Test {
   }
   // Of a daemon that was killed behind the decision, and after `last`.
   absl::StatusOr<TakenUpJob> TakeUp(const std::function<void(TakeUpLog&)>& last = [](TakeUpLog&) {}) const {
-    JobMemory::Kept kept;
-    const auto put = [&kept](const std::string& name, int fd) {
-      kept[name] = UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-      return absl::OkStatus();
-    };
-    const std::unique_ptr<JobMemory> memory = *JobMemory::Create(plan_, "job");
-    const std::unique_ptr<Journal> journal = *Journal::Create(sizes_.place_bytes);
-    const std::unique_ptr<TakeUpLog> log = *TakeUpLog::Create(sizes_);
-    EXPECT_TRUE(memory->KeepBy(put).ok());
-    EXPECT_TRUE(journal->WriteDecided(decided_).ok());
+    LeftJob left(Spec(), plan_);
+    EXPECT_TRUE(left.journal().WriteDecided(decided_).ok());
     v1::CommittedRecord facts;
     facts.add_step_counts(4);
     facts.add_trainer_states("before");
-    EXPECT_TRUE(log->Commit(facts, {1, 4, 9}).ok());
-    last(*log);
-    v1::CustodyJob job;
-    job.set_format(1);
-    *job.mutable_spec() = Spec();
-    job.set_plan_digest(plan_.digest);
-    const std::unique_ptr<Slab> record = *MakeCustodyRecord(kCustodyJobName, job);
-    EXPECT_TRUE(put(kCustodyJobName, record->fd()).ok());
-    EXPECT_TRUE(put(kCustodyJournalName, journal->fd()).ok());
-    EXPECT_TRUE(put(kCustodyLogName, log->fd()).ok());
-    return ReadTakenUpJob(std::move(kept), {{}, [](int) { return SlabPlace(); }});
+    EXPECT_TRUE(left.log().Commit(facts, {1, 4, 9}).ok());
+    last(left.log());
+    return left.TakeUp();
   }
   void ExpectDamaged(const absl::StatusOr<TakenUpJob>& job, const std::string& text) {
     EXPECT_EQ(job.status().code(), absl::StatusCode::kDataLoss) << job.status();
@@ -70,7 +92,6 @@ class TakenUpJobTest : public ::testing::Test {
   }
 
   const ShardPlan plan_;
-  const TakeUpLog::Sizes sizes_;
   v1::DecidedStepRecord decided_;
 };
 
@@ -149,36 +170,20 @@ class LeftSnapshotTest : public ::testing::Test {
     return values[0];
   }
   void TakeUp(const std::function<void(TakeUpLog&)>& last, int format = TakeUpLog::kInCopies) {
-    const TakeUpLog::Sizes sizes = TakeUpLog::SizesFor(plan_);
-    JobMemory::Kept kept;
-    const auto put = [&kept](const std::string& name, int fd) {
-      kept[name] = UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-      return absl::OkStatus();
-    };
-    const std::unique_ptr<JobMemory> memory = *JobMemory::Create(plan_, "job");
-    unused_bytes_ = memory->kept()->size_bytes() - memory->kept()->allocated_bytes();
-    Fill(memory->shards(), 0, kStored);
-    Fill(memory->parameters(), 0, kRead);
-    Fill(memory->optimizer(), 0, kState);
-    Fill(memory->kept(), 0, kOwnShards);
-    Fill(memory->kept(), plan_.memory.shards_bytes, kOwnState);
-    const std::unique_ptr<Journal> journal = *Journal::Create(sizes.place_bytes);
-    const std::unique_ptr<TakeUpLog> log = *TakeUpLog::Create(sizes, format);
-    EXPECT_TRUE(memory->KeepBy(put).ok());
+    LeftJob left(SpecOfTrainers(), plan_, format);
+    JobMemory& memory = left.memory();
+    unused_bytes_ = memory.kept()->size_bytes() - memory.kept()->allocated_bytes();
+    Fill(memory.shards(), 0, kStored);
+    Fill(memory.parameters(), 0, kRead);
+    Fill(memory.optimizer(), 0, kState);
+    Fill(memory.kept(), 0, kOwnShards);
+    Fill(memory.kept(), plan_.memory.shards_bytes, kOwnState);
     v1::CommittedRecord facts;
     facts.add_step_counts(0);
     facts.add_trainer_states("state");
-    EXPECT_TRUE(log->Commit(facts, {1, 4, 9}, TakeUpLog::Counts::kSnapshotBeingTaken).ok());
-    last(*log);
-    v1::CustodyJob job;
-    job.set_format(1);
-    *job.mutable_spec() = SpecOfTrainers();
-    job.set_plan_digest(plan_.digest);
-    const std::unique_ptr<Slab> record = *MakeCustodyRecord(kCustodyJobName, job);
-    EXPECT_TRUE(put(kCustodyJobName, record->fd()).ok());
-    EXPECT_TRUE(put(kCustodyJournalName, journal->fd()).ok());
-    EXPECT_TRUE(put(kCustodyLogName, log->fd()).ok());
-    absl::StatusOr<TakenUpJob> taken = ReadTakenUpJob(std::move(kept), {{}, [](int) { return SlabPlace(); }});
+    EXPECT_TRUE(left.log().Commit(facts, {1, 4, 9}, TakeUpLog::Counts::kSnapshotBeingTaken).ok());
+    last(left.log());
+    absl::StatusOr<TakenUpJob> taken = left.TakeUp();
     ASSERT_TRUE(taken.ok()) << taken.status();
     taken_ = *std::move(taken);
     EXPECT_TRUE(taken_.committed.in_snapshot);

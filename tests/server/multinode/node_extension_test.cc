@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/loop/monotonic_now.h"
+#include "common/clock/monotonic_now.h"
 #include "server/multinode/backwards.h"
 #include "server/multinode/node_coordinator.h"
 #include "tests/server/multinode/node_world.h"

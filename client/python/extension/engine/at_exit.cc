@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
-#include <numeric>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -21,9 +20,7 @@ struct LeftJob {
   std::string name;
   std::vector<std::string> notes;
   std::unique_ptr<Job> job;
-  // A step of which parts are made, and that is to be committed without another one; no groups: there is none.
-  std::vector<shardd_hyperparameters> groups;
-  std::string state;
+  std::unique_ptr<OpenStep> step;  // null: there is none
 };
 
 struct LeftJobs {
@@ -35,19 +32,10 @@ struct LeftJobs {
 LeftJobs* left_jobs = nullptr;
 
 Status CloseLeftStep(LeftJob& left) {
-  if (left.groups.empty()) {
+  if (left.step == nullptr) {
     return Status();
   }
-  std::vector<int32_t> others(left.groups.size());
-  std::iota(others.begin(), others.end(), 0);
-  shardd_step_options options{};
-  options.groups = left.groups.data();
-  options.group_count = static_cast<int32_t>(left.groups.size());
-  options.left_groups = others.data();
-  options.left_group_count = options.group_count;
-  options.state = left.state.data();
-  options.state_bytes = left.state.size();
-  Status status = left.job->StepWith(options);
+  Status status = left.step->Close([&left](const shardd_step_options& options) { return left.job->StepWith(options); });
   return status.ok() ? left.job->WaitStep() : status;
 }
 
@@ -105,11 +93,7 @@ void LeaveToExit(Engine& engine, std::string name, std::vector<std::string> note
   if (!engine.attached().open()) {
     return;
   }
-  LeftJob left{std::move(name), std::move(notes), nullptr, {}, {}};
-  if (engine.open_step_ != nullptr) {
-    left.groups = std::move(engine.open_step_->groups);
-    left.state = std::move(engine.open_step_->state);
-  }
+  LeftJob left{std::move(name), std::move(notes), nullptr, std::move(engine.open_step_)};
   std::exception_ptr failure;
   if (engine.alive()) {
     try {

@@ -1,7 +1,6 @@
 #include "client/python/extension/engine/engine.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "client/python/extension/errors.h"
@@ -101,18 +100,11 @@ void CloseStep(Engine& engine) {
   if (!StepIsOpen(engine)) {
     return;
   }
-  const Engine::OpenStep& open = *engine.open_step_;
-  std::vector<int32_t> left(open.groups.size());
-  std::iota(left.begin(), left.end(), 0);
-  shardd_step_options options{};
-  options.groups = open.groups.data();
-  options.group_count = static_cast<int32_t>(open.groups.size());
-  options.left_groups = left.data();
-  options.left_group_count = options.group_count;
-  options.state = open.state.data();
-  options.state_bytes = open.state.size();
   // One that was not asked for, as where a signal's handler raised, is by the next call.
-  (void)engine.attached_->Step(options, [&engine] { engine.open_step_.reset(); });
+  std::unique_ptr<OpenStep> asked;
+  engine.open_step_->Close([&](const shardd_step_options& options) {
+    (void)engine.attached_->Step(options, [&] { asked = std::move(engine.open_step_); });
+  });
   engine.passes_.Stepped();
   ++engine.steps_;
   engine.forward_since_step_ = false;

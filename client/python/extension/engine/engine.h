@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +36,27 @@ namespace shardd::python {
 
 class ManagedParam;
 class Unit;
+
+// Parts of a step are made, and not committed: what commits it without another update.
+struct OpenStep {
+  std::vector<shardd_hyperparameters> groups;
+  std::string state;
+
+  // Calls `step`, once, with the options of a step that leaves all groups as they are.
+  template <typename Step>
+  auto Close(Step&& step) const {
+    std::vector<int32_t> left(groups.size());
+    std::iota(left.begin(), left.end(), 0);
+    shardd_step_options options{};
+    options.groups = groups.data();
+    options.group_count = static_cast<int32_t>(groups.size());
+    options.left_groups = left.data();
+    options.left_group_count = options.group_count;
+    options.state = state.data();
+    options.state_bytes = state.size();
+    return step(options);
+  }
+};
 
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
@@ -169,11 +191,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool released_ = false;
   bool extension_asked_ = false;
   bool forward_since_step_ = false;  // one whose graph the program may hold
-  // Parts of a step are made, and not committed: what commits it without another update.
-  struct OpenStep {
-    std::vector<shardd_hyperparameters> groups;
-    std::string state;
-  };
   std::unique_ptr<OpenStep> open_step_;
   int64_t steps_ = 0;
   at::Tensor update_counts_;

@@ -1,7 +1,6 @@
 #include "server/collective/nodes/links/peer_gather.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,9 +8,6 @@
 #include "server/peer/peer_links.h"
 
 namespace shardd {
-absl::Time PeerGather::Now() {
-  return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
-}
 
 PeerGather::PeerGather(std::shared_ptr<const ShardPlan> plan, PeerLinks* links, const char* source)
     : plan_(std::move(plan)),
@@ -66,7 +62,7 @@ void PeerGather::Gather(uint64_t generation, int group, uint64_t version, char* 
       message.mutable_pull()->set_group(group);
       message.mutable_pull()->set_version(version);
       pulls.emplace_back(node, std::move(message));
-      transfers_.emplace(next_transfer_++, std::make_shared<Transfer>(Transfer{call, node, Now()}));
+      transfers_.emplace(next_transfer_++, std::make_shared<Transfer>(Transfer{call, node, MonotonicNow()}));
       peers_[static_cast<size_t>(node)].touched = true;
       ++call->waiting;
     }

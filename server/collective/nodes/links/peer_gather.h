@@ -20,10 +20,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/clock/monotonic_now.h"
 #include "common/plan/plan.h"
 #include "server/collective/nodes/links/gather_parts.h"
 #include "server/collective/nodes/node_gather.h"
-#include "server/loop/monotonic_now.h"
 #include "shardd/v1/peer.pb.h"
 
 namespace shardd {
@@ -106,7 +106,6 @@ class PeerGather final : public NodeGather {
     return parts_[static_cast<size_t>(group * row_nodes_ + node - row_first_)];
   }
   bool IsOfRow(int node) const { return node >= row_first_ && node < row_first_ + row_nodes_; }
-  static absl::Time Now();  // CLOCK_MONOTONIC
   int groups() const { return static_cast<int>(plan_->groups.size()); }
 
   // peer_gather_receive.cc: answers to this node's pulls.

@@ -16,7 +16,7 @@ void PeerGather::OnData(int node, const v1::PeerData& header, absl::string_view 
   }
   Peer& peer = peers_[static_cast<size_t>(node)];
   peer.touched = true;
-  peer.heard = Now();
+  peer.heard = MonotonicNow();
   if (const absl::Status status = ReceiveLocked(node, header, elements); !status.ok()) {
     FailLocked(absl::Status(status.code(), absl::StrCat("node ", node, ", transfer ", header.sequence(), ": ",
                                                         status.message(), "; nodes must have the same plan")));

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "common/clock/monotonic_now.h"
 #include "server/observe/log.h"
 
 namespace shardd {
@@ -204,7 +205,7 @@ void NcclExchange::Run() {
     const auto has_work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return HasWorkLocked(); };
     mutex_.AwaitWithTimeout(absl::Condition(&has_work), under_way_ > 0 ? kAskInterval : absl::InfiniteDuration());
     RefuseWaiting();
-    if (under_way_ > 0 && absl::Now() - asked_library_ > kAskInterval) AskLibrary();
+    if (under_way_ > 0 && MonotonicNow() - asked_library_ > kAskInterval) AskLibrary();
     if (!ends_ && refused_.empty() && HasWorkLocked()) Step();
   }
 }
@@ -218,7 +219,7 @@ void NcclExchange::RefuseWaiting() {
 }
 
 void NcclExchange::AskLibrary() {
-  asked_library_ = absl::Now();
+  asked_library_ = MonotonicNow();
   const Communicators asked = communicators_;
   mutex_.Unlock();
   absl::Status status;
@@ -312,11 +313,11 @@ void NcclExchange::UseOrMake() {
   }
   const Communicators made = being_made_;
   mutex_.Unlock();
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   absl::Status status = NcclCommunicator::Join(made);
   mutex_.Lock();
   if (status.ok() && being_made_ == made) status = Greet(made);
-  const absl::Duration took = absl::Now() - begin;
+  const absl::Duration took = MonotonicNow() - begin;
   if (being_made_ != made) return;  // dropped meanwhile, because it was to end
   being_made_.clear();
   if (!status.ok()) {

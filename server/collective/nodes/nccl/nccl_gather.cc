@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/clock/monotonic_now.h"
 #include "common/plan/node_part.h"
 #include "server/collective/local/fan_out.h"
-#include "server/loop/monotonic_now.h"
 #include "server/peer/peer_links.h"
 
 namespace shardd {

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/clock/deadline.h"
 #include "server/collective/nodes/links/piece_cut.h"
 #include "server/collective/nodes/nccl/nccl_exchange.h"
 
@@ -105,14 +106,14 @@ absl::Status NcclExchange::Greet(const Communicators& made) {
         },
         give_up);
   }
-  const absl::Time limit = absl::Now() + options_.communicators.limit;
+  const Deadline limit = Deadline::In(options_.communicators.limit);
   mutex_.Lock();
   const auto is_told = [greeted] { return greeted->has_value(); };
   while (!mutex_.AwaitWithTimeout(absl::Condition(&is_told), kAskInterval)) {
     mutex_.Unlock();
     absl::Status status;
     for (const auto& communicator : made) status.Update(communicator->Ask());
-    if (status.ok() && absl::Now() > limit) status = absl::DeadlineExceededError("greeting the other nodes");
+    if (status.ok() && limit.HasPassed()) status = absl::DeadlineExceededError("greeting the other nodes");
     if (!status.ok()) give_up(status);
     mutex_.Lock();
   }

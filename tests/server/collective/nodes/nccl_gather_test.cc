@@ -3,7 +3,7 @@
 #include "server/collective/nodes/nccl/nccl_gather.h"
 
 #include "absl/strings/match.h"
-#include "server/loop/monotonic_now.h"
+#include "common/clock/monotonic_now.h"
 #include "tests/server/collective/nodes/gather_world.h"
 
 namespace shardd::testing {

@@ -1,7 +1,7 @@
 #include "server/job/step/commits.h"
 
+#include "common/clock/monotonic_now.h"
 #include "server/job/membership/silence.h"
-#include "server/loop/monotonic_now.h"
 #include "tests/server/job/commits_fixture.h"
 
 namespace shardd {

@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_LOOP_MONOTONIC_NOW_H_
-#define SHARDD_SERVER_LOOP_MONOTONIC_NOW_H_
+#ifndef SHARDD_COMMON_CLOCK_MONOTONIC_NOW_H_
+#define SHARDD_COMMON_CLOCK_MONOTONIC_NOW_H_
 
 #include "absl/time/time.h"
 
@@ -10,4 +10,4 @@ absl::Time MonotonicNow();
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_LOOP_MONOTONIC_NOW_H_
+#endif  // SHARDD_COMMON_CLOCK_MONOTONIC_NOW_H_
