@@ -300,6 +300,7 @@ void Core::Extending::Start(Core* core, const std::shared_ptr<JobCore>& job,
         answer(status);
         return;
       }
+      if (self->goes_on() && job.extensions().widens() && !MayBeWidened(job)) return;  // for which nobody waits
       if (!job.nodes().over_nodes() || job.extensions().widens() || !self->goes_on()) {
         answer(self->TakePlace(init.get(), /*decided=*/false));
         return;

@@ -7,6 +7,7 @@
 #include "common/plan/node_part.h"
 #include "common/plan/whole_params.h"
 #include "server/job/job_core.h"
+#include "server/job/nodes/state_transfers.h"
 #include "server/loop/monotonic_now.h"
 #include "server/session/session.h"
 
@@ -133,6 +134,13 @@ void JobCore::Widen(std::shared_ptr<const Extension> extension, int as, Extensio
           {});
   }
   Advance();
+}
+
+bool MayBeWidened(JobCore& job) {
+  if (!job.nodes().states().has_come()) return true;
+  (void)job.extensions().PutOffWidening(MonotonicNow(), /*pause=*/absl::ZeroDuration(), /*counts=*/false);
+  job.Advance();
+  return false;
 }
 
 }  // namespace shardd

@@ -11,6 +11,7 @@
 
 namespace shardd {
 
+class JobCore;
 struct SlabPointers;
 
 // Copies parameters, their cast copies and optimizer state, of all replicas' copies, from the slabs of one plan to
@@ -20,6 +21,10 @@ struct SlabPointers;
 using CopyBetweenSlabs = std::function<void(char* to, const char* from, int64_t size_bytes)>;
 void CopyExtended(const ShardPlan& from, const SlabPointers& source, const ShardPlan& to, const SlabPointers& target,
                   const CopyBetweenSlabs& copy);
+
+// What the `build` of JobCore::Widen was called for is built. False: the state that this node lacked has come
+// meanwhile, and maybe nobody else has it any more. It is restored first; then `build` is called again.
+bool MayBeWidened(JobCore& job);
 
 }  // namespace shardd
 

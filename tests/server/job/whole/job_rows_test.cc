@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "server/job/job_extend.h"
+#include "server/job/nodes/state_transfers.h"
 #include "tests/server/job/job_nodes_fixture.h"
 
 namespace shardd {
@@ -310,6 +312,30 @@ TEST_F(JobRowsLost, ANodeThatIsSentItsStateBecomesWhatOthersAre) {
     EXPECT_EQ(built, 1);
   });
   wire_.Drop(nullptr);
+}
+
+// Its sender may be gone by the time at which that is built, and then nobody else has it.
+TEST_F(JobRowsLost, AStateThatComesWhileTheJobIsWidenedIsRestoredFirst) {
+  Begin();
+  TrainsTo(1);
+  wire_.Drop([&](int to, const v1::PeerMessage& message) { return to == 3 && message.has_state(); });
+  ASSERT_NO_FATAL_FAILURE(Replace({3}));
+  ASSERT_TRUE(Until([&] { return job(3).nodes().fetching(); }));
+  int builds = 0;
+  OnLoop([&] {
+    auto extension = std::make_shared<Extension>();
+    extension->what = "parameter \"f\"";
+    job(3).Widen(extension, /*as=*/0, [&](const auto&, const auto&) { ++builds; });
+    EXPECT_TRUE(MayBeWidened(job(3))) << "the rest of it may never come";
+  });
+  wire_.Drop(nullptr);
+  OnLoop([&] { job(3).CheckSilence(MonotonicNow() + absl::Minutes(3)); });
+  ASSERT_TRUE(Until([&] { return job(3).nodes().states().has_come(); }));
+  EXPECT_EQ(builds, 1);
+  OnLoop([&] { EXPECT_FALSE(MayBeWidened(job(3))); });
+  EXPECT_TRUE(Until([&] { return builds == 2; })) << "behind the restore";
+  EXPECT_EQ(job(3).committed().version(), 2u);
+  EXPECT_EQ(Held(3), Held(1));
 }
 
 // With it goes what all have: the job ends, and says where it was.
