@@ -53,6 +53,7 @@ void NodeMember::Fetch(int from, const v1::PeerMessage::Begin& begin) {
     return;
   }
   promised_ = promised_values_ = false;
+  if (!begin.has_decided()) decided_.Clear();  // it is of the attempt that is dropped here
   adopting_ = 0;
   told_ = true;
   search_.Begin(from, begin);

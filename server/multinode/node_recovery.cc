@@ -42,7 +42,8 @@ bool IsOfAnother(const v1::PeerMessage::Holds& holds, uint64_t version, uint64_t
 }  // namespace
 
 void NodeCoordinator::TakeUp(v1::PeerMessage::Holds own) {
-  generation_ = std::max(generation_, own.generation());
+  // A job that takes another's place begins generations anew, and has what was made in the other's.
+  generation_ = std::max({generation_, own.generation(), own.version_generation()});
   nodes_[0].has_state = own.initialized();
   nodes_[0].holds = std::move(own);
 }
@@ -113,8 +114,9 @@ absl::Status NodeCoordinator::CheckHolds(int node, const v1::PeerMessage::Holds&
   const bool decided = !holds.has_decided() || holds.decided().step() == holds.step();
   // Of rows, a node says it again when it has been sent its state, which node 0 may not know of.
   const bool twice = from.holds.has_value() && (!HasRows(*plan_) || IsBehind(holds, *from.holds));
-  if (node == 0 || !from.up || twice || holds.generation() > kMaxGeneration || holds.step() < 0 ||
-      holds.step() > kMaxUpdates || (holds.step() > 0 && !holds.initialized()) || !held || !decided || !finished) {
+  if (node == 0 || !from.up || twice || holds.generation() > kMaxGeneration ||
+      holds.version_generation() > kMaxGeneration || holds.step() < 0 || holds.step() > kMaxUpdates ||
+      (holds.step() > 0 && !holds.initialized()) || !held || !decided || !finished) {
     return absl::InvalidArgumentError(
         absl::StrCat(NodeText(node), " said what it cannot have, or said it twice (got step ", holds.step(),
                      holds.initialized() ? "" : " and no parameters", ", decided step ", holds.decided().step(),
@@ -144,8 +146,9 @@ void NodeCoordinator::OnHolds(int node, const v1::PeerMessage::Holds& holds) {
     }
   }
   // Of an earlier daemon of node 0: one with the same number would not be told from it.
-  if (holds.generation() > generation_ || (!initialized_ && holds.generation() == generation_)) {
-    generation_ = holds.generation();
+  const uint64_t theirs = std::max(holds.generation(), holds.version_generation());
+  if (theirs > generation_ || (!initialized_ && theirs == generation_)) {
+    generation_ = theirs;
     NextGeneration(absl::AbortedError(
         absl::StrCat(NodeText(node), " has been in a later generation than node 0, whose daemon is a new one")));
   }

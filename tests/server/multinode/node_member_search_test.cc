@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,7 +62,9 @@ class NodeMemberSearchTest : public ::testing::Test, protected testing::MemberLi
     begin.set_version_generation(agreed_in);
     HearBehind(left, /*own_step=*/0, std::move(begin));
   }
-  void HearBehind(const NodeLeft& left, int64_t own_step, v1::PeerMessage::Begin heard) {
+  void HearBehind(
+      const NodeLeft& left, int64_t own_step, v1::PeerMessage::Begin heard,
+      const std::function<void(NodeMember&)>& then = [](NodeMember&) {}) {
     loop_.RunAndWait([&] {
       initialized_ = true;
       step_ = own_step;
@@ -78,6 +81,7 @@ class NodeMemberSearchTest : public ::testing::Test, protected testing::MemberLi
       heard.set_initialized(true);
       *message.mutable_begin() = heard;
       member.OnMessage(0, message);
+      then(member);
       member.Stop();
       aborted_ = &member_;
     });
@@ -137,6 +141,27 @@ class NodeMemberSearchTest : public ::testing::Test, protected testing::MemberLi
   int aborts_ = 0;
   std::vector<std::string> closed_;
 };
+
+// Node 0 does not know what was decided in the one that counts, so this node says nothing of it either.
+TEST_F(NodeMemberSearchTest, WhatADroppedAttemptDecidedIsNotSaidAnyMore) {
+  NodeLeft left;
+  left.decided.set_step(3);
+  left.decided.set_generation(7);
+  version_ = 4;
+  version_generation_ = 7;
+  v1::PeerMessage::Begin begin;
+  begin.set_decided_step(3);
+  begin.set_version(4);
+  begin.set_version_generation(8);
+  HearBehind(left, /*own_step=*/3, begin, [this](NodeMember& member) {
+    ASSERT_TRUE(member.fetching());
+    member.search()->Came(3, 4, 8);
+    member.OnDown(0, absl::UnavailableError("reset by peer"));
+    member.OnUp(0);
+    EXPECT_EQ(LastHolds().version_generation(), 8u);
+    EXPECT_FALSE(LastHolds().has_decided());
+  });
+}
 
 // A machine that was cut off, and replaced for a while, has promised the step in an attempt that was given up.
 TEST_F(NodeMemberSearchTest, APromiseMakesTheStepOfItsOwnAttemptAlone) {

@@ -108,6 +108,19 @@ class NodeRecoveryTest : public ::testing::Test {
   std::unique_ptr<NodeCoordinator> coordinator_;
 };
 
+// A job that takes another's place begins generations anew, by a clock that may be behind an earlier node 0's.
+TEST_F(NodeRecoveryTest, GenerationsAreLaterThanTheOneInWhichAnythingWasMade) {
+  Up(1, HoldsVersion(4, 6, /*made_in=*/2 * kFirst));
+  Up(2, HoldsVersion(4, 6, /*made_in=*/2 * kFirst));
+  EXPECT_GT(coordinator_->generation(), 2 * kFirst);
+}
+
+TEST_F(NodeRecoveryTest, GenerationsAreLaterThanWhatNode0HasItself) {
+  coordinator_->TakeUp(HoldsVersion(4, 6, /*made_in=*/2 * kFirst).holds());
+  for (const int node : {1, 2}) Up(node, HoldsVersion(4, 6, /*made_in=*/0));
+  EXPECT_GT(coordinator_->generation(), 2 * kFirst);
+}
+
 TEST_F(NodeRecoveryTest, TheLatestStepIsTakenWhenAllHaveBeenHeard) {
   Up(1, Holds(4));
   EXPECT_EQ(Sent(1), "waits ");
