@@ -291,8 +291,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
       elsewhere_bytes(memory->gradients(), want.gradients_bytes, want.held_gradients_bytes);
   memory->elsewhere_bytes_ = elsewhere_bytes(memory->shards(), want.shards_bytes, want.held_shards_bytes) +
                              elsewhere_bytes(memory->optimizer(), want.optimizer_bytes, want.held_optimizer_bytes) +
-                             want.parameters_bytes - want.held_parameters_bytes + want.kept_bytes -
-                             want.held_kept_bytes + memory->elsewhere_gradients_bytes_;
+                             want.parameters_bytes - want.held_parameters_bytes + memory->elsewhere_gradients_bytes_;
   return memory;
 }
 

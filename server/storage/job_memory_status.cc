@@ -30,11 +30,12 @@ void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
 int64_t JobMemory::allocated_bytes() const {
   int64_t total = 0;
   for (const JobSlab* slab : {shards(), parameters(), gradients(), optimizer(), pool(), staging(),
-                              static_cast<const JobSlab*>(gather_staging_.get()), kept(), old_values(),
+                              static_cast<const JobSlab*>(gather_staging_.get()), old_values(),
                               static_cast<const JobSlab*>(workspace_.get())}) {
     total += slab == nullptr ? 0 : slab->size_bytes();
   }
-  return total - elsewhere_bytes_;
+  // Shards of the snapshot may come later, or never.
+  return total - elsewhere_bytes_ + (kept() == nullptr ? 0 : kept()->allocated_bytes());
 }
 
 int64_t JobMemory::given_back_bytes() const {

@@ -105,5 +105,14 @@ TEST_F(SnapshotMemoryTest, IsReservedForShardsThatASnapshotHasNot) {
   EXPECT_EQ(Reserved(), before - kShardsBytes);
 }
 
+TEST_F(SnapshotMemoryTest, ShardsThatASnapshotHasNotAreNotSaidToBeAllocated) {
+  const JobMemory& memory = job_->memory();
+  int64_t whole_bytes = memory.kept()->size_bytes();
+  for (const auto& [fd, slab] : memory.mapped()) whole_bytes += slab == nullptr ? 0 : slab->size_bytes();
+  EXPECT_EQ(memory.allocated_bytes(), whole_bytes - kShardsBytes);
+  std::memset(memory.kept()->At(0), 1, kShardsBytes);
+  EXPECT_EQ(memory.allocated_bytes(), whole_bytes);
+}
+
 }  // namespace
 }  // namespace shardd
