@@ -8,6 +8,7 @@
 #include "common/plan/node_part.h"
 #include "common/plan/whole_params.h"
 #include "server/job/job_core.h"
+#include "server/job/nodes/state_transfers.h"
 #include "server/session/session.h"
 
 namespace shardd {

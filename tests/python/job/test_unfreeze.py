@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import pytest
 import torch
 
-from cluster import run_ranks
+from cluster import Cluster, run_ranks
 from job import unfreeze_scenarios
+from kept_daemon import kept_daemon
 from torchrun import Run, relaunched, torchrun
 from training import resume_scenarios
 
@@ -92,3 +94,24 @@ def test_a_job_closed_while_it_is_unfrozen_does_not_begin_anew(impl: str) -> Non
     gone = [error for error in errors if "had committed values and is gone" in error]
     # A rank that still attaches is told that the one who knows has left.
     assert gone and all(error in gone or "the rank detached" in error for error in errors), errors
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_daemon_that_dies_inside_an_unfreezing_costs_nothing(deaths: int) -> None:
+    with (
+        kept_daemon() as daemon,
+        daemon.restarted(),
+        tempfile.TemporaryDirectory() as folder,
+        Cluster(2, folder, daemon.environment) as cluster,
+    ):
+        for rank in range(2):
+            cluster.start(unfreeze_scenarios.through_deaths, rank, (5, deaths))
+        codes = cluster.wait(180)
+        assert not any(codes.values()), "\n".join([daemon.log(), *(cluster.log(rank) for rank in range(2))])
+        results = [cluster.result(rank) for rank in range(2)]
+    want = run_ranks(unfreeze_scenarios.through_deaths, 2, 5, 0)
+    for got, undisturbed in zip(results, want, strict=True):
+        assert got["left"] == 0
+        assert got["losses"] == undisturbed["losses"]
+        for name, value in undisturbed["parameters"].items():
+            assert torch.equal(got["parameters"][name], value), name

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -178,3 +181,43 @@ def closed_in_between(impl: str) -> str:
             optimizer.add_param_group({"params": list(model.layers[2].parameters())})
 
     return error_of_steps(model, optimizer, range(4), begin)
+
+
+def through_deaths(count: int, deaths: int) -> dict[str, Any]:
+    """The daemon is killed so often when this rank, the first, has attached to the job that trains more, and does so again."""
+    import shardd.torch
+    from shardd.torch import fully_shard, ride
+    from shardd.torch._job.opening import Opening
+    from shardd.torch.optim import AdamW
+
+    fill, left, rank = Opening._fill, [deaths if dist.get_rank() == 0 else 0], dist.get_rank()
+
+    def fill_behind_death(opening: Any, job: Any) -> None:
+        if opening.memory is not None and left[0] > 0:
+            left[0] -= 1
+            pid = int(Path(os.environ["SHARDD_TEST_DAEMON_PID"]).read_text())
+            daemon = os.pidfd_open(pid)
+            os.kill(pid, signal.SIGKILL)
+            select.select([daemon], [], [], 20)
+            os.close(daemon)
+        fill(opening, job)
+
+    Opening._fill = fill_behind_death  # type: ignore[method-assign]
+    case = Case(freeze=_FROZEN)
+    model = build(case)
+    shard(model, case, fully_shard)
+    optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses: list[float] = []
+    for step in shardd.torch.steps(count):
+        with step:
+            if step.resumed:
+                losses = step.state or []
+            if step == 2 and not model.layers[2].up.weight.requires_grad:
+                STAGES[0].begin(model, optimizer)
+            loss = loss_of(model, step, 0, rank)
+            loss.backward()
+            ride([*losses, loss.item()])
+            optimizer.step()
+            optimizer.zero_grad()
+            losses = [*losses, loss.item()]
+    return {"losses": losses, "parameters": {n: _whole(p) for n, p in model.named_parameters()}, "left": left[0]}

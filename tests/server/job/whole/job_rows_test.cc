@@ -9,6 +9,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "server/job/job_extend.h"
+#include "server/job/nodes/state_transfers.h"
 #include "tests/server/job/job_nodes_fixture.h"
 
 namespace shardd {

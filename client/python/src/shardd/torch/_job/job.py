@@ -59,6 +59,8 @@ class TorchJob(Refusals):
         self.owners: list[tuple[int, int] | None] = []
         self.stepped: set[int] = set()  # of several: numbers of those that have stepped since the last commit
         self.closed = False
+        # Opens the job that takes this one's place, which an abort has ended for now; None: no other job does.
+        self.open_unfrozen: Callable[[], TorchJob] | None = None
         self.resumed_step = 0
         self.replaced_step = 0  # committed by an earlier attempt, and replaced by what the program has loaded
         # Weak, as is the root: the daemon's job lives no longer than the model.

@@ -14,7 +14,6 @@ from shardd.torch._job import spec
 from shardd.torch._job.beside import differing_steps
 from shardd.torch._job.binding import bind, weakly
 from shardd.torch._job.description import Description
-from shardd.torch._job.gradient_moves import GradientMoves
 from shardd.torch._job.initial_values import drop_initial_values, initial_values, write_values
 from shardd.torch._job.job import TorchJob, job_of
 from shardd.torch._job.job_optimizer import JobOptimizer, job_optimizers_of
@@ -36,7 +35,7 @@ from shardd.torch._torch_optimizers.optimizer_state import OptimizerMemory
 from shardd.torch._units.names import WRAPPED_MODULE
 from shardd.torch._units.state import ShardState
 
-__all__ = ["register", "unfreeze"]
+__all__ = ["Attempt", "Opening", "optimizers_of", "register", "settle_grace"]
 
 logger = logging.getLogger("shardd.torch")
 
@@ -44,7 +43,7 @@ _NAMELESS_GRACE_MS = 60_000  # of a job that no other process can find; its rank
 
 
 @dataclass(frozen=True)
-class _Attempt:
+class Attempt:
     """A registration that is tried again where an abort has ended it, as the same job."""
 
     index: str  # which one of the model's it is
@@ -53,7 +52,7 @@ class _Attempt:
     existed: bool = False  # it had values, in whose place this process has none any more
 
 
-_aborted: weakref.WeakKeyDictionary[ShardState, _Attempt] = weakref.WeakKeyDictionary()
+_aborted: weakref.WeakKeyDictionary[ShardState, Attempt] = weakref.WeakKeyDictionary()
 
 
 def register(root: ShardState) -> TorchJob:
@@ -61,6 +60,8 @@ def register(root: ShardState) -> TorchJob:
     job = job_of(root)
     if job is not None and job.alive:
         return job
+    if job is not None and job.open_unfrozen is not None:
+        return job.open_unfrozen()
     for state in root._state_ctx.all_states:
         assert state._unit is not None
         state._unit.lazy_init()
@@ -68,7 +69,7 @@ def register(root: ShardState) -> TorchJob:
     assert unit is not None
     ranks = ranks_of(unit.mesh_info)
     # One that an abort has ended is tried again as the same job, as its other ranks do.
-    attempt = _aborted.pop(root, None) or _Attempt(root._next_registration())
+    attempt = _aborted.pop(root, None) or Attempt(root._next_registration())
     with Pending(attempt.index, ranks.members, ranks.rank, lambda: _names_of(root)) as pending:
         try:
             job = _register_as(root, attempt, ranks)
@@ -88,18 +89,18 @@ def _names_of(root: ShardState) -> list[str]:
     return [name.replace(f"{WRAPPED_MODULE}.", "").lstrip(".") for name in names]
 
 
-def _register_as(root: ShardState, attempt: _Attempt, ranks: JobRanks) -> TorchJob:
+def _register_as(root: ShardState, attempt: Attempt, ranks: JobRanks) -> TorchJob:
     if attempt.identity is None:
         identity = identify(attempt.index, ranks)
         attempt = replace(attempt, identity=identity, of_earlier=identity.resumes)
     else:
         identity = attempt.identity
-    optimizers = _optimizers_of(root)
+    optimizers = optimizers_of(root)
     agree_on_rows(root, attempt.index, ranks)
     description = spec.describe(root, identity.name, ranks.local_world, optimizers, ranks.addresses)
     publish_attributes(identity.name, ranks.rank, root.attributes)
     with Progress(f'job "{identity.name}"', shown=ranks.rank == 0) as progress:
-        opening = _Opening(root, attempt, identity, description, ranks, optimizers, progress)
+        opening = Opening(root, attempt, identity, description, ranks, optimizers, progress)
         try:
             job = opened(ranks, opening.open)
         except errors.StepAborted:
@@ -115,57 +116,7 @@ def _register_as(root: ShardState, attempt: _Attempt, ranks: JobRanks) -> TorchJ
     return job
 
 
-def unfreeze(root: ShardState) -> TorchJob:
-    """Returns the job that trains what is trained now: a new one in the place of the model's, or the same where it does already.
-
-    Values, optimizer state and committed steps stay; gradients that are shown stay with their parameters.
-    """
-    job = job_of(root)
-    assert job is not None
-    optimizers = _optimizers_of(root, anew=True)
-    other = _has_other_optimizer(job, optimizers)
-    if other or not optimizers or job.on_gpu:
-        job.refuse_on_nodes("unfreeze", "do it before the first forward, or on CPUs with the daemon's optimizers")
-    gradients = GradientMoves(job.fsdp_params())
-    if other:
-        root._register_again(state_is_lost=False)  # nothing where the choice has given the job up
-        successor = register(root)
-        gradients.place()
-        return successor
-    engine, memory = job.engine, job.memory
-    assert engine is not None and memory is not None
-    description = spec.describe(root, job.name, job.ranks.local_world, optimizers, job.ranks.addresses)
-    _settle_grace(description, job.ranks)  # the job's own, which must not change
-    with Progress(f'job "{job.name}"', shown=job.ranks.rank == 0) as progress:
-        progress.doing("waiting for the other ranks to unfreeze parameters")
-        # Where this rank has asked before, and has attached since, its answer was lost.
-        answer_was_lost = engine.info()["trains_more"]
-        if not answer_was_lost and not engine.extend(json.dumps(description.spec)):
-            for optimizer in optimizers:  # its groups have changed
-                optimizer.adopt_job(job, False)
-            return job
-        job.end(finished=False)
-        identity = Identity(job.name, resumes=True)
-        try:
-            again = _Opening(root, _Attempt(""), identity, description, job.ranks, optimizers, progress, memory)
-            successor = opened(job.ranks, again.open)
-            if not answer_was_lost:  # else they are of an attempt that has ended
-                gradients.place()
-            return successor
-        except BaseException:
-            job.closed = True  # not to be registered under another name, without what is committed
-            raise
-
-
-def _has_other_optimizer(job: TorchJob, optimizers: list[JobOptimizer]) -> bool:
-    """Whether the job was made for another one of torch's optimizers than the one whose steps the daemon is to make now."""
-    if not job.optimizers:
-        return bool(optimizers)
-    of_job = job.live_optimizers()
-    return not job.chosen and (len(of_job) != len(job.optimizers) or {*map(id, of_job)} != {*map(id, optimizers)})
-
-
-def _optimizers_of(root: ShardState, anew: bool = False) -> list[JobOptimizer]:
+def optimizers_of(root: ShardState, anew: bool = False) -> list[JobOptimizer]:
     """Returns the daemon's optimizers that have parameters of the model, by the first of these, as on all ranks."""
     params = [id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params]
     places = {param: place for place, param in reversed([*enumerate(params)])}
@@ -176,7 +127,7 @@ def _optimizers_of(root: ShardState, anew: bool = False) -> list[JobOptimizer]:
     return sorted(job_optimizers_of(set(params), anew), key=first)
 
 
-def _settle_grace(description: Description, ranks: JobRanks) -> bool:
+def settle_grace(description: Description, ranks: JobRanks) -> bool:
     """Writes ``graceMs`` where the library's default does not serve; returns whether nobody else forms the job's name."""
     alone = not ranks.several and not environment.value(environment.JOB)
     if alone and not environment.of_launcher() and not environment.value(environment.GRACE):
@@ -185,17 +136,18 @@ def _settle_grace(description: Description, ranks: JobRanks) -> bool:
 
 
 @dataclass
-class _Opening:
+class Opening:
     """Opens a job as it is described, in one attempt or several. ``memory`` is of the job whose place it takes, in this process."""
 
     root: ShardState
-    attempt: _Attempt
+    attempt: Attempt
     identity: Identity
     description: Description
     ranks: JobRanks
     optimizers: list[JobOptimizer]
     progress: Progress
     memory: OptimizerMemory | None = None
+    attached: bool = False  # since the last ``open``
     _found: bool = False  # by this attempt
 
     @property
@@ -206,7 +158,9 @@ class _Opening:
     def open(self) -> TorchJob:
         started = time.monotonic()
         self.progress.doing("attaching")
+        self.attached = False
         job = TorchJob(self.root, self._attach(), self.description, self.ranks)
+        self.attached = True
         job.notes.index = self.attempt.index
         try:
             self._fill(job)
@@ -228,7 +182,7 @@ class _Opening:
                 "register model: it is on a GPU and ranks are threads of this process, whose streams would wait for one "
                 "another; make ranks processes"
             )
-        alone = _settle_grace(self.description, self.ranks)
+        alone = settle_grace(self.description, self.ranks)
         who = (json.dumps(self.description.spec), self.ranks.local_rank, self.ranks.node, "", self.identity.resumes,
                environment.timeout_ms(), gpu, alone)  # fmt: skip
         return after_dropped_left(lambda: _C.Engine.attach(*who))  # the memory may be theirs

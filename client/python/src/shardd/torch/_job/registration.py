@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shardd.torch._job import opening
+from shardd.torch._job import opening, unfreezing
 from shardd.torch._job.meshes import settle_rows
 from shardd.torch._process.torch_versions import find_states
 from shardd.torch._units import precision_hooks
@@ -37,7 +37,7 @@ def _register(state: ShardState, unfreeze: bool) -> None:
             raise RuntimeError("use of a fully sharded module: its job was closed; make the model anew")
         if not any(other._unit is not None and other._unit.fsdp_params for other in root._state_ctx.all_states):
             return  # as PyTorch: the modules run as they are
-        job = opening.unfreeze(root) if unfreeze and root._job is not None else opening.register(root)
+        job = unfreezing.unfreeze(root) if unfreeze and root._job is not None else opening.register(root)
     for member in (*root._state_ctx.all_states, state):
         assert isinstance(member, ShardState)
         member._job = job

@@ -70,12 +70,15 @@ def ride(state: Any) -> None:
 
 def reattach(module: nn.Module | None = None) -> tuple[int, Any]:
     """After ``shardd.StepAborted`` or ``shardd.Unavailable``: attaches again; as ``resume``. Gradients are dropped."""
+    before = job_of(root_of(module))
     job = registered_job(module)
     assert job.engine is not None
     job.refuse_tensor_parallel("reattach", "restart all ranks, as torchrun does, and call resume")
     # Their gathers go through the process group, which has lost the rank too.
     job.refuse_subclasses("reattach", "restart all ranks, as torchrun does, and call resume")
     job.refuse_several_meshes("reattach", "restart all ranks, as torchrun does, and call resume")
+    if job is not before:  # what was aborted had not attached, and this has
+        return resume(module)
     with Progress(f'job "{job.name}"', shown=job.ranks.rank == 0) as progress:
         progress.doing("attaching again, with every rank")
         try:
@@ -89,9 +92,8 @@ def reattach(module: nn.Module | None = None) -> tuple[int, Any]:
 
 def lost_nothing(module: nn.Module | None = None) -> bool:
     """Whether the abort is of a daemon that stopped behind this rank's last step: then no rank has died."""
-    job = registered_job(module)
-    assert job.engine is not None
-    return bool(job.engine.info()["lost_nothing"])
+    job = job_of(root_of(module))
+    return job is not None and job.engine is not None and bool(job.engine.info()["lost_nothing"])
 
 
 def commit(module: nn.Module | None = None) -> None:
