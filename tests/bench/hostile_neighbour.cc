@@ -28,7 +28,6 @@ namespace {
 namespace http2 = faults::http2;
 
 constexpr int kRanks = 60;
-constexpr int kWide = 100'000;  // parameters
 constexpr int kFloods = 20;
 constexpr int kConnections = 10'000;
 constexpr char kMethod[] = "/shardd.v1.JobsService/GetDaemon";
@@ -36,6 +35,12 @@ constexpr char kMethod[] = "/shardd.v1.JobsService/GetDaemon";
 absl::Duration AttackTime() {
   const char* ms = std::getenv("SHARDD_BENCH_ATTACK_MS");
   return absl::Milliseconds(ms == nullptr ? 200 : std::atoi(ms));
+}
+
+// Parameters of the job that is asked about.
+int Wide() {
+  const char* params = std::getenv("SHARDD_BENCH_WIDE");
+  return params == nullptr ? 100'000 : std::atoi(params);
 }
 
 std::string PathOf(const std::string& address) { return std::string(absl::StripPrefix(address, "unix:")); }
@@ -79,7 +84,8 @@ class HostileRanks {
   void EnterWide(const std::string& address) {
     clients_.clear();
     v1::JobSpec spec = NextSpec();
-    for (int i = 0; i < kWide; ++i) {
+    const int wide = Wide();
+    for (int i = 0; i < wide; ++i) {
       v1::Parameter& parameter = *spec.mutable_tree()->mutable_modules(0)->add_parameters();
       parameter.set_name(absl::StrCat("wide", i));
       parameter.set_dtype(v1::DTYPE_FLOAT32);

@@ -5,7 +5,7 @@
 //
 // The neighbour is a process of its own, this program again (main). SHARDD_BENCH_NEIGHBOUR_MIB: parameters, gradients
 // and moments of its job together (64 when not set; figures are taken with 2048). SHARDD_BENCH_ACTS: how often it acts
-// (5).
+// (5). SHARDD_BENCH_WIDE: parameters of the job that hostile clients ask about (100,000).
 
 #include <benchmark/benchmark.h>
 #include <poll.h>

@@ -31,24 +31,25 @@ class DaemonDeath : public KeptCluster {
                                  shardd.parent_path().parent_path() / "deadly/bin/shardd");
     ASSERT_EQ(dying.process().Wait(), 1000 + SIGKILL) << "at write " << nth;
   }
-  // Until the rank has ended, or the daemon has died so often.
-  void KillAgainAndAgain(testing::Child& rank, int most, int64_t most_steps_lost) {
+  // The daemon dies so often while the rank trains. REQUIRES: ranks were started with UntilEnough.
+  void KillAgainAndAgain(testing::Child& rank, int kills, int64_t most_steps_lost) {
     ASSERT_TRUE(testing::PollUntil([this] { return Committed() >= 2; }));
     std::mt19937 random(static_cast<unsigned>(testing::LongRun("SHARDD_DEATH_SEED", 17)));
-    int kills = 0;
-    for (; kills < most && !rank.Ended(); ++kills) {
+    for (int kill = 0; kill < kills; ++kill) {
       absl::SleepFor(absl::Microseconds(1000 + random() % 60000));
       const int64_t before = Committed();
       KillDaemon();
       StartKept();
       if (HasFatalFailure()) return;
-      EXPECT_GE(Committed(), before - most_steps_lost) << "kill " << kills;
+      EXPECT_GE(Committed(), before - most_steps_lost) << "kill " << kill;
     }
-    EXPECT_GE(kills, most / 2) << "the ranks were too fast";
+    EXPECT_FALSE(rank.Ended());
+    SayEnough();
   }
   // REQUIRES: a custodian runs.
-  void KillWhereRanksTrain(const Args& args, int kills, int64_t most_steps_lost = 0) {
+  void KillWhereRanksTrain(const Args& what, int kills, int64_t most_steps_lost = 0) {
     StartKept();
+    const Args args = UntilEnough(what);
     std::vector<testing::Child> ranks = StartRanks(args);
     KillAgainAndAgain(ranks[0], kills, most_steps_lost);
     ExpectUndisturbed(args, ranks);

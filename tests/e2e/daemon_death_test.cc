@@ -24,9 +24,8 @@ constexpr int kKeepEvery = 3;  // of ranks that update
 int Kills() { return testing::LongRun("SHARDD_DEATHS", 25); }
 
 // By optimizers in the ranks, which look at the values by themselves.
-Args TrainingByRanks(int steps, const char* optimizer) {
-  return {{"steps", absl::StrCat(steps)},
-          {"recover", "1"},
+Args TrainingByRanks(const char* optimizer) {
+  return {{"recover", "1"},
           {"trained", optimizer},
           {"model", "pass"},
           {"trainers_write", "1"},
@@ -39,7 +38,7 @@ Args TrainingByRanks(int steps, const char* optimizer) {
 class DaemonDeathWith : public DaemonDeath, public ::testing::WithParamInterface<const char*> {};
 
 TEST_P(DaemonDeathWith, KillsAtAnyMomentLoseNothing) {
-  const Args args = Training(100 * Kills(), GetParam());
+  const Args args = Training(kUntilEnough, GetParam());
   StartCustodian();
   KillWhereRanksTrain(args, Kills());
 }
@@ -50,7 +49,7 @@ TEST_P(DaemonDeathUnder, KillsLoseNothingOfOtherOptimizers) {
   const int kills = (Kills() + 4) / 5;
   const bool has_momentum = GetParam() == std::string("rmsprop") || GetParam() == std::string("centered_rmsprop");
   const char* const momentum = has_momentum ? "0.9" : "0";
-  const Args args = Training(60 * kills, GetParam()).With({{"momentum", momentum}, {"lr", "0.003"}});
+  const Args args = Training(kUntilEnough, GetParam()).With({{"momentum", momentum}, {"lr", "0.003"}});
   StartCustodian();
   KillWhereRanksTrain(args, kills);
 }
@@ -60,7 +59,7 @@ class DaemonDeathOfWhole : public DaemonDeath, public ::testing::WithParamInterf
   // `optimizer`: as Args say which.
   void KillWhereRanksTrainWith(const char* optimizer) {
     StartCustodian();
-    KillWhereRanksTrain(Training(60 * Kills())
+    KillWhereRanksTrain(Training(kUntilEnough)
                             .With({{optimizer, "1"},
                                    {"world", "3"},
                                    {"parts", GetParam()},
@@ -88,7 +87,7 @@ class DaemonDeathBetween : public DaemonDeath, public ::testing::WithParamInterf
 
 TEST_P(DaemonDeathBetween, PartsOfAStepLosesNothing) {
   const Args args =
-      Training(40 * Kills()).With({{"parts", GetParam()}, {"momentum", "0"}, {"lr", "0.003"}, {"param_dtype", "bf16"}});
+      Training(kUntilEnough).With({{"parts", GetParam()}, {"momentum", "0"}, {"lr", "0.003"}, {"param_dtype", "bf16"}});
   StartCustodian();
   KillWhereRanksTrain(args, Kills());
 }
@@ -127,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(All, DaemonDeathOfWhole, ::testing::Values("0", "1"),
                          [](const auto& info) { return info.param[0] == '0' ? "at_once" : "in_parts"; });
 
 TEST_F(DaemonDeath, KillsUnderFourRanksLoseNothing) {
-  const Args args = Training(60 * Kills())
+  const Args args = Training(kUntilEnough)
                         .With({{"world", "4"}, {"strategy", "HYBRID_SHARD"}, {"group_size", "2"}, {"max_norm", "0.1"}});
   StartCustodian();
   KillWhereRanksTrain(args, Kills());
@@ -135,15 +134,14 @@ TEST_F(DaemonDeath, KillsUnderFourRanksLoseNothing) {
 
 // A step of theirs is committed when its snapshot is taken.
 TEST_P(DaemonDeathWith, KillsWhereRanksUpdateLoseNothing) {
-  const Args args =
-      TrainingByRanks(15 * Kills(), GetParam() == std::string("sgd") ? "sgd" : "adam").With({{"keep_every", "1"}});
+  const Args args = TrainingByRanks(GetParam() == std::string("sgd") ? "sgd" : "adam").With({{"keep_every", "1"}});
   StartCustodian();
   KillWhereRanksTrain(args, Kills());
 }
 
 // States are copied while ranks compute, and store into their shards: no committed step is lost.
 TEST_P(DaemonDeathWith, KillsWhileSnapshotsAreTakenBehindPassesLoseNothing) {
-  const Args args = TrainingByRanks(15 * Kills(), GetParam() == std::string("sgd") ? "sgd" : "adam")
+  const Args args = TrainingByRanks(GetParam() == std::string("sgd") ? "sgd" : "adam")
                         .With({{"keep_every", "1"}, {"asks", "1"}, {"midway", "1"}});
   StartCustodian();
   KillWhereRanksTrain(args, Kills());
@@ -152,15 +150,15 @@ TEST_P(DaemonDeathWith, KillsWhileSnapshotsAreTakenBehindPassesLoseNothing) {
 // So much is copied that kills meet it, of shards into what passes read as well.
 TEST_F(DaemonDeath, KillsWhileMuchIsCopiedLoseNothing) {
   const int kills = (Kills() + 2) / 3;
-  const Args args = TrainingByRanks(15 * kills, "adam")
-                        .With({{"keep_every", "1"}, {"asks", "1"}, {"midway", "1"}, {"numel", "2000003"}});
+  const Args args =
+      TrainingByRanks("adam").With({{"keep_every", "1"}, {"asks", "1"}, {"midway", "1"}, {"numel", "2000003"}});
   StartCustodian();
   KillWhereRanksTrain(args, kills);
 }
 
 // Passes are so short that what snapshots cost decides: some have none, and shards of their own.
 TEST_F(DaemonDeath, KillsWhereCostDecidesGoBackToTheSnapshot) {
-  const Args args = TrainingByRanks(25 * Kills(), "adam").With({{"keep_every", "0"}, {"asks", "1"}, {"midway", "1"}});
+  const Args args = TrainingByRanks("adam").With({{"keep_every", "0"}, {"asks", "1"}, {"midway", "1"}});
   StartCustodian();
   KillWhereRanksTrain(args, Kills(), /*most_steps_lost=*/10);
 }
@@ -168,7 +166,7 @@ TEST_F(DaemonDeath, KillsWhereCostDecidesGoBackToTheSnapshot) {
 // Where fewer are taken, an abort goes back further.
 TEST_P(DaemonDeathWith, KillsWhereRanksUpdateGoBackToTheSnapshot) {
   const int kills = (Kills() + 2) / 3;
-  const Args args = TrainingByRanks(15 * kills, GetParam() == std::string("sgd") ? "sgd" : "adam");
+  const Args args = TrainingByRanks(GetParam() == std::string("sgd") ? "sgd" : "adam");
   StartCustodian();
   KillWhereRanksTrain(args, kills, /*most_steps_lost=*/kKeepEvery);
 }
@@ -176,13 +174,13 @@ TEST_P(DaemonDeathWith, KillsWhereRanksUpdateGoBackToTheSnapshot) {
 // What is torn while they hand in is made of the snapshot, and the optimizer's states stay.
 TEST_F(DaemonDeath, KillsWhereRanksHandInEditsLoseNothing) {
   StartCustodian();
-  KillWhereRanksTrain(kEdits.With({{"steps", absl::StrCat(15 * Kills())}}), Kills());
+  KillWhereRanksTrain(kEdits, Kills());
 }
 
 // Ranks may store at any time: every step is one when its snapshot is taken.
 TEST_F(DaemonDeath, KillsWhereRanksEditBesideCopiesForPassesLoseNothing) {
   StartCustodian();
-  KillWhereRanksTrain(kEdits.With({{"pass_copies", "1"}, {"steps", absl::StrCat(15 * Kills())}}), Kills());
+  KillWhereRanksTrain(kEdits.With({{"pass_copies", "1"}}), Kills());
 }
 
 TEST_F(DaemonDeath, WhereRanksLoadValuesTakesThemBack) {

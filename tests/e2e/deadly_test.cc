@@ -41,49 +41,53 @@ class Deadly : public DaemonDeath {
     return steps;
   }
   // Until one has lived through two whole steps.
-  void Walk(const Args& args) {
+  void Walk(const Args& what) {
     StartCustodian();
     StartKept();
+    const Args args = UntilEnough(what);
     std::vector<Child> ranks = StartRanks(args);
     ASSERT_TRUE(PollUntil([this] { return Committed() >= 2; }));
     KillDaemon();
     int deaths = 0, nth = 1;
     for (int64_t most = 0; most < kSteps; nth += Stride(), ++deaths) {
       ASSERT_NO_FATAL_FAILURE(DieAtWrite(nth));
-      ASSERT_FALSE(ranks[0].Ended()) << "too few steps for the walk: " << deaths << " deaths";
+      ASSERT_FALSE(ranks[0].Ended()) << deaths << " deaths";
       const std::vector<int64_t> steps = StepsTakenUp();
       for (size_t i = 1; i < steps.size(); ++i) most = std::max(most, steps[i] - steps[i - 1]);
     }
     std::printf("%d deaths, up to write %d, at steps up to %d\n", deaths, nth - Stride(),
                 static_cast<int>(StepsTakenUp().back()));
     StartKept();
+    SayEnough();
     ExpectUndisturbed(args, ranks);
     ExpectNothingLeft();
   }
 };
 
-TEST_F(Deadly, AtEachWriteOfAdamWLosesNothing) { Walk(Training(1000)); }
+TEST_F(Deadly, AtEachWriteOfAdamWLosesNothing) { Walk(Training(kUntilEnough)); }
 
 // Of the rules (update_rules.cc), with both states.
 TEST_F(Deadly, AtEachWriteOfRmspropLosesNothing) {
-  Walk(Training(1000, "rmsprop").With({{"momentum", "0.9"}, {"lr", "0.01"}}));
+  Walk(Training(kUntilEnough, "rmsprop").With({{"momentum", "0.9"}, {"lr", "0.01"}}));
 }
 
 // With three states.
-TEST_F(Deadly, AtEachWriteOfAmsgradLosesNothing) { Walk(Training(1000, "adamw_amsgrad").With({{"lr", "0.01"}})); }
+TEST_F(Deadly, AtEachWriteOfAmsgradLosesNothing) {
+  Walk(Training(kUntilEnough, "adamw_amsgrad").With({{"lr", "0.01"}}));
+}
 
 // Beside other optimizers; each block of a momentum buffer and of a parameter.
 TEST_F(Deadly, AtEachWriteOfMuonLosesNothing) {
-  Walk(Training(1000).With({{"muon", "1"}, {"lr", "0.01"}, {"param_dtype", "bf16"}}));
+  Walk(Training(kUntilEnough).With({{"muon", "1"}, {"lr", "0.01"}, {"param_dtype", "bf16"}}));
 }
 
 // Each block of rows, of columns and of a parameter, whose RMS of before is the log's to know.
 TEST_F(Deadly, AtEachWriteOfAdafactorLosesNothing) {
-  Walk(Training(1000).With({{"adafactor", "1"}, {"lr", "0.01"}, {"param_dtype", "bf16"}}));
+  Walk(Training(kUntilEnough).With({{"adafactor", "1"}, {"lr", "0.01"}, {"param_dtype", "bf16"}}));
 }
 
 TEST_F(Deadly, AtEachWriteOfAStepInPartsLosesNothing) {
-  Walk(Training(1000).With({{"parts", "1"}, {"lr", "0.01"}, {"param_dtype", "bf16"}}));
+  Walk(Training(kUntilEnough).With({{"parts", "1"}, {"lr", "0.01"}, {"param_dtype", "bf16"}}));
 }
 
 TEST_F(Deadly, AtEachWriteOfTheTrainersOptimizerLosesNothing) {

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "tests/e2e/cluster.h"
+#include "tests/e2e/ranks/step_limit.h"
 #include "tests/testing/poll.h"
 #include "tests/testing/programs.h"
 
@@ -69,8 +70,11 @@ class KeptCluster : public Cluster {
   }
   // That a rank may wait to attach again.
   static int64_t MostMs(const Args& args) { return args.Int("timeout_ms", 120'000) + 1000; }
+  // As SayEnough and UntilEnough, of this test's ranks.
+  Args UntilEnough(const Args& args) const { return e2e::UntilEnough(args, File("enough")); }
+  void SayEnough() const { e2e::SayEnough(File("enough")); }
   void ExpectAsUndisturbed(const std::vector<TrainerReport>& reports, const Args& args) {
-    const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}, {"bits", "1"}}));
+    const std::vector<TrainerReport> want = RunRanks(AsManySteps(args).With({{"name", "undisturbed"}, {"bits", "1"}}));
     for (const TrainerReport& report : want) EXPECT_FALSE(report.bits.empty());
     ExpectSame(reports, want);
   }

@@ -128,7 +128,7 @@ std::vector<TrainerReport> Nodes::Reports(const Args& args) {
 void Nodes::ExpectNothingChanged(const Args& args) {
   const std::vector<TrainerReport> reports = Reports(args);
   ExpectAllOk(reports);
-  const std::vector<TrainerReport> want = RunAll(args.With({{"name", "undisturbed"}}));
+  const std::vector<TrainerReport> want = RunAll(AsManySteps(args).With({{"name", "undisturbed"}}));
   for (const TrainerReport& report : want) EXPECT_EQ(report.bits.empty(), args.Int("bits") == 0);
   ExpectSame(reports, want);
 }

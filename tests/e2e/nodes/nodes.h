@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/cluster.h"
+#include "tests/e2e/ranks/step_limit.h"
 #include "tests/testing/tcp_proxy.h"
 
 namespace shardd::e2e {
@@ -101,6 +102,9 @@ class Nodes : public ::testing::Test {
                                     const std::function<void()>& at_end = nullptr);
   // Of all ranks, node by node.
   std::vector<TrainerReport> Reports(const Args& args);
+  // As SayEnough and UntilEnough, of this test's ranks.
+  Args UntilEnough(const Args& args) const { return e2e::UntilEnough(args, folder_.File("enough")); }
+  void SayEnough() const { e2e::SayEnough(folder_.File("enough")); }
   // All ranks have ended, with what they have in a run that nobody disturbs: all bits, where `args` ask for them.
   void ExpectNothingChanged(const Args& args);
   // Rank 0 of each node, as processes.
@@ -120,6 +124,7 @@ class Nodes : public ::testing::Test {
 
  private:
   void StartDaemon(int node);
+  const testing::TempDir folder_;
   int ranks_ = 0;
   int GpusOf(int node) const { return node == without_gpus_ ? 0 : gpus_; }
   int gpus_ = 0;

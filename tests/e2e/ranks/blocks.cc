@@ -8,6 +8,7 @@
 #include "common/tensor/float_bits.h"
 #include "tests/e2e/ranks/attach.h"
 #include "tests/e2e/ranks/end.h"
+#include "tests/e2e/ranks/step_limit.h"
 
 namespace shardd::e2e {
 namespace {
@@ -69,7 +70,7 @@ Status BlocksTrainer::TrainAll() {
   if (job_->info().version == 0) {
     RETURN_IF_ERROR(job_->CommitParameters());  // zeros
   }
-  for (int64_t step = job_->info().committed_step; step < args_.Int("steps"); ++step) {
+  for (int64_t step = job_->info().committed_step; step < StepsToTrain(args_, step); ++step) {
     if (args_.Text("extend") == std::to_string(step)) RETURN_IF_ERROR(Extend());
     RETURN_IF_ERROR(TrainStep(step));
     if (args_.Int("give_back") != 0) RETURN_IF_ERROR(GiveBack(step));

@@ -49,7 +49,7 @@ class BlocksTrainer {
   template <typename T>
   void WriteGradient(int param) const;
 
-  const Args args_;
+  Args args_;
   const Moments moments_;
   const bool bf16_;
   std::unique_ptr<Job> job_;

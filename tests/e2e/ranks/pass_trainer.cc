@@ -10,6 +10,7 @@
 #include "tests/e2e/ranks/attach.h"
 #include "tests/e2e/ranks/end.h"
 #include "tests/e2e/ranks/precision.h"
+#include "tests/e2e/ranks/step_limit.h"
 
 namespace shardd::e2e {
 namespace {
@@ -20,32 +21,44 @@ constexpr float kLr = 1.0f / 64;
 size_t KindOf(int param, int64_t i) { return static_cast<size_t>((i + 37 * param) % kPeriod); }
 float Initial(size_t kind) { return 1 + static_cast<float>(kind) / 256; }
 
-// One element. `number` counts from 1.
-void UpdateOne(bool adam, int64_t number, float gradient, float& value, float& first, float& second) {
-  if (!adam) {
-    first = 0.5f * first + gradient;
-    value -= kLr * first;
-    return;
+// What a step of Adam, or of SGD with momentum, does with an element. `number` counts from 1.
+class StepOf {
+ public:
+  StepOf(bool adam, int64_t number)
+      : adam_(adam),
+        first_correction_(1 - std::pow(0.9f, static_cast<float>(number))),
+        second_correction_(1 - std::pow(0.99f, static_cast<float>(number))) {}
+  void Update(float gradient, float& value, float& first, float& second) const {
+    if (!adam_) {
+      first = 0.5f * first + gradient;
+      value -= kLr * first;
+      return;
+    }
+    first = 0.9f * first + 0.1f * gradient;
+    second = 0.99f * second + 0.01f * gradient * gradient;
+    value -= kLr * (first / first_correction_) / (std::sqrt(second / second_correction_) + 1e-6f);
   }
-  first = 0.9f * first + 0.1f * gradient;
-  second = 0.99f * second + 0.01f * gradient * gradient;
-  const auto n = static_cast<float>(number);
-  const float m = first / (1 - std::pow(0.9f, n));
-  const float v = second / (1 - std::pow(0.99f, n));
-  value -= kLr * m / (std::sqrt(v) + 1e-6f);
-}
+
+ private:
+  bool adam_;
+  float first_correction_, second_correction_;
+};
 
 // All kinds of elements after so many steps, by one who holds the whole model.
 std::vector<float> ValuesAfter(const Args& args, int64_t steps) {
   const bool adam = args.Text("trained") == "adam";
   const bool bf16 = args.Text("param_dtype") == "bf16";
+  const bool midway = args.Int("midway") != 0;
+  const auto micros = static_cast<float>(args.Int("micro", 1));
+  std::vector<StepOf> updates;
+  for (int64_t step = 0; step < steps; ++step) updates.emplace_back(adam, step + 1);
   std::vector<float> values(static_cast<size_t>(kPeriod));
   for (size_t kind = 0; kind < values.size(); ++kind) {
     float value = Initial(kind), first = 0, second = 0;
-    for (int64_t step = 0; step < steps; ++step) {
+    for (const StepOf& update : updates) {
       const float read = bf16 ? tensor::Bf16ToFloat(tensor::FloatToBf16(value)) : value;
-      if (args.Int("midway") != 0) value *= 0.75f;
-      UpdateOne(adam, step + 1, read * static_cast<float>(args.Int("micro", 1)), value, first, second);
+      if (midway) value *= 0.75f;
+      update.Update(read * micros, value, first, second);
     }
     values[kind] = value;
   }
@@ -143,13 +156,13 @@ Status PassTrainer::Enter() {
 
 Status PassTrainer::TrainAll() {
   if (job_->info().version == 0) RETURN_IF_ERROR(Initialize());
-  const int steps = args_.Int("steps");
   stepped_ = job_->info().committed_step;
   const std::string state = job_->trainer_state();
   if (stepped_ > 0 && state != "step " + std::to_string(stepped_)) {
     return Status(Code::kDataLoss, "state of another step (got " + state + ", want " + std::to_string(stepped_) + ")");
   }
-  for (int64_t step = stepped_; step < steps; ++step) RETURN_IF_ERROR(TrainStep(step));
+  for (int64_t step = stepped_; step < StepsToTrain(args_, step); ++step) RETURN_IF_ERROR(TrainStep(step));
+  const int steps = args_.Int("steps");
   RETURN_IF_ERROR(Enter());
   RETURN_IF_ERROR(job_->LeavePass());
   if (job_->info().committed_step != steps) {
@@ -256,8 +269,9 @@ void PassTrainer::Update(int64_t step) {
       Move(of.state[s], static_cast<const float*>(job_->optimizer_state_data(param, s)) + first, numel, sizeof(float));
     }
     Compute([of, numel, step, adam = states_ == 2] {
+      const StepOf update(adam, step + 1);
       for (int64_t i = 0; i < numel; ++i) {
-        UpdateOne(adam, step + 1, of.gradient[i], of.value[i], of.state[0][i], of.state[1][i]);
+        update.Update(of.gradient[i], of.value[i], of.state[0][i], of.state[1][i]);
       }
     });
     Move(shard, of.value, numel, sizeof(float));

@@ -67,7 +67,7 @@ class PassTrainer {
   void Compute(std::function<void()> body) const;
   void Fence() const;  // before what gives something back, where order is by the host
 
-  const Args args_;
+  Args args_;
   const Moments moments_;
   const bool bf16_;
   const int states_;

@@ -10,6 +10,7 @@
 #include "tests/e2e/ranks/attach.h"
 #include "tests/e2e/ranks/bits.h"
 #include "tests/e2e/ranks/precision.h"
+#include "tests/e2e/ranks/step_limit.h"
 
 namespace shardd::e2e {
 namespace {
@@ -78,6 +79,7 @@ int StreamTrainer::Run() {
     moments_.Reach("end", args_.Int("steps", 50));
     status = job_->Finish();
   }
+  losses_.resize(static_cast<size_t>(args_.Int("steps", 50)));
   report_.losses = losses_;
   WriteReport(folder_, rank_, status, report_);
   return 0;
@@ -115,8 +117,9 @@ Status StreamTrainer::Initialize() {
 
 Status StreamTrainer::Train() {
   if (job_->info().version == 0) RETURN_IF_ERROR(Initialize());
-  const int steps = args_.Int("steps", 50);
-  for (int64_t step = job_->info().committed_step; step < steps; ++step) RETURN_IF_ERROR(TrainStep(step));
+  for (int64_t step = job_->info().committed_step; step < StepsToTrain(args_, step); ++step) {
+    RETURN_IF_ERROR(TrainStep(step));
+  }
   return job_->UnshardParams(false, [&] {
     for (int p = 0; p < kParamCount; ++p) {
       KernelOver(p, job_->full_parameter_data(param_[p]), job_->info().offloaded == 0, BytesOf("", p),

@@ -70,7 +70,7 @@ class StreamTrainer {
   void KernelOver(int param, const void* data, bool on_gpu, size_t size_bytes, std::function<void(const void*)> body);
   void Synchronise();
 
-  const Args args_;
+  Args args_;
   const Moments moments_;
   const std::string folder_;
   const int rank_;

@@ -10,6 +10,7 @@
 #include "tests/e2e/ranks/attach.h"
 #include "tests/e2e/ranks/bits.h"
 #include "tests/e2e/ranks/precision.h"
+#include "tests/e2e/ranks/step_limit.h"
 #include "tests/e2e/reference.h"
 
 namespace shardd::e2e {
@@ -104,7 +105,6 @@ Status Trainer::Train() {
   if (job_->info().version == 0) {
     RETURN_IF_ERROR(Initialize());
   }
-  const int steps = args_.Int("steps", 50);
   const int64_t first = job_->info().committed_step;
   const std::string want = "step " + std::to_string(first) + " rank " + std::to_string(rank_) + ";";
   const std::string state = job_->trainer_state();
@@ -112,12 +112,13 @@ Status Trainer::Train() {
   if (first > 0 && args_.Int("of_any_rank") == 0 && state.compare(0, want.size(), want) != 0) {
     return Status(Code::kDataLoss, "trainer state is of another step (got " + state.substr(0, 64) + ", want " + want);
   }
-  if (LoadsBefore(first) && first < steps) RETURN_IF_ERROR(CheckLoadIsWhole(first));
-  for (int64_t step = first; step < steps; ++step) {
+  if (LoadsBefore(first) && first < StepsToTrain(args_, first)) RETURN_IF_ERROR(CheckLoadIsWhole(first));
+  for (int64_t step = first; step < StepsToTrain(args_, step); ++step) {
     if (LoadsBefore(step)) RETURN_IF_ERROR(args_.Int("edits") != 0 ? Edit(step) : Load(step));
     RETURN_IF_ERROR(TrainStep(step));
     report_.stepped_ms.push_back(static_cast<double>(NowMs()));
   }
+  const int steps = args_.Int("steps", 50);
   if (first < steps) {
     RETURN_IF_ERROR(job_->WaitStep());
   }
@@ -275,6 +276,7 @@ std::string Trainer::Odd(const std::string& what, int64_t step) {
 }
 
 Status Trainer::Finish() {
+  for (auto* by_step : {&report_.losses, &report_.norms, &report_.clips}) by_step->resize(args_.Int("steps", 50));
   if (args_.Int("bits") != 0) ReportBits(*job_, &report_);
   moments_.Reach("end", args_.Int("steps", 50));
   if (args_.Int("finish", 1) == 0) {

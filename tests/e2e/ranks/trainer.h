@@ -77,7 +77,7 @@ class Trainer {
   // VALUE where `what`=VALUE@STEP says so of this step, but not when the step is done again after an abort; else "".
   std::string Odd(const std::string& what, int64_t step);
 
-  const Args args_;
+  Args args_;
   const Moments moments_;
   const std::string folder_;
   std::string dtype_[kGroupCount];  // of what is read and submitted
