@@ -101,7 +101,7 @@ absl::StatusOr<std::unique_ptr<TakeUpLog>> TakeUpLog::TakeUp(UniqueFd fd, const 
   log->facts_ = last.facts;
   log->writing_ = (last.counts & kCountsWriting) != 0;
   log->promised_parts_ = (last.counts & kCountsParts) != 0;
-  log->shards_in_copies_ = (last.counts & kCountsInCopies) != 0;
+  log->shards_in_copies_ = log->said_in_copies_ = (last.counts & kCountsInCopies) != 0;
   const uint32_t counts = last.counts & ~kCountsBeside;
   log->behind_pass_ = counts == kCountsBehindPass;
   log->counts_ = log->behind_pass_ ? Counts::kSnapshotBeingTaken : static_cast<Counts>(counts);

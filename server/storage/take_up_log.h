@@ -89,7 +89,8 @@ class TakeUpLog {
 
   int fd() const { return slab_->fd(); }
   int format() const { return format_; }
-  bool may_say_in_copies() const { return format_ >= kInCopies; }
+  // A log of format 1 may that says so where it is taken up: a build of between the two formats has written it.
+  bool may_say_in_copies() const { return format_ >= kInCopies || said_in_copies_; }
   int64_t size_bytes() const { return slab_->size_bytes(); }
   UpdateLog& update(int rank, int part = 0) const {
     const int64_t number = int64_t{rank} * sizes_.parts + part;
@@ -174,6 +175,7 @@ class TakeUpLog {
   std::unique_ptr<PinnedMemory> pinned_;  // goes before what it names
   const Sizes sizes_;
   const int format_;
+  bool said_in_copies_ = false;
   Header header_;
   uint64_t sequence_ = 0;
   uint32_t facts_ = 0;

@@ -192,6 +192,19 @@ TEST_F(TakeUpLogTest, ItKeepsItsFormat) {
   }
 }
 
+// Whoever has written that into a log of format 1 knew of it: no shards have to be stored where there is no memory for
+// them.
+TEST_F(TakeUpLogTest, OneThatSaysInCopiesMaySayItAgain) {
+  for (const bool said : {false, true}) {
+    const std::unique_ptr<TakeUpLog> log = *TakeUpLog::Create(kSizes, TakeUpLog::kOwnShards);
+    ASSERT_TRUE(log->Commit(Facts(1, "taken"), {1, 4, 4}, TakeUpLog::Counts::kSnapshotBeingTaken).ok());
+    EXPECT_FALSE(log->may_say_in_copies());
+    log->SnapshotTaken(/*shards_in_copies=*/said);
+    const auto next = *TakeUpLog::TakeUp(UniqueFd(fcntl(log->fd(), F_DUPFD_CLOEXEC, 0)), kSizes);
+    EXPECT_EQ(next->may_say_in_copies(), said);
+  }
+}
+
 TEST_F(TakeUpLogTest, CountsOfALaterVersionAreRefusedByName) {
   ASSERT_TRUE(log_->Commit(Facts(1, "taken"), {1, 4, 4}, TakeUpLog::Counts::kSnapshot).ok());  // sequence 2, at 0
   char header[56];
