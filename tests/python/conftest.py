@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,28 @@ def daemon() -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(timeout=20)
+
+
+def _worker_scope(nodeid: str) -> str:
+    """Cases of one scope are one worker's of pytest-xdist. Those of test_unseen.py share what programs of their group have seen:
+    each worker that has some of them would run all of these again."""
+    file, _, case = nodeid.partition("::")
+    if not file.endswith("test_unseen.py"):
+        return nodeid
+    if "over_nodes" in case:
+        return "unseen over nodes"
+    return f"unseen {case.partition('[')[2].partition('-')[0] or 'falls back'}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return _worker_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
