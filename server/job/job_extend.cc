@@ -119,7 +119,8 @@ bool JobCore::NodesExtend(bool made) {
 
 void JobCore::ExtensionBuilt(const Extension& extension, Extensions::TakeItsPlace take) {
   extensions_.Built(std::move(take));
-  events_.Add(-1, "extend", absl::StrCat(extension.what, ": it is made, and takes the job's place when all nodes have"));
+  events_.Add(-1, "extend",
+              absl::StrCat(extension.what, ": it is made, and takes the job's place when all nodes have"));
   nodes_.steps().SayExtends(extension, /*made=*/true);
 }
 
