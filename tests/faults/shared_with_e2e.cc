@@ -7,6 +7,7 @@
 #include "tests/e2e/ranks/device_values.cc"  // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/ranks/moments.cc"        // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/ranks/report.cc"         // NOLINT(bugprone-suspicious-include)
+#include "tests/e2e/ranks/step_limit.cc"     // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/ranks/trainer.cc"        // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/ranks/trainer_load.cc"   // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/ranks/trainer_pass.cc"   // NOLINT(bugprone-suspicious-include)
