@@ -29,7 +29,9 @@ class HandoverCluster : public KeptCluster {
  protected:
   // Successors are nobody's children.
   ~HandoverCluster() override {
-    if (const int64_t pid = DaemonStatus().pid(); pid > 0 && pid != daemon_pid()) {
+    int64_t pid = DaemonStatus().pid();
+    if (pid == 0) pid = DaemonStatus().pid();  // the first call may find that the connection was the former daemon's
+    if (pid > 0 && pid != daemon_pid()) {
       kill(static_cast<pid_t>(pid), SIGTERM);
       EXPECT_TRUE(testing::PollUntil([pid] { return kill(static_cast<pid_t>(pid), 0) != 0; }));
     }
