@@ -5,16 +5,18 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
-#include <functional>
-#include <regex>
 #include <string>
+#include <system_error>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "tests/e2e/gpus/purposes.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "tests/e2e/kept_cluster.h"
-#include "tests/e2e/memory_cgroup.h"
+#include "tests/testing/files.h"
 #include "tests/testing/poll.h"
 #include "tests/testing/process.h"
 
@@ -23,6 +25,54 @@ namespace {
 
 using testing::Child;
 using testing::PollUntil;
+
+// Below this process's own. Whoever is left in it goes back there with its end.
+class MemoryCgroup {
+ public:
+  MemoryCgroup() {
+    for (const absl::string_view line : absl::StrSplit(testing::ReadWholeFile("/proc/self/cgroup"), '\n')) {
+      const std::vector<std::string> fields = absl::StrSplit(line, absl::MaxSplits(':', 2));
+      if (fields.size() != 3 || (fields[1] != "memory" && fields[1] != "")) continue;
+      v2_ = fields[1].empty();
+      own_ = absl::StrCat("/sys/fs/cgroup", v2_ ? "" : "/memory", fields[2]);
+      if (!v2_) break;
+    }
+    path_ = absl::StrCat(own_, "/shardd-test-", getpid());
+    std::error_code error;
+    if (own_.empty() || !std::filesystem::create_directory(path_, error)) {
+      why_not_ = absl::StrCat("no memory cgroup can be made in \"", own_, "\": ", error.message());
+    } else if (access(Limit().c_str(), W_OK) != 0) {
+      why_not_ = absl::StrCat("\"", path_, "\" has no memory controller");
+    }
+  }
+  ~MemoryCgroup() {
+    for (const absl::string_view pid :
+         absl::StrSplit(testing::ReadWholeFile(absl::StrCat(path_, "/cgroup.procs")), '\n', absl::SkipEmpty())) {
+      Write(absl::StrCat(own_, "/cgroup.procs"), std::string(pid));
+    }
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  const std::string& why_not() const { return why_not_; }
+  void Add(pid_t pid) const { Write(absl::StrCat(path_, "/cgroup.procs"), absl::StrCat(pid)); }
+  int64_t used_bytes() const {
+    const std::string file = absl::StrCat(path_, v2_ ? "/memory.current" : "/memory.usage_in_bytes");
+    int64_t bytes = 0;
+    EXPECT_TRUE(absl::SimpleAtoi(absl::StripSuffix(testing::ReadWholeFile(file), "\n"), &bytes)) << file;
+    return bytes;
+  }
+  void SetLimit(int64_t bytes) const { Write(Limit(), absl::StrCat(bytes)); }
+
+ private:
+  std::string Limit() const { return absl::StrCat(path_, v2_ ? "/memory.max" : "/memory.limit_in_bytes"); }
+  static void Write(const std::string& file, const std::string& text) {
+    std::ofstream out(file);
+    out << text << std::flush;
+    EXPECT_TRUE(out.good()) << file << ": " << text;
+  }
+  bool v2_ = false;
+  std::string own_, path_, why_not_;
+};
 
 class OutOfMemory : public KeptCluster {};
 
@@ -50,69 +100,6 @@ TEST_F(OutOfMemory, AKillOfTheDaemonLosesNothing) {
   StartKept();
   EXPECT_GE(Committed(), before);
   ExpectUndisturbed(args, ranks);
-}
-
-// Passes come so fast that the snapshot would have shards of its own, which the daemon would be killed for.
-TEST_F(OutOfMemory, SnapshotsStayInCopiesWhereTheirShardsDoNotFit) {
-  constexpr int64_t kRoomBytes = int64_t{8} << 20;  // less than the shards
-  MemoryCgroup cgroup;
-  if (!cgroup.why_not().empty()) GTEST_SKIP() << cgroup.why_not();
-  const Args undisturbed = {{"steps", "30"},     {"trained", "adam"},     {"model", "pass"},
-                            {"blocks", "3"},     {"trainers_write", "1"}, {"numel", "2000003"},
-                            {"keep_every", "0"}, {"timeout_ms", "60000"}};
-  const Args args = undisturbed.With({{"pause", "before_pass@1,entered@20,updated@29"}});
-  const auto at = [&](const std::string& moment, const std::function<void()>& look) {
-    for (int rank = 0; rank < 2; ++rank) AwaitPause(args, moment, rank);
-    look();
-    for (int rank = 0; rank < 2; ++rank) LetGo(args, moment, rank);
-  };
-  const auto unpopulated_bytes = [this] {
-    const v1::Purpose snapshot = PurposesOf(jobs())["snapshot"];
-    return snapshot.planned_bytes() - snapshot.allocated_bytes();
-  };
-  StartDaemon();
-  cgroup.Add(daemon_pid());
-  std::vector<Child> ranks = StartRanks(args);
-  at("before_pass", [&] { cgroup.SetLimit(cgroup.used_bytes() + kRoomBytes); });
-  at("entered", [&] {
-    EXPECT_GT(unpopulated_bytes(), 2 * kRoomBytes);
-    cgroup.SetLimit(cgroup.used_bytes() + 100 * kRoomBytes);
-  });
-  at("updated", [&] { EXPECT_LT(unpopulated_bytes(), kRoomBytes) << "there is room by now"; });
-  ExpectUndisturbed(undisturbed, ranks);
-}
-
-// What was taken up is charged to the daemon before, and to whatever is around both.
-TEST_F(OutOfMemory, AJobIsExtendedWhereWhatWasTakenUpFitsAgain) {
-  MemoryCgroup cgroup;
-  if (!cgroup.why_not().empty()) GTEST_SKIP() << cgroup.why_not();
-  const Args args = {{"model", "blocks"}, {"blocks", "2"},          {"numel", "1000003"},   {"steps", "6"},
-                     {"extend", "3"},     {"pause", "extending@0"}, {"timeout_ms", "60000"}};
-  const auto wanted_bytes = [&](std::vector<Child>& ranks) {
-    for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
-    const std::string said = Report(args, 0).message;
-    std::smatch match;
-    EXPECT_TRUE(std::regex_search(said, match, std::regex("extend job .* bytes free, want (\\d+) bytes"))) << said;
-    return match.empty() ? int64_t{0} : int64_t{std::stoll(match[1])};
-  };
-  StartCustodian();
-  StartKept();
-  cgroup.Add(daemon_pid());
-  std::vector<Child> ranks = StartRanks(args);
-  for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "extending", rank);
-  cgroup.SetLimit(cgroup.used_bytes() + (int64_t{1} << 20));
-  for (int rank = 0; rank < 2; ++rank) LetGo(args, "extending", rank);
-  const int64_t beside_bytes = wanted_bytes(ranks);
-  auto purposes = PurposesOf(jobs());
-  int64_t taken_up_bytes = 0;
-  for (const char* const slab : {"shards", "optimizer"}) taken_up_bytes += purposes[slab].allocated_bytes();
-  EXPECT_GT(taken_up_bytes, 0);
-  KillDaemon();
-  StartKept();
-  cgroup.Add(daemon_pid());
-  cgroup.SetLimit(cgroup.used_bytes() + beside_bytes);
-  ranks = StartRanks(args);
-  EXPECT_GE(wanted_bytes(ranks), beside_bytes + taken_up_bytes);
 }
 
 }  // namespace
