@@ -278,7 +278,17 @@ absl::StatusOr<TakenUpJob> LeftJob::State::TakeUp(const TakeUpOn& on) {
   const bool keeps_values = left.promised_values.has_value() && !on_gpus && !completes && (!in_snapshot || two);
   // Likewise of a promised step's parts, which are committed with it or put back with the attempt.
   const bool keeps_parts = left.promised.has_value() && left.promised->parts() > 0 && !on_gpus && !completes;
-  // Of a promise nothing is kept there: nodes are replicas, and send what this one lacks.
+  // Replicas on GPUs keep no promise, and are sent what they lack.
+  if (left.promised.has_value() && !completes && (!on_gpus || plan.cut_over_nodes)) {
+    const bool counts_fit = !keeps_parts || left.promised->step_counts_size() == static_cast<int>(plan.params.size());
+    if (left.promised->trainer_states_size() != plan.world_size || !counts_fit) {
+      return absl::DataLossError("what is promised is of another plan");
+    }
+    result.node.promised_parts = keeps_parts;
+    result.node.promised_in = left.promised->generation();
+    result.committed.promised = *std::move(left.promised);
+  }
+  // Of promised values nothing is kept there.
   if (on_gpus) {
     SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
     result.committed.gradients_stay = gradients_stay;
@@ -294,15 +304,6 @@ absl::StatusOr<TakenUpJob> LeftJob::State::TakeUp(const TakeUpOn& on) {
     if (const auto it = mapped.by_name.find(name); it != mapped.by_name.end()) it->second->Discard();
     kept.erase(name);
   };
-  if (left.promised.has_value() && !completes) {
-    const bool counts_fit = !keeps_parts || left.promised->step_counts_size() == static_cast<int>(plan.params.size());
-    if (left.promised->trainer_states_size() != plan.world_size || !counts_fit) {
-      return absl::DataLossError("what is promised is of another plan");
-    }
-    result.node.promised_parts = keeps_parts;
-    result.node.promised_in = left.promised->generation();
-    result.committed.promised = *std::move(left.promised);
-  }
   if (keeps_values) {
     if (left.promised_values->step_counts_size() != static_cast<int>(plan.params.size())) {
       return absl::DataLossError("what values are promised is of another plan");

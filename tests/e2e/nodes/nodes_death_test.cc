@@ -141,7 +141,7 @@ TEST_P(NodesDeath, KillsAtAnyMomentLoseNothing) {
   KillWhereRanksTrain(Kills(GetParam().gpus));
 }
 
-// On GPUs a promise is not kept, and what was agreed on may be lost with its daemon: by name (nodes.md).
+// On GPUs promised values are not kept, and those that were agreed on may be lost with the daemon: by name (nodes.md).
 TEST_P(NodesDeath, KillsWhereRanksLoadValuesLoseNothing) {
   if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
   KillWhereRanksTrain(Kills(0) / 2, {{"load_every", "1"}});
