@@ -141,6 +141,35 @@ TEST_P(NodesDeath, KillsAtAnyMomentLoseNothing) {
   KillWhereRanksTrain(Kills(GetParam().gpus));
 }
 
+// Node 1 stands still where node 0 measures or decides, so that many a step is decided of which the killed daemon has
+// promised its part and heard nothing.
+TEST_P(NodesDeath, KillsWhereNode0DecidesLoseNothing) {
+  SHARDD_NEEDS_GPUS(GetParam().gpus);
+  StartKept();
+  const Args args = UntilEnough(Training(kUntilEnough));
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(AllTrained(2));
+  std::mt19937 random(static_cast<unsigned>(testing::LongRun("SHARDD_DEATH_SEED", 29)));
+  int kills = 0;
+  for (int turn = 0; kills < 5 && turn < 2000; ++turn) {
+    absl::SleepFor(absl::Microseconds(random() % 20000));
+    const int64_t before = LastStep();
+    const pid_t daemon = node(1).daemon_pid();
+    ASSERT_EQ(kill(daemon, SIGSTOP), 0);
+    absl::SleepFor(absl::Milliseconds(10));
+    if (node(0).Job().state() != v1::JOB_STATE_COMMITTING) {
+      ASSERT_EQ(kill(daemon, SIGCONT), 0);
+      continue;
+    }
+    ASSERT_NO_FATAL_FAILURE(ReplaceDaemon(1));
+    ASSERT_TRUE(AllTrained(before + 1)) << "kill " << kills;
+    ++kills;
+  }
+  EXPECT_EQ(kills, 5);
+  SayEnough();
+  ExpectAsUndisturbed(args, ranks);
+}
+
 // On GPUs promised values are not kept, and those that were agreed on may be lost with the daemon: by name (nodes.md).
 TEST_P(NodesDeath, KillsWhereRanksLoadValuesLoseNothing) {
   if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
