@@ -174,6 +174,19 @@ class Sharing(torch.optim.Optimizer):
         return self.inner.step(closure)
 
 
+class Copying(torch.optim.Optimizer):
+    """Has a list of its own of another optimizer's groups, and nothing that PyTorch's constructor gives; it lists that one."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups = [inner], list(inner.param_groups)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner[0].step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner[0].zero_grad(set_to_none)
+
+
 def shells() -> dict[str, Any]:
     """Training through optimizers that stand for others, and what the job knows of them."""
     import shardd.torch
@@ -181,7 +194,7 @@ def shells() -> dict[str, Any]:
 
     shardd.torch.install()
     outcome = {}
-    for kind in (Shell, Sharing):
+    for kind in (Shell, Sharing, Copying):
         model = _model()
         inner = torch.optim.AdamW(model.parameters(), lr=0.5)
         shell = kind(inner)

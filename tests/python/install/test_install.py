@@ -76,7 +76,7 @@ def test_the_daemon_steps_torchs_optimizers_where_it_can() -> None:
 
 def test_optimizers_that_stand_for_others_are_counted_once() -> None:
     for result in run_ranks(install_scenarios.shells, 2):
-        assert result["Shell"] == result["Sharing"]
+        assert result["Shell"] == result["Sharing"] == result["Copying"]
         assert result["Shell"]["found"] == [True] and result["Shell"]["commits"] == 2
 
 

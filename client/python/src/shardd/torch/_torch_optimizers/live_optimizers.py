@@ -73,9 +73,10 @@ def _is_shell(optimizer: Optimizer) -> bool:
 def lists_optimizers(optimizer: Optimizer) -> bool:
     """Whether it has a list of optimizers which step all its parameters, and no state: a container, whose step is theirs. What it
     stores itself is an edit in place as any other."""
-    if optimizer.state:
+    own = vars(optimizer)
+    if own.get("state"):  # a stand-in that torch has not initialised has no such attribute
         return False
-    lists = [value for value in vars(optimizer).values() if type(value) in (list, tuple)]
+    lists = [value for value in own.values() if type(value) in (list, tuple)]
     listed = [each for value in lists for each in value if issubclass(type(each), Optimizer) and each is not optimizer]
     return bool(listed) and _param_ids(optimizer) <= set().union(*map(_param_ids, listed))
 
