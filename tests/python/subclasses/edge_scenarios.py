@@ -214,3 +214,40 @@ def refusals() -> dict[str, str]:
     dist.barrier()
     shardd.torch.finish(model)
     return found
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = made(Low, lambda module, **_: module)
+        self.up, self.again = nn.Linear(4, 5), nn.Linear(4, 5)
+        self.again.weight = self.up.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = self.low(x)
+        return self.up(low) + self.again(low)
+
+
+def state_dicts_are_copies_of_now(steps: int) -> list[str]:
+    """Names whose value in a state dict is not that of the shard. Values of the state dicts before are kept, their dicts are not;
+    and what a looked at weight's storage leaves is used again."""
+    import shardd.torch
+    import shardd.torch.optim
+
+    model: Any = shardd.torch.fully_shard(_Tied())
+    adamw = shardd.torch.optim.AdamW(model.parameters(), lr=0.01, in_place_edits=False)
+    wrong, kept = [], []
+    for step in range(steps):
+        train(model, adamw, range(step, step + 1))
+        state = model.state_dict()
+        shards = dict(zip(dict(model.named_parameters()), _values(model)))
+        if state["up.weight"] is not state["again.weight"]:
+            wrong.append(f"{step}: tied weights are two tensors")
+        for name, shard in shards.items():
+            value = state[name]._local_tensor
+            if not torch.equal(getattr(value, "_data", value), shard):
+                wrong.append(f"{step}: {name}")
+        kept.append(list(state.values()))
+        del state
+    shardd.torch.finish(model)
+    return wrong

@@ -11,6 +11,7 @@ from subclasses.edge_scenarios import (
     kept_behind_backward,
     other_ways_on_both,
     refusals,
+    state_dicts_are_copies_of_now,
     uneven_rows,
     unfrozen_on_both,
 )
@@ -81,3 +82,8 @@ def test_what_is_not_served_is_refused_by_name() -> None:
     for found in run_ranks(refusals, 2):
         for what, begin in want.items():
             assert found[what].startswith(begin), (what, found[what])
+
+
+def test_state_dicts_have_the_values_of_their_time() -> None:
+    for wrong in run_ranks(state_dicts_are_copies_of_now, 2, 8):
+        assert wrong == []

@@ -17,6 +17,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.fsdp.wrap import _Policy
 from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _get_root_modules
+from torch.utils.weak import WeakIdKeyDictionary
 
 from shardd.torch._job.job import job_of
 from shardd.torch._job.registration import attach
@@ -213,7 +214,20 @@ _apply.__name__ = "fully_shard"
 _apply_fully_shard: Any = contract(state_cls=ShardState)(_apply)
 
 
-_copies: weakref.WeakValueDictionary[tuple[int, int], torch.Tensor] = weakref.WeakValueDictionary()  # of state dicts
+# The last copy of each parameter that a state dict was given. Not by the identity of a state dict or of a storage: what a program keeps
+# of a state dict outlives it, and the storage of a subclass is made anew for each look.
+_copies: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def _copy_in(state_dict: dict[str, Any], param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Returns the copy of a parameter that this state dict has under another name, as tied parameters stay one tensor, or makes one."""
+    last = _copies.get(param)
+    copied: torch.Tensor | None = None if last is None else last()
+    if copied is None or not any(held is copied for held in state_dict.values()):
+        with torch.no_grad():
+            copied = value.detach().clone()
+        _copies[param] = weakref.ref(copied)
+    return copied
 
 
 def watch_loads(module: nn.Module, state: ShardState) -> None:
@@ -247,14 +261,9 @@ def watch_loads(module: nn.Module, state: ShardState) -> None:
         job.engine.wait_for_commit()  # its values are those of the last step, or this raises
         for name in module._parameters:
             value: Any = state_dict.get(prefix + name)
-            if isinstance(value, DTensor) and value is not module._parameters[name]:  # keep_vars
-                # Tied parameters stay one tensor.
-                source = id(state_dict), value._local_tensor.untyped_storage()._cdata
-                copied = _copies.get(source)
-                if copied is None:
-                    with torch.no_grad():
-                        copied = _copies[source] = value.detach().clone()
-                state_dict[prefix + name] = copied
+            param = module._parameters[name]
+            if isinstance(value, DTensor) and param is not None and value is not param:  # keep_vars
+                state_dict[prefix + name] = _copy_in(state_dict, param, value)
 
     module._register_load_state_dict_pre_hook(before)
     module.register_load_state_dict_post_hook(after)
