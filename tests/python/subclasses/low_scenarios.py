@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
@@ -77,6 +78,8 @@ def trained_on_both(old: bool, options: dict[str, Any], accumulate: int, optimiz
     kind, results = OldLow if old else Low, {}
     if options.get("mp_policy") == "bf16":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if "mesh" in options:
+        options["mesh"] = init_device_mesh("cpu", options["mesh"], mesh_dim_names=("replicate", "shard"))
     for name, sharded in (("torch", torch_fully_shard), ("shardd", shardd.torch.fully_shard)):
         calls.clear()
         model = made(kind, sharded, **options)
@@ -87,3 +90,27 @@ def trained_on_both(old: bool, options: dict[str, Any], accumulate: int, optimiz
     dist.barrier()
     shardd.torch.finish(model)
     return results
+
+
+def loaded_again(optimizer: str, how: str = "copied") -> dict[str, Any]:
+    """Values of a state dict of step 3, and of the model once they are loaded behind step 5; then three more steps."""
+    import shardd.torch
+    import shardd.torch.optim
+
+    model = made(Low, shardd.torch.fully_shard)
+    of: Any = torch.optim if optimizer == "torch" else shardd.torch.optim
+    sgd = of.SGD(model.parameters(), lr=0.05)
+    train(model, sgd, range(3))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    saved = facts(model)["whole"]
+    first = train(model, sgd, range(3, 6))
+    behind = facts(model)["whole"]
+    torch.__future__.set_swap_module_params_on_conversion(how == "swapped")
+    model.load_state_dict(state, assign=how == "assigned")
+    torch.__future__.set_swap_module_params_on_conversion(False)
+    loaded = facts(model)["whole"]
+    again = train(model, sgd, range(3, 6))
+    behind_again = facts(model)["whole"]
+    dist.barrier()
+    shardd.torch.finish(model)
+    return {"saved": [saved, first, behind], "loaded": [loaded, again, behind_again]}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cluster import run_ranks
-from subclasses.low_scenarios import trained_on_both
+from subclasses.low_scenarios import loaded_again, trained_on_both
 
 
 def _close(got: Any, want: Any) -> None:
@@ -36,3 +36,10 @@ def test_a_weight_gathered_low_trains_as_torchs(
         for what in ("local kinds", "state kinds", "calls"):
             assert ours[what] == theirs[what], what
         assert ours["local kinds"]["0.up.weight"] == "Low"
+
+
+@pytest.mark.parametrize("how", ["copied", "assigned", "swapped"])
+@pytest.mark.parametrize("optimizer", ["torch", "daemon"])
+def test_what_is_loaded_trains_as_before(optimizer: str, how: str) -> None:
+    for result in run_ranks(loaded_again, 2, optimizer, how):
+        torch.testing.assert_close(result["loaded"], result["saved"], rtol=0, atol=0)

@@ -22,7 +22,7 @@ from shardd.torch._units.names import WRAPPED_MODULE, unwrapped
 from shardd.torch._units.placement import is_planned_as_trained, rows_of, shape_in_job
 from shardd.torch._units.shard_group import ShardGroup, offloads
 from shardd.torch._units.state import ShardState
-from shardd.torch._units.subclasses import inner_of, row_bytes
+from shardd.torch._units.subclasses import row_bytes
 
 _DTYPES = {
     torch.float32: "DTYPE_FLOAT32",
@@ -171,12 +171,6 @@ def describe(
     tree, params, names = _tree(root._modules[0], states, held, precision, shard_size)
     if not params:
         raise ValueError("register model: no parameter is left for fully_shard; all are ignored or there are none")
-    if nodes and (itself := next((p for p in params if inner_of(p.fsdp_param)), None)):
-        kind = type(itself.fsdp_param.sharded_param._local_tensor).__name__
-        raise NotImplementedError(
-            f'register parameter "{itself.fqn}": it is a {kind}, with fsdp_pre_all_gather, in a model over {len(nodes)} nodes, '
-            "where that is not served (got several nodes, want one); train it on one node, or ignore it"
-        )
     groups = {place.group._module_fqn or "(root)": place.group for place in params}
     for where, group in groups.items():
         if group.layout == "flat" and group.mesh_info.mesh != params[0].group.mesh_info.mesh:

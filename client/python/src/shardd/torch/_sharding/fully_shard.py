@@ -32,7 +32,8 @@ from shardd.torch._state_dicts import checkpoint_face
 from shardd.torch._state_dicts.full_state_dict import shares_memory
 from shardd.torch._units.place import local_of
 from shardd.torch._units.placement import checked
-from shardd.torch._units.shard_group import ShardGroup, rows_params
+from shardd.torch._units.rows_param import rows_params
+from shardd.torch._units.shard_group import ShardGroup
 from shardd.torch._units.state import ShardState, state_of
 from shardd.torch._units.subclasses import inner_of, stored_of
 

@@ -11,12 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, TrainingState
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import (
-    FSDPCommContext,
-    FSDPParamGroup,
-    _get_param_module_infos,
-)
+from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPCommContext, FSDPParamGroup
 from torch.distributed.tensor import DTensor
 
 from shardd.torch._process.extension import _C
@@ -56,30 +52,6 @@ def _not_attached() -> None:
 def offloads(policy: OffloadPolicy, device: torch.device) -> bool:
     """Whether shards, reduced gradients and optimizer state are in host memory and a GPU computes with them."""
     return isinstance(policy, CPUOffloadPolicy) and device.type != "cpu"
-
-
-def rows_params(
-    params: list[nn.Parameter],
-    modules: tuple[nn.Module, ...],
-    mesh_info: FSDPMeshInfo,
-    post_forward_mesh_info: FSDPMeshInfo | None,
-    device: torch.device,
-    mp_policy: MixedPrecisionPolicy,
-    offload_policy: OffloadPolicy,
-    placement: Callable[[nn.Parameter], Any] | None = None,
-) -> list[FSDPParam]:
-    """Makes the parameters of layout ``dim0``: torch's own, whose sharded parameters are DTensors over this rank's shards.
-
-    ``placement``: the dimension that is cut; None, or where it gives None: rows. Raises what torch does of those that it
-    does not cut.
-    """
-    infos = _get_param_module_infos(params, modules)
-    # Of CPUs, shards are in the daemon's memory on the host whatever the policy. What is offloaded it has pinned.
-    where = CPUOffloadPolicy(pin_memory=False) if offloads(offload_policy, device) else OffloadPolicy()
-    return [
-        FSDPParam(param, info, mesh_info, post_forward_mesh_info, device, placement, mp_policy, where)
-        for param, info in zip(params, infos)
-    ]
 
 
 class ShardGroup(_C.Unit):
