@@ -16,7 +16,7 @@ namespace shardd {
 absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace, const UniqueFd& process) {
   const std::string what = absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ");
   if (snapshots_.awaits_writers()) {
-    const std::string not_killed = snapshots_.Attaching(rank, pid, replace);
+    const std::string not_killed = snapshots_.Attaching(rank, pid, process, replace);
     Advance();  // the rank may have been the last that could store
     SHARDD_RETURN_IF_ERROR(snapshots_.CheckWriters(what, not_killed));
   }

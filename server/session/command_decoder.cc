@@ -136,7 +136,8 @@ absl::StatusOr<RankCommand> CommandDecoder::Decode(const v1::Command& in) const 
       break;
     case v1::Command::kEnterFullParams:
       command.opcode = Opcode::kEnterFullParams;
-      command.group = in.enter_full_params().scope() - 1;
+      // Unsigned, as a client may send the least number there is; the table of requests refuses what is no group.
+      command.group = static_cast<int32_t>(static_cast<uint32_t>(in.enter_full_params().scope()) - 1);
       command.flags = (in.enter_full_params().writeback() ? kWriteback : 0) |
                       (in.enter_full_params().rank0_only() ? kRank0Only : 0) |
                       (in.enter_full_params().with_grads() ? kWithGrads : 0) |

@@ -53,7 +53,9 @@ void RankSlots::FreeOfEnded() {
     absl::MutexLock lock(&mutex_);
     for (size_t rank = 0; rank < by_rank_.size(); ++rank) {
       OfRank& of_rank = by_rank_[rank];
-      if (of_rank.slab == nullptr || Lives(of_rank.process)) continue;
+      // Whoever asked for this may have waited behind other work, and ranks have sessions again. Their slots have other
+      // holders, which are asked for under this lock: For gives out a reference under it, too.
+      if (of_rank.slab == nullptr || of_rank.slab.use_count() > 1 || Lives(of_rank.process)) continue;
       freed.push_back(std::exchange(of_rank.slab, nullptr));
     }
   }

@@ -40,7 +40,7 @@ class RankSlots {
   absl::StatusOr<std::shared_ptr<Slab>> For(int rank, const Process& process) ABSL_LOCKS_EXCLUDED(mutex_);
   // The rank is a process that has its slots elsewhere.
   void Drop(int rank) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Frees the slots of processes that have ended. REQUIRES: no rank has a session. Blocks.
+  // Frees the slots of processes that have ended, or are not known, but for those that a session holds. Blocks.
   void FreeOfEnded() ABSL_LOCKS_EXCLUDED(mutex_);
   // Of all ranks, also between their sessions.
   int64_t allocated_bytes() const ABSL_LOCKS_EXCLUDED(mutex_);

@@ -57,15 +57,13 @@ std::unique_ptr<JobSlab> GradientWriters::TakeUnused() {
 AttachAnswer GradientWriters::MayAttach(const std::string& what, int rank, int32_t pid, const UniqueFd& process,
                                         bool replace) {
   const bool on_host = memory_.gradients() == nullptr || memory_.gradients()->on_host();
-  // Before kernel 6.9 pidfds all look alike, and in another PID namespace pids do. With each epoch the host makes new
-  // shards then; a GPU has no room for that, so there whoever cannot be told apart is who it was.
-  const auto says_who = [](const UniqueFd& of) { return AreOneProcess(of, 0, of, 0); };
+  // Where processes cannot be told apart the host makes new shards with each epoch; a GPU has no room for that, so
+  // there it is who it was.
   const auto asks = [&](const Writer& writer) {
     // On GPUs an attach speaks for the rank's own stream alone: the others' may still run what they were given.
     if (writer.rank != rank && memory_.place().memory != nullptr) return false;
-    const bool can_be_told = pid != 0 || writer.pid != 0 || (says_who(process) && says_who(writer.process));
-    return can_be_told ? AreOneProcess(writer.process, writer.pid, process, pid)
-                       : !on_host && !replace && writer.rank == rank;
+    return CanBeTold(writer.process, writer.pid, process, pid) ? AreOneProcess(writer.process, writer.pid, process, pid)
+                                                               : !on_host && !replace && writer.rank == rank;
   };
   writers_.remove_if(asks);
   left_to_.remove_if(asks);

@@ -56,6 +56,11 @@ bool HasEnded(const UniqueFd& process, int32_t pid) {
   return pid > 0 && kill(pid, 0) != 0 && errno == ESRCH;
 }
 
+bool CanBeTold(const UniqueFd& process, int32_t pid, const UniqueFd& other, int32_t other_pid) {
+  struct stat of {};
+  return pid != 0 || other_pid != 0 || (InodeOf(process, &of) && InodeOf(other, &of));
+}
+
 bool AreOneProcess(const UniqueFd& process, int32_t pid, const UniqueFd& other, int32_t other_pid) {
   struct stat one {};
   struct stat two {};

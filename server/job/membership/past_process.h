@@ -21,6 +21,9 @@ struct PastProcess {
 // Whether it is known that it has ended: never guessed, a process of which nothing is known may live.
 bool HasEnded(const UniqueFd& process, int32_t pid);
 
+// Whether AreOneProcess knows: before kernel 6.9 pidfds all look alike, and in another PID namespace pids do.
+bool CanBeTold(const UniqueFd& process, int32_t pid, const UniqueFd& other, int32_t other_pid);
+
 // Whether both are one process, as far as that can be known.
 bool AreOneProcess(const UniqueFd& process, int32_t pid, const UniqueFd& other, int32_t other_pid);
 

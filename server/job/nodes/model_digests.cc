@@ -45,7 +45,8 @@ const std::vector<uint64_t>& ModelDigests::OfCommitted() const {
   static const auto* const kNone = new std::vector<uint64_t>();
   const bool in_trainers = see_.plan->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   const bool is_of_it = in_trainers ? step_ == see_.committed->step() : version_ == see_.committed->version();
-  return is_of_it ? by_param_ : *kNone;
+  // Where a state of another attempt has come since, it may have the same number.
+  return is_of_it && came_ == see_.committed->states_that_came() ? by_param_ : *kNone;
 }
 
 void ModelDigests::StepCommitted() {
@@ -57,12 +58,13 @@ void ModelDigests::StepCommitted() {
   // The one that is made the committed version's when all have heard of this commit.
   const bool kept = see_.snapshot != nullptr && see_.snapshot->two();
   Take({}, {}, kept ? see_.snapshot->next_offset_bytes() : -1,
-       [this, version = see_.committed->version(), step = see_.committed->step(), epoch = see_.committed->epoch()](
-           const absl::Status& status, const Digests& digests) {
+       [this, version = see_.committed->version(), step = see_.committed->step(), epoch = see_.committed->epoch(),
+        came = see_.committed->states_that_came()](const absl::Status& status, const Digests& digests) {
          --under_way_;
          if (status.ok()) {
            version_ = version;
            step_ = step;
+           came_ = came;
            by_param_.assign(digests.digests().begin(), digests.digests().end());
          } else if (see_.committed->epoch() == epoch) {
            use_.job->Fail(status);

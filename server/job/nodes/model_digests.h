@@ -75,6 +75,7 @@ class ModelDigests {
   const Services use_;
   uint64_t version_ = 0;
   int64_t step_ = 0;
+  int64_t came_ = 0;                // Committed::states_that_came
   std::vector<uint64_t> by_param_;  // of that version
   int under_way_ = 0;
 };

@@ -163,6 +163,7 @@ void Committed::GoBack(int64_t step, const std::vector<std::string>& trainer_sta
 }
 
 void Committed::Lose() {
+  ++states_that_came_;
   had_parameters_ = had_parameters_ || version_ > 0;
   version_ = generation_ = next_generation_ = 0;
   step_ = 0;
@@ -178,6 +179,7 @@ void Committed::Lose() {
 
 void Committed::Restore(int64_t step, uint64_t version, std::vector<int64_t> step_counts,
                         std::vector<std::string> trainer_states, uint64_t generation) {
+  ++states_that_came_;
   had_parameters_ = false;
   step_ = step;
   version_ = version;

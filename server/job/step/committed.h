@@ -141,6 +141,8 @@ class Committed {
   void Lose();
   void Restore(int64_t step, uint64_t version, std::vector<int64_t> step_counts,
                std::vector<std::string> trainer_states, uint64_t generation = 0);
+  // How often Lose or Restore were called: a state that has come may have the number of the one before, and other bits.
+  int64_t states_that_came() const { return states_that_came_; }
   // Lose has dropped a version, and nothing has come since.
   bool had_parameters() const { return had_parameters_; }
   // Counts that are loaded with the values of parameters, or put back where those are not committed. By parameter.
@@ -170,6 +172,7 @@ class Committed {
   uint64_t version_ = 0;
   uint64_t generation_ = 0;
   uint64_t next_generation_ = 0;
+  int64_t states_that_came_ = 0;
   int64_t step_ = 0;
   std::shared_ptr<std::vector<int64_t>> step_counts_;
   mutable bool step_counts_are_shared_ = false;

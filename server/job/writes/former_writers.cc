@@ -25,24 +25,27 @@ std::string FormerWriters::Names() const {
   });
 }
 
-std::string FormerWriters::Attaching(int rank, int32_t pid, bool replace, bool on_devices, absl::Time now) {
+std::string FormerWriters::Attaching(int rank, int32_t pid, const UniqueFd& process, bool replace, bool on_devices,
+                                     absl::Time now) {
   const bool speaks_for_all = !on_devices && now - since_ >= kMostWaitForOwnRanks;
   std::string not_killed;
   for (auto it = writers_.begin(); it != writers_.end();) {
+    const bool known = CanBeTold(it->process, it->pid, process, pid);
+    const bool same = known ? AreOneProcess(it->process, it->pid, process, pid) : it->rank == rank;
     // Who is replaced may be stopped, or not know yet: it must not store again.
-    const bool kills = replace && it->rank == rank && it->process.valid() && (pid == 0 || it->pid != pid);
+    const bool kills = replace && it->rank == rank && it->process.valid() && !(known && same);
     if (const absl::Status killed = kills ? KillProcess(it->process, it->pid, uid_) : absl::OkStatus(); !killed.ok()) {
       not_killed = std::string(killed.message());
     }
     // With replace it may be a process whose session was live until this very call, and that has not given it up yet.
     const bool gave_up = it->told || !replace;
-    const bool is_back = !kills && ((it->rank == rank && ((it->pid == pid && gave_up) || !it->process.valid())) ||
-                                    (speaks_for_all && it->told && pid != 0 && it->pid == pid));
+    const bool is_back = !kills && ((it->rank == rank && ((same && gave_up) || !it->process.valid())) ||
+                                    (speaks_for_all && it->told && known && same));
     if (is_back || HasEnded(it->process, it->pid)) {
       it = writers_.erase(it);
       continue;
     }
-    it->told = it->told || it->pid == pid;
+    it->told = it->told || same;
     ++it;
   }
   return not_killed;

@@ -38,10 +38,11 @@ class FormerWriters {
   // "rank 0 (pid 17), rank 1 (pid 18)"
   std::string Names() const;
 
-  // The rank asks to attach, from process `pid` (0: unknown): what its process had enqueued before has run. Forgets the
-  // processes that can store no more. `replace`: kills the rank's former process; returns why it could not be, or "".
-  // `on_devices`: shards lie on devices, where an attach speaks for the rank's own stream alone.
-  std::string Attaching(int rank, int32_t pid, bool replace, bool on_devices, absl::Time now);
+  // The rank asks to attach, from process `pid` (0: of another PID namespace) with the pidfd `process`: what its
+  // process had enqueued before has run. Forgets the processes that can store no more; where two of a rank cannot be
+  // told apart (CanBeTold), it is the same that comes back. `replace`: kills the rank's former process; returns why it
+  // could not be, or "". `on_devices`: shards lie on devices, where an attach speaks for the rank's own stream alone.
+  std::string Attaching(int rank, int32_t pid, const UniqueFd& process, bool replace, bool on_devices, absl::Time now);
 
  private:
   struct Writer {

@@ -274,8 +274,8 @@ void SnapshotKeeper::EndCopyBack() {
   if (--copying_back_ == 0 && !awaits_writers()) snapshot_.EndGoBack();
 }
 
-std::string SnapshotKeeper::Attaching(int rank, int32_t pid, bool replace) {
-  return former_writers_.Attaching(rank, pid, replace, use_.memory->place().memory != nullptr, MonotonicNow());
+std::string SnapshotKeeper::Attaching(int rank, int32_t pid, const UniqueFd& process, bool replace) {
+  return former_writers_.Attaching(rank, pid, process, replace, use_.memory->place().memory != nullptr, MonotonicNow());
 }
 
 absl::Status SnapshotKeeper::CheckWriters(const std::string& what, const std::string& not_killed) const {

@@ -99,7 +99,7 @@ class SnapshotKeeper final : public JobPart {
   void CopyBack();
 
   // A rank asks to attach, as FormerWriters::Attaching.
-  std::string Attaching(int rank, int32_t pid, bool replace);
+  std::string Attaching(int rank, int32_t pid, const UniqueFd& process, bool replace);
   // ABORTED: the attach waits for those that may still store. `what` begins the error, `not_killed` is Attaching's.
   absl::Status CheckWriters(const std::string& what, const std::string& not_killed) const;
   // ABORTED: no session may begin before the shards are back, and, with pass_copies, before there is a snapshot, which

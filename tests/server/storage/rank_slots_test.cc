@@ -66,6 +66,19 @@ TEST_F(RankSlotsTest, OfAnotherProcessAreNewAndFreeTheFormerMemory) {
   }
 }
 
+// Who asked for memory to be freed did so while no rank had a session, and ranks may have come since.
+TEST_F(RankSlotsTest, OfASessionAreNotFreedWhoeverItsProcessIs) {
+  RankSlots slots(1, kBytes);
+  auto held = For(slots, 0, RankSlots::Process());
+  *held->At<int>(0) = 42;
+  slots.FreeOfEnded();
+  EXPECT_EQ(*held->At<int>(0), 42);
+  EXPECT_EQ(slots.allocated_bytes(), kBytes);
+  held.reset();
+  slots.FreeOfEnded();
+  EXPECT_EQ(slots.allocated_bytes(), 0);
+}
+
 TEST_F(RankSlotsTest, AreTheSameAtTheDaemonThatTakesThemUp) {
   LeaveSlotsOf(1, /*ranks=*/2);
   RankSlots slots(2, kBytes);

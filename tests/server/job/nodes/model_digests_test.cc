@@ -79,6 +79,18 @@ TEST_F(ModelDigestsTest, ReplicasAreReadWhenTheyAreDue) {
   EXPECT_TRUE(digests_.OfCommitted().empty());
 }
 
+TEST_F(ModelDigestsTest, AStateOfTheSameNumberThatHasComeHasNone) {
+  CommitSteps(plan_->config.compare_every());
+  Drain();
+  ASSERT_FALSE(digests_.OfCommitted().empty());
+  const int64_t step = committed_.step();
+  const uint64_t version = committed_.version();
+  const std::vector<int64_t> counts = *committed_.ShareStepCounts();
+  committed_.Lose();
+  committed_.Restore(step, version, counts, {""}, /*generation=*/7);
+  EXPECT_TRUE(digests_.OfCommitted().empty());
+}
+
 TEST_F(ModelDigestsTest, TheyAreUnderWayUntilTheWorkerHasReadThem) {
   worker_.RunAndWait([&] {
     CommitSteps(plan_->config.compare_every());

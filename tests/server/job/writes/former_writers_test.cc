@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/membership/past_process.h"
 #include "server/job/wait.h"
 #include "tests/server/job/trainer_process.h"
 
@@ -16,7 +17,7 @@ class FormerWritersTest : public ::testing::Test {
   void Add(int rank, const TrainerProcess& trainer) { writers_.Add(rank, trainer.pid(), trainer.Descriptor()); }
   void Attach(int rank, int32_t pid, bool replace = false, absl::Duration after = absl::ZeroDuration(),
               bool on_devices = false) {
-    EXPECT_EQ(writers_.Attaching(rank, pid, replace, on_devices, start_ + after), "");
+    EXPECT_EQ(writers_.Attaching(rank, pid, UniqueFd(), replace, on_devices, start_ + after), "");
   }
   const absl::Time start_ = absl::UnixEpoch() + absl::Hours(1);
   FormerWriters writers_{static_cast<uint32_t>(getuid())};
@@ -69,6 +70,19 @@ TEST_F(FormerWritersTest, OneRankSpeaksForItsProcessAfterAWhile) {
   Attach(0, a_.pid(), false, FormerWriters::kMostWaitForOwnRanks, /*on_devices=*/true);
   EXPECT_FALSE(writers_.none()) << "another rank's stream may still store";
   Attach(0, a_.pid(), false, FormerWriters::kMostWaitForOwnRanks);
+  EXPECT_TRUE(writers_.none());
+}
+
+// As where each trainer has a PID namespace of its own.
+TEST_F(FormerWritersTest, WithoutPidsAnotherProcessIsNotWhoStored) {
+  if (!CanBeTold(a_.Descriptor(), 0, b_.Descriptor(), 0)) GTEST_SKIP() << "before kernel 6.9 pidfds all look alike";
+  writers_.Add(0, 0, a_.Descriptor());
+  const auto attach = [this](const TrainerProcess& from) {
+    return writers_.Attaching(0, 0, from.Descriptor(), /*replace=*/false, /*on_devices=*/false, start_);
+  };
+  EXPECT_EQ(attach(b_), "");
+  EXPECT_EQ(writers_.Names(), "rank 0 (pid 0)");
+  EXPECT_EQ(attach(a_), "");
   EXPECT_TRUE(writers_.none());
 }
 

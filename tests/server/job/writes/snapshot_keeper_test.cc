@@ -143,7 +143,7 @@ TEST_F(SnapshotKeeperTest, GoesBackWhenFormerWritersHaveAttachedAgain) {
   EXPECT_THAT(keeper_->AwaitedWriters(), HasSubstr("rank 0")) << "rank 1 has stored nothing";
   EXPECT_THAT(keeper_->CheckWriters(kWhat, "").message(), HasSubstr("the process of rank 0"));
 
-  EXPECT_EQ(keeper_->Attaching(0, getpid(), /*replace=*/false), "");
+  EXPECT_EQ(keeper_->Attaching(0, getpid(), UniqueFd(), /*replace=*/false), "");
   EXPECT_TRUE(keeper_->MayCopyBack());
   const uint64_t version = committed_.version();
   keeper_->CopyBack();

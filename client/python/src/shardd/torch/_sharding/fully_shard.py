@@ -215,20 +215,22 @@ _apply.__name__ = "fully_shard"
 _apply_fully_shard: Any = contract(state_cls=ShardState)(_apply)
 
 
-# The last copy of each parameter that a state dict was given. Not by the identity of a state dict or of a storage: what a program keeps
-# of a state dict outlives it, and the storage of a subclass is made anew for each look.
+# The last copy of each parameter that a state dict was given, and under which key. Not by the identity of a state dict or of a storage:
+# what a program keeps of a state dict outlives it, and the storage of a subclass is made anew for each look.
 _copies: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def _copy_in(state_dict: dict[str, Any], param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Returns the copy of a parameter that this state dict has under another name, as tied parameters stay one tensor, or makes one."""
-    last = _copies.get(param)
-    copied: torch.Tensor | None = None if last is None else last()
-    if copied is None or not any(held is copied for held in state_dict.values()):
-        with torch.no_grad():
-            copied = value.detach().clone()
-        _copies[param] = weakref.ref(copied)
-    return copied
+def _copy_in(state_dict: dict[str, Any], key: str, param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Returns the copy of a parameter that this state dict has under another key, as tied parameters stay one tensor, or makes one."""
+    other, last = _copies.get(param, (key, lambda: None))
+    held: torch.Tensor | None = state_dict.get(other)
+    # A dict that is filled again has this call's view under its key by now, and not the copy of before.
+    if held is not None and held is last():
+        return held
+    with torch.no_grad():
+        made = value.detach().clone()
+    _copies[param] = key, weakref.ref(made)
+    return made
 
 
 def watch_loads(module: nn.Module, state: ShardState) -> None:
@@ -264,7 +266,7 @@ def watch_loads(module: nn.Module, state: ShardState) -> None:
             value: Any = state_dict.get(prefix + name)
             param = module._parameters[name]
             if isinstance(value, DTensor) and param is not None and value is not param:  # keep_vars
-                state_dict[prefix + name] = _copy_in(state_dict, param, value)
+                state_dict[prefix + name] = _copy_in(state_dict, prefix + name, param, value)
 
     module._register_load_state_dict_pre_hook(before)
     module.register_load_state_dict_post_hook(after)
