@@ -23,8 +23,8 @@
 namespace shardd {
 namespace {
 
-constexpr float kBefore = 1, kLoaded = 2;
-constexpr uint64_t kVersion = 9, kGeneration = 70;
+constexpr float kCommittedValue = 1, kLoadedValue = 2;
+constexpr uint64_t kCommittedVersion = 9, kPromisedIn = 70;
 
 class PromisesOnGpus : public ::testing::Test {
  protected:
@@ -61,10 +61,10 @@ class PromisesOnGpus : public ::testing::Test {
     v1::CommittedRecord facts;
     facts.add_step_counts(4);
     facts.add_trainer_states("state");
-    EXPECT_TRUE(log->Commit(facts, {1, 4, kVersion}).ok());
-    EXPECT_TRUE((*memory)->shards()->Write(own_, &kBefore, sizeof(float)).ok());
-    EXPECT_TRUE((*memory)->undo()->Save((*memory)->shards(), own_, sizeof(float), kVersion).ok());
-    EXPECT_TRUE((*memory)->shards()->Write(own_, &kLoaded, sizeof(float)).ok());
+    EXPECT_TRUE(log->Commit(facts, {1, 4, kCommittedVersion}).ok());
+    EXPECT_TRUE((*memory)->shards()->Write(own_, &kCommittedValue, sizeof(float)).ok());
+    EXPECT_TRUE((*memory)->undo()->Save((*memory)->shards(), own_, sizeof(float), kCommittedVersion).ok());
+    EXPECT_TRUE((*memory)->shards()->Write(own_, &kLoadedValue, sizeof(float)).ok());
     last(*log);
     job_.set_format(1);
     job_.set_node(1);
@@ -88,8 +88,8 @@ class PromisesOnGpus : public ::testing::Test {
   }
   static v1::PromisedValuesRecord Promise() {
     v1::PromisedValuesRecord promise;
-    promise.set_generation(kGeneration);
-    promise.set_version(kVersion + 1);
+    promise.set_generation(kPromisedIn);
+    promise.set_version(kCommittedVersion + 1);
     promise.add_step_counts(5);
     return promise;
   }
@@ -107,16 +107,16 @@ class PromisesOnGpus : public ::testing::Test {
 TEST_F(PromisesOnGpus, LoadedValuesStayBehindAPromise) {
   const absl::StatusOr<TakenUpJob> job = TakeUp(Promises);
   ASSERT_TRUE(job.ok()) << job.status();
-  EXPECT_EQ(job->committed.version, kVersion);
+  EXPECT_EQ(job->committed.version, kCommittedVersion);
   EXPECT_TRUE(job->node.promised_values);
-  EXPECT_EQ(job->node.promised_in, kGeneration);
+  EXPECT_EQ(job->node.promised_in, kPromisedIn);
   ASSERT_TRUE(job->committed.promised_values.has_value());
   EXPECT_EQ(job->committed.promised_values->step_counts(0), 5);
-  EXPECT_EQ(ShardOf(*job->memory), kLoaded);
+  EXPECT_EQ(ShardOf(*job->memory), kLoadedValue);
   UndoSlab* const undo = job->memory->undo();
-  ASSERT_TRUE(undo->Has(kVersion)) << "for whoever hears that nothing comes of it";
-  for (bool more = true; more;) ASSERT_TRUE(undo->PutBack(kVersion, &more).ok());
-  EXPECT_EQ(ShardOf(*job->memory), kBefore);
+  ASSERT_TRUE(undo->Has(kCommittedVersion)) << "for whoever hears that nothing comes of it";
+  for (bool more = true; more;) ASSERT_TRUE(undo->PutBack(kCommittedVersion, &more).ok());
+  EXPECT_EQ(ShardOf(*job->memory), kCommittedValue);
 }
 
 TEST_F(PromisesOnGpus, WithoutAPromiseLoadedValuesAreTakenBack) {
@@ -124,8 +124,8 @@ TEST_F(PromisesOnGpus, WithoutAPromiseLoadedValuesAreTakenBack) {
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_FALSE(job->node.promised_values);
   EXPECT_FALSE(job->committed.promised_values.has_value());
-  EXPECT_EQ(ShardOf(*job->memory), kBefore);
-  EXPECT_FALSE(job->memory->undo()->Has(kVersion));
+  EXPECT_EQ(ShardOf(*job->memory), kCommittedValue);
+  EXPECT_FALSE(job->memory->undo()->Has(kCommittedVersion));
 }
 
 // Another node sends this one what it lacks.
@@ -135,7 +135,7 @@ TEST_F(PromisesOnGpus, ReplicasKeepNone) {
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_FALSE(job->node.promised_values);
   EXPECT_EQ(job->node.promised_in, 0u);
-  EXPECT_EQ(ShardOf(*job->memory), kBefore);
+  EXPECT_EQ(ShardOf(*job->memory), kCommittedValue);
 }
 
 TEST_F(PromisesOnGpus, APromiseOfAnotherPlanIsRefused) {
