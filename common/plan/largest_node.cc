@@ -10,17 +10,13 @@
 namespace shardd {
 
 absl::StatusOr<LargestNode> PlanLargestNode(const v1::JobSpec& spec, bool on_gpus) {
-  const auto total = [on_gpus](const ShardPlan& plan) {
-    return on_gpus ? MemoryOnGpus(plan, plan.world_size).TotalBytesOnGpus(plan.world_size)
-                   : plan.memory.TotalBytes(plan.world_size);
-  };
   LargestNode largest;
   SHARDD_ASSIGN_OR_RETURN(largest.plan, PlanShards(spec));
-  largest.total_bytes = largest.least_bytes = total(largest.plan);
+  largest.total_bytes = largest.least_bytes = QuotaBytesOf(largest.plan, on_gpus);
   const int unlike = largest.plan.cut_over_nodes ? NodesOfRow(largest.plan) : 1;
   for (int node = 1; node < unlike; ++node) {
     SHARDD_ASSIGN_OR_RETURN(ShardPlan plan, PlanShards(spec, node));
-    const int64_t bytes = total(plan);
+    const int64_t bytes = QuotaBytesOf(plan, on_gpus);
     largest.least_bytes = std::min(largest.least_bytes, bytes);
     if (bytes > largest.total_bytes) {
       largest.total_bytes = bytes;

@@ -130,4 +130,9 @@ MemoryPlan MemoryOnGpus(const ShardPlan& plan, int gpus) {
   return memory;
 }
 
+int64_t QuotaBytesOf(const ShardPlan& plan, bool on_gpus) {
+  return on_gpus ? MemoryOnGpus(plan, plan.world_size).TotalBytesOnGpus(plan.world_size)
+                 : plan.memory.TotalBytes(plan.world_size);
+}
+
 }  // namespace shardd

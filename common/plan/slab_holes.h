@@ -29,7 +29,12 @@ HeldPages FindHeldPages(const ShardPlan& plan, SpreadSlab slab, int gpus, int64_
 
 // ShardPlan::memory where `gpus` GPUs of this node have the job's slabs: where parameters are cut over nodes, what is
 // held is in pages of GPUs, with holes that are filled. A daemon that may open few files holds more.
+// Where there are holes it looks at every page, so nobody calls it for each request.
 MemoryPlan MemoryOnGpus(const ShardPlan& plan, int gpus);
+
+// What a quota counts of the plan: all its bytes on this node, on the host or on GPUs, of which each rank has one.
+// Takes as long as MemoryOnGpus.
+int64_t QuotaBytesOf(const ShardPlan& plan, bool on_gpus);
 
 }  // namespace shardd
 

@@ -5,8 +5,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "common/plan/plan.h"
-#include "common/plan/slab_holes.h"
 #include "common/shm/slab.h"
 #include "common/status/status_macros.h"
 #include "server/device/device.h"
@@ -36,11 +34,6 @@ absl::StatusOr<int64_t> ParseByteQuota(absl::string_view flag, absl::string_view
         flag, ": not a quota (got \"", text, "\", want bytes, as in 64000000000, a share, as in 50%, or 0 for none)"));
   }
   return is_share ? memory_bytes / 100 * number : number;
-}
-
-int64_t QuotaBytesOf(const ShardPlan& plan, const Device& device) {
-  return device.memory() == nullptr ? plan.memory.TotalBytes(plan.world_size)
-                                    : MemoryOnGpus(plan, plan.world_size).TotalBytesOnGpus(plan.world_size);
 }
 
 absl::Status CheckByteQuota(absl::string_view what, int64_t quota_bytes, uint32_t uid, int64_t held_bytes,

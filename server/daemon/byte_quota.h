@@ -11,7 +11,6 @@
 namespace shardd {
 
 class Device;
-struct ShardPlan;
 
 // The bytes that `text` grants: "1000000", or "50%" of `memory_bytes`, rounded down; 0: no quota. INVALID_ARGUMENT: it
 // is neither, or more than 100%. `flag`: where the text comes from, for the error. Pure.
@@ -20,9 +19,6 @@ absl::StatusOr<int64_t> ParseByteQuota(absl::string_view flag, absl::string_view
 // What a share is of: memory of the host that is free, as its limits say it, and all memory of the devices' GPUs. Asks
 // the system.
 absl::StatusOr<int64_t> MemoryOf(const std::vector<std::unique_ptr<Device>>& devices);
-
-// What a job of this plan counts, if its ranks have devices like this one.
-int64_t QuotaBytesOf(const ShardPlan& plan, const Device& device);
 
 // RESOURCE_EXHAUSTED: with `more_bytes` the jobs of `uid`, which hold `held_bytes`, have more than `quota_bytes` (0:
 // none).

@@ -146,12 +146,16 @@ class Core final : public JobsSource {
     absl::Time empty_since = absl::InfiniteFuture();  // since when the job has no session, and no launcher
     JobLauncher launcher;
     bool freed = false;  // its ranks may still come
-    // Of what waits to take the job's place, while that is in memory. The larger of the two counts: the other one goes.
+    // What waits to take the job's place, while its plan is in memory. The larger of the two counts: the other one
+    // goes.
     std::weak_ptr<const ShardPlan> made;
+    int64_t made_quota_bytes = 0;
+    int64_t made_reserved_bytes = 0;
     std::shared_ptr<Closing> closing;  // waits; others that are to end the job wait with it
     absl::Time links_anew =
-        absl::InfinitePast();  // when it took another's place, or was taken up: others may hear nothing yet
-    int64_t QuotaBytes(const Device& device) const;  // (core_make.cc)
+        absl::InfinitePast();       // when it took another's place, or was taken up: others may hear nothing yet
+    int64_t QuotaBytes() const;     // (core_make.cc)
+    int64_t ReservedBytes() const;  // of the host, promised and not there yet
     // What waits to end the job ends it: another daemon is not to go on with it (core_close.cc).
     void CloseNow();
   };

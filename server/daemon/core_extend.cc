@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/clock/monotonic_now.h"
 #include "common/plan/extend.h"
+#include "common/plan/slab_holes.h"
 #include "common/status/status_macros.h"
 #include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
@@ -222,7 +223,7 @@ absl::StatusOr<std::shared_ptr<JobCore::Init>> Core::Extending::Make() const {
   }
   if (absl::Status status =
           CheckByteQuota("memory", core->options_.max_bytes_per_uid, job->identity().owner.uid,
-                         found.promised.bytes_of_uid, QuotaBytesOf(extension->plan, *core->devices_.front()));
+                         found.promised.bytes_of_uid, QuotaBytesOf(extension->plan, device_memory != nullptr));
       !status.ok()) {
     return failed(status);
   }
@@ -272,6 +273,7 @@ absl::Status Core::Extending::TakePlace(JobCore::Init* init, bool decided) const
   }
   init->committed.epoch = std::max(init->committed.epoch, job->committed().epoch() + 1);
   it->second.job = core->MakeJob(std::move(*init));
+  it->second.made.reset();
   job->EndCustody();  // last: a daemon that is killed before leaves two, of which the later one counts
   it->second.empty_since = absl::InfiniteFuture();
   it->second.links_anew = MonotonicNow();
@@ -305,7 +307,11 @@ void Core::Extending::Start(Core* core, const std::shared_ptr<JobCore>& job,
         answer(self->TakePlace(init.get(), /*decided=*/false));
         return;
       }
-      if (Entry* const entry = core->FindEntryOf(job); entry != nullptr) entry->made = init->plan;
+      if (Entry* const entry = core->FindEntryOf(job); entry != nullptr) {
+        entry->made = init->plan;
+        entry->made_quota_bytes = init->memory->quota_bytes();
+        entry->made_reserved_bytes = UnusedHostBytes(*init->plan, *init->memory);
+      }
       // Whoever asked is answered when all nodes have theirs, or when this comes to nothing.
       job.ExtensionBuilt(*self->extension, [core, self, init, answer = AnswerOnce(&core->loop_, self->what(), answer)] {
         core->loop_.Post([self, init, answer] { (*answer)(self->TakePlace(init.get(), /*decided=*/true)); });

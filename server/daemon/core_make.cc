@@ -10,7 +10,6 @@
 #include "common/status/status_macros.h"
 #include "server/collective/local/local_collective.h"
 #include "server/collective/trainers/trainer_collective.h"
-#include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/device/cpu/cpu_device.h"
 #include "server/device/device_memory.h"
@@ -20,9 +19,12 @@
 
 namespace shardd {
 
-int64_t Core::Entry::QuotaBytes(const Device& device) const {
-  const std::shared_ptr<const ShardPlan> next = made.lock();
-  return std::max(QuotaBytesOf(*job->plan(), device), next == nullptr ? 0 : QuotaBytesOf(*next, device));
+int64_t Core::Entry::QuotaBytes() const {
+  return std::max(job->memory().quota_bytes(), made.expired() ? 0 : made_quota_bytes);
+}
+
+int64_t Core::Entry::ReservedBytes() const {
+  return std::max(job->memory_account().reserved_bytes(), made.expired() ? 0 : made_reserved_bytes);
 }
 
 absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, const v1::JobSpec& spec, ShardPlan plan,
@@ -109,11 +111,11 @@ absl::Status Core::Promised::Refusal(const absl::Status& status) const {
 Core::Promised Core::PromisedBeside(const JobCore* job, uint32_t uid) const {
   Promised promised;
   for (const auto& [name, entry] : jobs_) {
-    promised.reserved_bytes += entry.job->memory_account().reserved_bytes();
+    promised.reserved_bytes += entry.ReservedBytes();
     promised.taken_up_bytes += entry.job->memory().taken_up_bytes();
     if (name.first != uid || entry.job.get() == job) continue;
     ++promised.jobs_of_uid;
-    promised.bytes_of_uid += entry.QuotaBytes(*devices_.front());
+    promised.bytes_of_uid += entry.QuotaBytes();
   }
   take_ups_.List([&](const Tenant& owner, const v1::Job& taken, const TakeUps::Claim& claim) {
     if (jobs_.contains({owner.uid, taken.name()})) return;  // it has just been

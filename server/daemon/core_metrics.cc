@@ -7,7 +7,6 @@
 
 #include "common/shm/open_files.h"
 #include "common/version.h"
-#include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/daemon/gpu_status.h"
 
@@ -77,7 +76,7 @@ void Core::GetMetrics(const Caller& caller, Done<v1::GetMetricsResponse> done) {
       may_see_all = may_see_all && may_see;
       v1::UserQuota& quota = quotas[job.identity().owner.uid];  // counts as OpenJob does
       quota.set_jobs(quota.jobs() + 1);
-      quota.set_planned_bytes(quota.planned_bytes() + QuotaBytesOf(*job.plan(), *devices_.front()));
+      quota.set_planned_bytes(quota.planned_bytes() + entry.QuotaBytes());
       if (!may_see || job.closed()) continue;
       v1::JobMetrics* const described = response.add_jobs();
       job.view().DescribeMetrics(described);

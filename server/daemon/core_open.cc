@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/clock/monotonic_now.h"
 #include "common/plan/extend.h"
+#include "common/plan/slab_holes.h"
 #include "common/process/process_stat.h"
 #include "common/status/status_macros.h"
 #include "common/versions/versions.h"
@@ -270,7 +271,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   if (!create) {
     return absl::NotFoundError(absl::StrCat(what, ": not there yet"));
   }
-  const int64_t bytes = QuotaBytesOf(*plan, *devices_.front());
+  const int64_t bytes = QuotaBytesOf(*plan, device_memory != nullptr);
   const Promised& promised = found.promised;
   if (promised.jobs_of_uid >= options_.max_jobs_per_uid) {
     return absl::ResourceExhaustedError(

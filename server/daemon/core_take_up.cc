@@ -13,9 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/clock/monotonic_now.h"
+#include "common/plan/slab_holes.h"
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
-#include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/observe/log.h"
 
@@ -181,8 +181,9 @@ void Core::TakingUp::Describe() {
   known.set_plan_digest(absl::BytesToHexString(taken.plan.digest));
   step = header.step;
   is_loss = header.version > 1 && (taken.plan.nodes() == 1 || taken.plan.cut_over_nodes);
-  core->take_ups_.Describe(OwnerOf(taken.job), std::move(known),
-                           {QuotaBytesOf(taken.plan, *core->devices_.front()), left->planned_bytes()});
+  core->take_ups_.Describe(
+      OwnerOf(taken.job), std::move(known),
+      {QuotaBytesOf(taken.plan, core->devices_.front()->memory() != nullptr), left->planned_bytes()});
 }
 
 absl::Status Core::TakeUp() {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/plan/node_part.h"
 #include "common/plan/optimizer_kinds.h"
+#include "common/plan/slab_holes.h"
 #include "common/plan/slab_spread.h"
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
@@ -153,6 +154,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Make(const ShardPlan& plan
                                      reserved_bytes, " promised to others)"));
   }
   std::unique_ptr<JobMemory> memory(new JobMemory(place));
+  memory->planned_ = on_host ? want : MemoryOnGpus(plan, static_cast<int>(place.users.size()));
+  memory->quota_bytes_ = QuotaBytesOf(plan, !on_host);
   struct Purpose {
     std::unique_ptr<JobSlab>* slab;
     const char* name;

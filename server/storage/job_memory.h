@@ -40,6 +40,10 @@ inline int64_t PromisedUndoBytes(const ShardPlan& plan, const SlabPlace& place) 
   return place.memory == nullptr && !may_ask_later ? WritebackUndoBytes(plan) : 0;
 }
 
+class JobMemory;
+// Bytes of the host that a job is promised beside the memory that it has, before anybody has attached to it.
+int64_t UnusedHostBytes(const ShardPlan& plan, const JobMemory& memory);
+
 // Bytes of the host that a job's plan promises to each session: all that the plan says, but for the gradient slots
 // where those lie on a device.
 int64_t HostSessionBytes(const ShardPlan& plan, const SlabPlace& place);
@@ -143,6 +147,8 @@ class JobMemory {
   // Of these, what trainers have given back and will want again (shardd_give_back_gradient).
   int64_t given_back_bytes() const;
   void Describe(const ShardPlan& plan, v1::Memory* out) const;
+  // QuotaBytesOf the plan.
+  int64_t quota_bytes() const { return quota_bytes_; }
 
  private:
   explicit JobMemory(SlabPlace place);
@@ -155,6 +161,9 @@ class JobMemory {
   // The next step would touch it all, a page at a time.
   static void MapTakenUp(const std::vector<const Slab*>& slabs);
   const SlabPlace place_;
+  // Of the plan, as its devices hold it: computed once, because it takes long (MemoryOnGpus).
+  MemoryPlan planned_;
+  int64_t quota_bytes_ = 0;
   HandOver hand_over_;  // null: nothing outlives the daemon
   std::vector<int64_t> shards_boundaries_;
   // Of the slabs' sizes, what is other nodes'.

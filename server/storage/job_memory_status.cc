@@ -4,7 +4,6 @@
 #include <map>
 #include <string>
 
-#include "common/plan/slab_holes.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/job_slab.h"
 #include "server/storage/old_values_plan.h"
@@ -25,6 +24,13 @@ void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
     entry->set_device(device);
     entry->set_allocated_bytes(allocated_bytes);
   }
+}
+
+int64_t UnusedHostBytes(const ShardPlan& plan, const JobMemory& memory) {
+  const int64_t kept = memory.kept() == nullptr ? 0 : memory.kept()->allocated_bytes();
+  return plan.world_size * HostSessionBytes(plan, memory.place()) +
+         std::max<int64_t>(plan.memory.held_kept_bytes - kept, 0) + PromisedUndoBytes(plan, memory.place()) +
+         memory.given_back_bytes();
 }
 
 int64_t JobMemory::allocated_bytes() const {
@@ -57,12 +63,10 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
       if (!slab->on_host()) AddDeviceBytes(*slab->on_devices(), purpose);
     }
   };
-  const MemoryPlan planned =
-      place_.memory == nullptr ? plan.memory : MemoryOnGpus(plan, static_cast<int>(place_.users.size()));
-  add("shards", planned.held_shards_bytes, shards());
-  add("parameters", planned.held_parameters_bytes, parameters());
-  add("gradients", planned.held_gradients_bytes, gradients());
-  add("optimizer", planned.held_optimizer_bytes, optimizer());
+  add("shards", planned_.held_shards_bytes, shards());
+  add("parameters", planned_.held_parameters_bytes, parameters());
+  add("gradients", planned_.held_gradients_bytes, gradients());
+  add("optimizer", planned_.held_optimizer_bytes, optimizer());
   add(kUnshardedPoolName, plan.memory.unsharded_pool_bytes, pool());
   if (plan.memory.gradient_staging_bytes > 0) {
     add("gradient staging", plan.memory.gradient_staging_bytes, staging());
@@ -76,7 +80,7 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
     out->mutable_purposes()->rbegin()->set_allocated_bytes(plan.memory.node_receive_bytes);
   }
   if (plan.memory.kept_bytes > 0) {
-    add("snapshot", planned.held_kept_bytes, kept());
+    add("snapshot", planned_.held_kept_bytes, kept());
   }
   if (old_values_ != nullptr) {
     add(kOldValuesName, static_cast<int64_t>(plan.world_size) * old_values_plan_->stride_bytes, old_values_.get());

@@ -274,12 +274,13 @@ absl::StatusOr<TakenUpJob> LeftJob::State::TakeUp(const TakeUpOn& on) {
   const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   const std::optional<uint64_t> undone =
       completes || (in_snapshot && in_trainers) ? std::nullopt : std::optional(header.version);
+  // Replicas on GPUs keep no promise, and are sent what they lack.
+  const bool keeps_promises = !completes && (!on_gpus || plan.cut_over_nodes);
   // Old bytes of promised values stay, too: where parameters are cut over nodes nobody could send what was agreed on.
-  const bool keeps_values = left.promised_values.has_value() && !on_gpus && !completes && (!in_snapshot || two);
+  const bool keeps_values = left.promised_values.has_value() && keeps_promises && (!in_snapshot || two);
   // Likewise of a promised step's parts, which are committed with it or put back with the attempt.
   const bool keeps_parts = left.promised.has_value() && left.promised->parts() > 0 && !on_gpus && !completes;
-  // Replicas on GPUs keep no promise, and are sent what they lack.
-  if (left.promised.has_value() && !completes && (!on_gpus || plan.cut_over_nodes)) {
+  if (left.promised.has_value() && keeps_promises) {
     const bool counts_fit = !keeps_parts || left.promised->step_counts_size() == static_cast<int>(plan.params.size());
     if (left.promised->trainer_states_size() != plan.world_size || !counts_fit) {
       return absl::DataLossError("what is promised is of another plan");
@@ -288,9 +289,18 @@ absl::StatusOr<TakenUpJob> LeftJob::State::TakeUp(const TakeUpOn& on) {
     result.node.promised_in = left.promised->generation();
     result.committed.promised = *std::move(left.promised);
   }
-  // Of promised values nothing is kept there.
+  if (keeps_values) {
+    const int states = left.promised_values->trainer_states_size();  // of a pass alone
+    if (left.promised_values->step_counts_size() != static_cast<int>(plan.params.size()) ||
+        (states != 0 && states != plan.world_size)) {
+      return absl::DataLossError("what values are promised is of another plan");
+    }
+    result.node.promised_in = left.promised_values->generation();
+    result.node.promised_values = true;
+    result.committed.promised_values = *std::move(left.promised_values);
+  }
   if (on_gpus) {
-    SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
+    if (!keeps_values) SHARDD_RETURN_IF_ERROR(TakeBackLoadedValues(plan, *result.memory, undone, on.devices));
     result.committed.gradients_stay = gradients_stay;
     result.committed.in_snapshot = in_snapshot;
     if (in_snapshot && two) {
@@ -304,14 +314,6 @@ absl::StatusOr<TakenUpJob> LeftJob::State::TakeUp(const TakeUpOn& on) {
     if (const auto it = mapped.by_name.find(name); it != mapped.by_name.end()) it->second->Discard();
     kept.erase(name);
   };
-  if (keeps_values) {
-    if (left.promised_values->step_counts_size() != static_cast<int>(plan.params.size())) {
-      return absl::DataLossError("what values are promised is of another plan");
-    }
-    result.node.promised_in = left.promised_values->generation();
-    result.node.promised_values = true;
-    result.committed.promised_values = *std::move(left.promised_values);
-  }
   // Those who may write them are known, or else whoever attaches first finds them renewed, behind a promise.
   if (auto former = FormerProcesses(*result.log, plan.world_size); former.has_value()) {
     result.former = *std::move(former);

@@ -6,8 +6,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
+#include "common/plan/slab_holes.h"
 #include "common/plan/slab_spread.h"
+#include "tests/common/plan/real_models.h"
 
 namespace shardd {
 namespace {
@@ -59,6 +65,26 @@ TEST_F(DeviceSlabsTest, AnHonestDescriptionComesAsFarAsTheDriver) {
   attach_.clear_device_slabs();
   Add(kFdShards, 3 * kPage, {kPage, -kPage, kPage});
   EXPECT_NE(Map().code(), absl::StatusCode::kInternal) << "other nodes hold what is in the middle";
+}
+
+// They have nearly as many pieces as a client takes, holes counted.
+TEST_F(DeviceSlabsTest, SlabsOfTheLargestModelsComeAsFarAsTheDriver) {
+  plan_ = PlanOn(ModelOf(kOf70B, v1::OPTIMIZER_KIND_ADAMW), /*node=*/3);
+  size_t most = 0;
+  for (const auto& [which, spread] : {std::pair{kFdShards, SpreadSlab::kShards},
+                                      {kFdGradients, SpreadSlab::kGradients},
+                                      {kFdOptimizer, SpreadSlab::kOptimizer}}) {
+    std::vector<int64_t> piece_bytes;
+    for (const SlabPiece& piece : SpreadOverGpus(plan_, spread, /*gpus=*/8, kGpuPageBytes)) {
+      piece_bytes.push_back(piece.gpu == kNoGpu ? -piece.size_bytes : piece.size_bytes);
+    }
+    most = std::max(most, piece_bytes.size());
+    Add(which, SlabBytesOnGpus(plan_, spread, kGpuPageBytes), piece_bytes);
+  }
+  EXPECT_GT(most, static_cast<size_t>(kMaxSlabPieces) * 9 / 10);
+  const absl::Status status = Map();
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE(status.code(), absl::StatusCode::kInternal) << status;
 }
 
 TEST_F(DeviceSlabsTest, PiecesThatAreNotTheSlabAreRefused) {

@@ -7,47 +7,14 @@
 
 #include "common/plan/largest_node.h"
 #include "tests/common/plan/node_specs.h"
+#include "tests/common/plan/random_spec.h"
+#include "tests/common/plan/real_models.h"
 
 namespace shardd {
 namespace {
 
 constexpr SpreadSlab kCut[] = {SpreadSlab::kShards, SpreadSlab::kParameters, SpreadSlab::kGradients,
                                SpreadSlab::kOptimizer, SpreadSlab::kKept};
-
-struct Shape {
-  int layers;
-  int64_t width;
-  int64_t inner;
-  int64_t vocabulary;
-};
-constexpr Shape kOf7B = {32, 4096, 11008, 32000};  // 291 parameters
-constexpr Shape kOf70B = {80, 8192, 28672, 32000};
-
-// Rows of each parameter over 8 nodes of 8 GPUs, as fully_shard cuts them; torch's Adam in the trainers.
-SpecBuilder Model(const Shape& shape, v1::OptimizerKind kind) {
-  SpecBuilder b(8);
-  v1::JobConfig& config = b.config();
-  config.set_layout(v1::LAYOUT_DIM0);
-  config.set_strategy(v1::STRATEGY_FULL_SHARD);
-  config.mutable_optimizer()->set_kind(kind);
-  if (kind == v1::OPTIMIZER_KIND_TRAINER) {
-    config.mutable_optimizer()->set_trainer_states(2);
-    config.set_trainers_never_write(false);
-    config.set_pass_copies(true);
-  }
-  AddNodes(&b, 8);
-  b.Param(0, "embedding", {shape.vocabulary, shape.width});
-  for (int layer = 0; layer < shape.layers; ++layer) {
-    const int at = b.AddSharded(0, absl::StrCat("layer", layer));
-    for (const char* name : {"q", "k", "v", "o"}) b.Param(at, name, {shape.width, shape.width});
-    for (const char* name : {"gate", "up"}) b.Param(at, name, {shape.inner, shape.width});
-    b.Param(at, "down", {shape.width, shape.inner});
-    for (const char* name : {"norm1", "norm2"}) b.Param(at, name, {shape.width});
-  }
-  b.Param(0, "norm", {shape.width});
-  b.Param(0, "head", {shape.vocabulary, shape.width});
-  return b;
-}
 
 struct Spread {
   int64_t held_bytes = 0;
@@ -86,7 +53,7 @@ void ExpectBalanced(const Spread& spread) {
 
 TEST(SlabHoles, SlabsOfModelsTakeLittleMoreThanTheNodesPart) {
   for (const int node : {0, 5}) {
-    const ShardPlan plan = PlanOn(Model(kOf7B, v1::OPTIMIZER_KIND_TRAINER), node);
+    const ShardPlan plan = PlanOn(ModelOf(kOf7B, v1::OPTIMIZER_KIND_TRAINER), node);
     for (const SpreadSlab slab : kCut) {
       SCOPED_TRACE(absl::StrCat("node ", node, " slab ", static_cast<int>(slab)));
       const int most = MaxPieces(plan, slab);
@@ -101,7 +68,7 @@ TEST(SlabHoles, SlabsOfModelsTakeLittleMoreThanTheNodesPart) {
 
 // Which GPU has a page is made coarse first, and then the smallest holes are filled.
 TEST(SlabHoles, ShortOfPiecesSlabsTakeNoMultiple) {
-  const ShardPlan plan = PlanOn(Model(kOf70B, v1::OPTIMIZER_KIND_ADAMW), 3);
+  const ShardPlan plan = PlanOn(ModelOf(kOf70B, v1::OPTIMIZER_KIND_ADAMW), 3);
   for (const SpreadSlab slab : {SpreadSlab::kShards, SpreadSlab::kGradients}) {
     const Spread spread = SpreadOf(plan, slab, kMaxSlabPieces);
     EXPECT_LE(spread.held_bytes, WantedBytes(plan.memory, slab) * 8 / 5) << static_cast<int>(slab);
@@ -118,9 +85,52 @@ TEST(SlabHoles, ShortOfPiecesSlabsTakeNoMultiple) {
   }
 }
 
+// Whatever is cut, and however few files there are: trainers map as many pieces as they take, holes counted, and there
+// is memory for all that this node holds.
+TEST(SlabHoles, AnyCutPlanHasPiecesWithinItsLimit) {
+  constexpr int64_t kPage = 256;  // so that random plans have many
+  int with_holes = 0;
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    v1::JobSpec spec = RandomSpec(seed).spec();
+    spec.mutable_config()->set_strategy(v1::STRATEGY_FULL_SHARD);
+    for (int node = 0; node < 3; ++node) {
+      spec.mutable_config()->mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7000"));
+    }
+    const absl::StatusOr<ShardPlan> plan = PlanShards(spec, static_cast<int>(seed % 3));
+    if (!plan.ok() || !plan->cut_over_nodes) continue;
+    const std::pair<SpreadSlab, HeldSlab> cut[] = {{SpreadSlab::kShards, HeldSlab::kShards},
+                                                   {SpreadSlab::kGradients, HeldSlab::kGradients},
+                                                   {SpreadSlab::kOptimizer, HeldSlab::kOptimizer}};
+    for (const auto& [slab, held] : cut) {
+      for (const int most : {plan->world_size, plan->world_size + 1, 12, 40, kMaxSlabPieces}) {
+        SCOPED_TRACE(absl::StrCat("seed ", seed, " slab ", static_cast<int>(slab), " most ", most));
+        const int gpus = std::min(plan->world_size, most);
+        const std::vector<SlabPiece> pieces = SpreadOverGpus(*plan, slab, gpus, kPage, most);
+        ASSERT_LE(pieces.size(), static_cast<size_t>(most));
+        if (pieces.empty()) continue;
+        ASSERT_NE(pieces.front().gpu, kNoGpu) << "it is known by its first piece";
+        std::vector<ByteRange> holes;
+        int64_t at_bytes = 0;
+        for (const SlabPiece& piece : pieces) {
+          if (piece.gpu == kNoGpu) holes.push_back({at_bytes, at_bytes + piece.size_bytes});
+          at_bytes += piece.size_bytes;
+        }
+        ASSERT_EQ(at_bytes, SlabBytesOnGpus(*plan, slab, kPage));
+        with_holes += holes.empty() ? 0 : 1;
+        for (const ByteRange& range : HeldRanges(*plan, held, kPage)) {
+          for (const ByteRange& hole : holes) {
+            ASSERT_TRUE(range.end <= hole.first || range.first >= hole.end);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(with_holes, 100);
+}
+
 TEST(SlabHoles, ThePlanForGpusSaysWhatSlabsHold) {
   for (const v1::OptimizerKind kind : {v1::OPTIMIZER_KIND_TRAINER, v1::OPTIMIZER_KIND_ADAMW}) {
-    const ShardPlan plan = PlanOn(Model(kOf70B, kind), 7);
+    const ShardPlan plan = PlanOn(ModelOf(kOf70B, kind), 7);
     const MemoryPlan memory = MemoryOnGpus(plan, 8);
     int64_t more_bytes = 0;
     for (const SpreadSlab slab : kCut) {
@@ -131,7 +141,7 @@ TEST(SlabHoles, ThePlanForGpusSaysWhatSlabsHold) {
     EXPECT_GT(more_bytes, 0);
     EXPECT_EQ(memory.TotalBytesOnGpus(8), plan.memory.TotalBytesOnGpus(8) + more_bytes);
   }
-  SpecBuilder b = Model(kOf7B, v1::OPTIMIZER_KIND_ADAMW);
+  SpecBuilder b = ModelOf(kOf7B, v1::OPTIMIZER_KIND_ADAMW);
   const absl::StatusOr<LargestNode> largest = PlanLargestNode(b.spec(), /*on_gpus=*/true);
   ASSERT_TRUE(largest.ok()) << largest.status();
   EXPECT_EQ(largest->total_bytes, MemoryOnGpus(largest->plan, 8).TotalBytesOnGpus(8));

@@ -111,6 +111,12 @@ class NodesDeath : public Nodes, public ::testing::WithParamInterface<NodesCase>
     closer.join();
     return ranks;
   }
+  // Its ranks' values are at node 0, and no version here yet.
+  bool HasPromisedValues(int k) {
+    const std::vector<v1::Event> events = node(k).Events();
+    return !events.empty() &&
+           events.back().text() == absl::StrCat("version ", node(k).Job().version() + 1, " is said to node 0");
+  }
   void KillWhereRanksTrain(int kills, const Args& more = {}) {
     StartKept();
     const Args args = UntilEnough(Training(kUntilEnough).With(more));
@@ -170,10 +176,38 @@ TEST_P(NodesDeath, KillsWhereNode0DecidesLoseNothing) {
   ExpectAsUndisturbed(args, ranks);
 }
 
-// On GPUs promised values are not kept, and those that were agreed on may be lost with the daemon: by name (nodes.md).
+// Node 0 stands still where node 1 has promised what its ranks load, and hears of that behind the promising daemon's
+// death.
+TEST_P(NodesDeath, KillsBehindPromisedValuesLoseNothing) {
+  SHARDD_NEEDS_GPUS(GetParam().gpus);
+  StartKept();
+  const Args args = UntilEnough(Training(kUntilEnough).With({{"load_every", "1"}}));
+  std::vector<Child> ranks = StartRanks(args);
+  ASSERT_TRUE(AllTrained(2));
+  std::mt19937 random(static_cast<unsigned>(testing::LongRun("SHARDD_DEATH_SEED", 31)));
+  int kills = 0;
+  for (int turn = 0; kills < 5 && turn < 2000; ++turn) {
+    absl::SleepFor(absl::Microseconds(random() % 20000));
+    const int64_t before = LastStep();
+    const pid_t node0 = node(0).daemon_pid();
+    ASSERT_EQ(kill(node0, SIGSTOP), 0);
+    absl::SleepFor(absl::Milliseconds(20));
+    const bool promised = HasPromisedValues(1);
+    if (promised) ReplaceDaemon(1);
+    ASSERT_EQ(kill(node0, SIGCONT), 0);
+    if (!promised) continue;
+    if (HasFatalFailure()) return;
+    ASSERT_TRUE(AllTrained(before + 1)) << "kill " << kills;
+    ++kills;
+  }
+  EXPECT_EQ(kills, 5);
+  SayEnough();
+  ExpectAsUndisturbed(args, ranks);
+}
+
 TEST_P(NodesDeath, KillsWhereRanksLoadValuesLoseNothing) {
-  if (GetParam().gpus > 0) GTEST_SKIP() << "on CPUs";
-  KillWhereRanksTrain(Kills(0) / 2, {{"load_every", "1"}});
+  SHARDD_NEEDS_GPUS(GetParam().gpus);
+  KillWhereRanksTrain(GetParam().gpus > 0 ? Kills(1) : Kills(0) / 2, {{"load_every", "1"}});
 }
 
 TEST_P(NodesDeath, KillsWhereRanksEditInPlaceLoseNothing) {
@@ -184,8 +218,6 @@ TEST_P(NodesDeath, KillsWhereRanksEditInPlaceLoseNothing) {
 // Their steps and the values that they store are agreed on alike.
 TEST_P(NodesDeath, KillsWhereRanksStepThemselvesLoseNothing) {
   SHARDD_NEEDS_GPUS(GetParam().gpus);
-  const bool may_be_lost = GetParam().gpus > 0 && std::string(GetParam().strategy) == "FULL_SHARD";
-  if (may_be_lost) GTEST_SKIP() << "on GPUs what is agreed on may be lost with its daemon, and no node has a copy";
   KillWhereRanksTrain(GetParam().gpus > 0 ? Kills(1) : Kills(0) / 2, InTrainers());
 }
 

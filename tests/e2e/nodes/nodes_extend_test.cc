@@ -35,6 +35,13 @@ class NodesExtend : public Nodes, public ::testing::WithParamInterface<const cha
             {"layout", "DIM0"},  {"bits", "1"},    {"optimizer", "adamw"},  {"extend", "3"},
             {"steps", "6"},      {"recover", "1"}, {"silence_ms", "60000"}, {"timeout_ms", "60000"}};
   }
+  // As metrics show it, of the one user.
+  int64_t QuotaBytes(int k) {
+    grpc::ClientContext context;
+    v1::GetMetricsResponse response;
+    EXPECT_TRUE(node(k).jobs().GetMetrics(&context, {}, &response).ok());
+    return response.daemon().quotas_size() == 1 ? response.daemon().quotas(0).planned_bytes() : 0;
+  }
   void ExpectUndisturbed(const Args& args, std::vector<Child>& ranks, const std::vector<TrainerReport>& want) {
     std::vector<TrainerReport> reports;
     for (int k = 0; k < count(); ++k) {
@@ -92,6 +99,26 @@ TEST_P(NodesExtend, DaemonsKilledMeanwhileCostNothing) {
   }
   RecordProperty("widened", widened);  // where a node died between what was decided and its hearing of it
   ExpectNothingLeft();
+}
+
+// Node 1 cannot hand its own to its custodian, which stands still: node 0 has two meanwhile.
+TEST_P(NodesExtend, WhatIsMadeCountsBeforeItTakesThePlace) {
+  WithCustodians();
+  Start(2, 1);
+  const Args args = Training().With({{"pause", "extending@0"}});
+  std::vector<Child> ranks = StartRanks(args);
+  for (int k = 0; k < 2; ++k) node(k).AwaitPause(args, "extending", 0);
+  const int64_t before_bytes = QuotaBytes(0);
+  EXPECT_GT(before_bytes, 0);
+  custodian(1).Kill(SIGSTOP);
+  for (int k = 0; k < 2; ++k) node(k).LetGo(args, "extending", 0);
+  EXPECT_TRUE(testing::PollUntil([&] { return node(0).HasEvent("job", "extend", "it is made, and takes"); }));
+  EXPECT_FALSE(node(0).HasEvent("job", "close", "it goes on with more to train"));
+  const int64_t made_bytes = QuotaBytes(0);
+  EXPECT_GT(made_bytes, before_bytes);
+  custodian(1).Kill(SIGCONT);
+  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(2 * testing::kLimit), 0);
+  ExpectAllOk(Reports(args));
 }
 
 class NodesMissTheLastWord : public NodesExtend {

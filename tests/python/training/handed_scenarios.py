@@ -6,6 +6,7 @@ import logging
 import os
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -29,6 +30,17 @@ def _lines() -> list[str]:
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("shardd.torch").addHandler(handler)
     return lines
+
+
+def _told(model: torch.nn.Module, error: RuntimeError) -> str:
+    """What this rank is told of the restart, also where the other one was told first and left while this one attached."""
+    from shardd import StepAborted
+
+    if not isinstance(error, StepAborted):
+        return str(error)
+    with pytest.raises(RuntimeError) as again:
+        loss_of(model, 0, 0, dist.get_rank())
+    return str(again.value)
 
 
 def train(dies: bool, loads: bool, stays: bool) -> dict[str, Any]:
@@ -61,7 +73,7 @@ def train(dies: bool, loads: bool, stays: bool) -> dict[str, Any]:
     except RuntimeError as error:
         if attempt() == 0:
             raise
-        return {"error": str(error)}
+        return {"error": _told(model, error)}
     shardd.torch.commit(model)
     parameters = {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}
     state = [float(entry["exp_avg"].full_tensor().sum()) for entry in optimizer.state.values()]

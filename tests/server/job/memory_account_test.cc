@@ -52,10 +52,21 @@ TEST_F(MemoryAccountTest, ASnapshotThatIsTakenIsNoLongerReserved) {
   EXPECT_EQ(account_->reserved_bytes(), before - plan_->memory.kept_bytes);
 }
 
+// What waits to take a job's place is promised as much as the job that it is to be.
+TEST_F(MemoryAccountTest, BeforeAnybodyAttachesAllIsReserved) {
+  EXPECT_GT(UnusedHostBytes(*plan_, *memory_), 0);
+  EXPECT_EQ(UnusedHostBytes(*plan_, *memory_), account_->reserved_bytes());
+}
+
 class MemoryOfSeveralTest : public MemoryAccountTest {
  protected:
   MemoryOfSeveralTest() : MemoryAccountTest(/*several=*/true) {}
 };
+
+TEST_F(MemoryOfSeveralTest, OldBytesOfPartsAreReservedBeforeAnybodyAttaches) {
+  EXPECT_GT(UnusedHostBytes(*plan_of_several_, *memory_), plan_of_several_->memory.undo_bytes);
+  EXPECT_EQ(UnusedHostBytes(*plan_of_several_, *memory_), account_->reserved_bytes());
+}
 
 TEST_F(MemoryOfSeveralTest, OldBytesThatAreThereAreNotReservedAnyMore) {
   const int64_t before = account_->reserved_bytes();

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/plan/slab_holes.h"
 #include "common/shm/open_files.h"
 #include "common/tensor/update_log.h"
 #include "server/device/cuda/cuda_memory.h"
@@ -132,6 +133,8 @@ TEST_F(KeptOnGpus, ACutJobsPartsAreTakenUpWithHoles) {
   EXPECT_EQ(memory->shards()->allocated_bytes(), 32 * kMiB + kPage);
   EXPECT_EQ(memory->optimizer()->allocated_bytes(), 64 * kMiB + kPage);
   EXPECT_EQ(memory->given_back_bytes(), 0);
+  EXPECT_EQ(memory->quota_bytes(), QuotaBytesOf(plan, /*on_gpus=*/true));
+  EXPECT_NE(memory->quota_bytes(), QuotaBytesOf(plan, /*on_gpus=*/false));
   v1::Memory described;
   memory->Describe(plan, &described);
   EXPECT_EQ(described.purposes(0).planned_bytes(), 32 * kMiB + kPage);
