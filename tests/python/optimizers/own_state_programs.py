@@ -1,0 +1,41 @@
+"""Programs that change an optimizer's state by other ways than its steps, for test_unseen.py."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from optimizers.optim_cases import full_state
+from optimizers.unseen_programs import KINDS, Program, backward, end, model_of, program, train
+
+__all__ = ["Program"]
+
+
+# Two optimizers of the same parameters.
+
+
+@program("same parameters", daemon=False)
+def two_of_one_kind_take_turns() -> dict[str, Any]:
+    """Each counts its own steps."""
+    model = model_of()
+    first, second = KINDS["AdamW"](model.parameters()), KINDS["Adam"](model.parameters(), lr=5e-3)
+    losses = []
+    for step in range(6):
+        losses.append(backward(model, step))
+        (first if step % 3 else second).step()
+        model.zero_grad()
+    return end(model, first, losses=losses, second=full_state(second))
+
+
+@program("same parameters", daemon=False)
+def one_loads_the_others_state_and_both_go_on() -> dict[str, Any]:
+    model = model_of()
+    first = KINDS["AdamW"](model.parameters())
+    losses = train(model, first, 3)
+    second = KINDS["AdamW"](model.parameters(), lr=5e-3)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for step in range(3, 7):
+        losses.append(backward(model, step))
+        (first if step % 2 else second).step()
+        model.zero_grad()
+    return end(model, first, losses=losses, second=full_state(second))
