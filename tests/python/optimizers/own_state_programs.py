@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
+
 from optimizers.optim_cases import full_state
 from optimizers.unseen_programs import KINDS, Program, backward, end, model_of, program, train
 
@@ -39,3 +41,35 @@ def one_loads_the_others_state_and_both_go_on() -> dict[str, Any]:
         (first if step % 2 else second).step()
         model.zero_grad()
     return end(model, first, losses=losses, second=full_state(second))
+
+
+# Loads.
+
+
+def _loads_with_momentum(kind: str, before: float, after: float, **more: Any) -> dict[str, Any]:
+    model = model_of()
+    optimizer = KINDS[kind](model.parameters(), momentum=before, **more)
+    losses = train(model, optimizer, 2)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["momentum"] = after
+    for number, param in enumerate(model.parameters()):
+        buffer = torch.full_like(param.detach(), 0.02)
+        saved["state"][number] = {**saved["state"].get(number, {}), "momentum_buffer": buffer}
+    optimizer.load_state_dict(saved)
+    losses += train(model, optimizer, range(2, 5))
+    return end(model, optimizer, losses=losses, momentum=optimizer.param_groups[0]["momentum"])
+
+
+@program("own state")
+def momentum_begins_with_a_load() -> dict[str, Any]:
+    return _loads_with_momentum("SGD", 0.0, 0.9)
+
+
+@program("own state")
+def rmsprops_momentum_begins_with_a_load() -> dict[str, Any]:
+    return _loads_with_momentum("RMSprop", 0.0, 0.9, centered=False)
+
+
+@program("own state")
+def momentum_ends_with_a_load() -> dict[str, Any]:
+    return _loads_with_momentum("SGD", 0.9, 0.0)

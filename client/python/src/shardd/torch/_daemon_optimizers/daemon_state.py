@@ -235,18 +235,18 @@ class DaemonState(JobOptimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         optimizer, name = self.optimizer, self.name
-        if not self.chosen:
-            why = next((w for group in state_dict["param_groups"] if (w := refusal(self._kind, group))), "")
-            if why:
-                self.fall_back_now(f"a state dict with {why}")
-            if why or not self.jobs():
-                self._plain.load_state_dict(optimizer, state_dict)
-                return
         meetings = [job.meeting("load") for job in self.jobs()]
-        agreed = False
+        agreed = not self.chosen and not meetings
 
         def check(_: Optimizer, final: dict[str, Any]) -> dict[str, Any]:  # the last of the pre-hooks
             nonlocal agreed
+            if not self.chosen:
+                why = self._why_not_loaded(final)
+                if why:
+                    agreed = True  # alike on all ranks
+                    self.fall_back_now(f"a state dict with {why}")
+                if why or not meetings:
+                    return final
             self._incoming = self._check_loaded(final)
             agreed = True
             for meeting in meetings:
@@ -264,6 +264,10 @@ class DaemonState(JobOptimizer):
         finally:
             handle.remove()
             self._incoming = None
+
+    def _why_not_loaded(self, saved: dict[str, Any]) -> str:
+        """Says what in a state dict the daemon does not go on with; empty where it does with all."""
+        return next((why for group in saved["param_groups"] if (why := refusal(self._kind, group))), "")
 
     def set_state(self, state: dict[str, Any]) -> None:
         """``Optimizer.__setstate__``, which the load calls."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -170,10 +170,18 @@ class DaemonSteps(DaemonState):
 
     # Back to torch's.
 
+    def _has_momentum(self, group: Mapping[str, Any]) -> bool:
+        """Of a kind that plans a buffer only with momentum; Muon always has its own."""
+        return bool(self._kind.momentum_state) and group.get("momentum", 0) > 0
+
     def _facts_of_groups(self) -> list[tuple[Any, ...]]:
-        # Of a kind that plans a buffer only with momentum; Muon always has its own.
-        planned = bool(self._kind.momentum_state)
-        return [(planned and group["momentum"] > 0, *map(id, group["params"])) for group in self.param_groups]
+        return [(self._has_momentum(group), *map(id, group["params"])) for group in self.param_groups]
+
+    def _why_not_loaded(self, saved: dict[str, Any]) -> str:
+        facts = zip(self._groups, saved["param_groups"])
+        if any(momentum != self._has_momentum(group) for (momentum, *_), group in facts):
+            return "momentum that begins or ends"
+        return super()._why_not_loaded(saved)
 
     def _why_not_any_more(self) -> str:
         """Says what the program has changed since that the daemon does not do; empty where there is nothing."""
