@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from optimizers.optim_cases import full_state
+from optimizers.optim_cases import full, full_state, parameters_of
 from optimizers.unseen_programs import KINDS, Program, backward, end, model_of, program, train
 
 __all__ = ["Program"]
@@ -73,3 +73,20 @@ def rmsprops_momentum_begins_with_a_load() -> dict[str, Any]:
 @program("own state")
 def momentum_ends_with_a_load() -> dict[str, Any]:
     return _loads_with_momentum("SGD", 0.9, 0.0)
+
+
+@program("own state")
+def hooks_that_change_a_state_dicts_shape() -> dict[str, Any]:
+    model = model_of()
+    optimizer = KINDS["AdamW"](model.parameters())
+    optimizer.register_state_dict_post_hook(lambda _, saved: {"wrapped": saved})
+    optimizer.register_load_state_dict_pre_hook(lambda _, saved: saved["wrapped"])
+    losses = train(model, optimizer, 2)
+    saved = copy.deepcopy(optimizer.state_dict())
+    losses += train(model, optimizer, range(2, 4))
+    optimizer.load_state_dict(copy.deepcopy(saved))
+    losses += train(model, optimizer, range(4, 6))
+    wrapped = [list(saved), sorted(saved["wrapped"])]
+    kept = {number: {n: full(v) for n, v in e.items()} for number, e in saved["wrapped"]["state"].items()}
+    parameters = parameters_of(model)
+    return {"losses": losses, "wrapped": wrapped, "kept": kept, "parameters": parameters, "model": model}

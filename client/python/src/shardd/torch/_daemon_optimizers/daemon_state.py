@@ -205,15 +205,37 @@ class DaemonState(JobOptimizer):
         return counts is not None and not any(count.item() for count in counts)
 
     def state_dict(self) -> dict[str, Any]:
-        result = self.shown_state_dict()
-        result["state"] = {number: cloned(entry) for number, entry in result["state"].items()}
-        return result
+        return self._state_dict(copies=True)
 
     def shown_state_dict(self) -> dict[str, Any]:
         """As ``state_dict``; moments are DTensors over the daemon's memory, to be read alone."""
+        return self._state_dict(copies=False)
+
+    def _state_dict(self, copies: bool) -> dict[str, Any]:
         optimizer = self.optimizer
-        if not self.chosen and self._state_was_changed():
-            return self._plain.state_dict(optimizer)  # with the next step it is torch's
+        changed = not self.chosen and self._state_was_changed()  # with the next step it is torch's
+
+        def complete(
+            _: Optimizer, result: dict[str, Any]
+        ) -> None:  # the first of the post-hooks, which may change the shape
+            entries = result["state"]
+            for number, param in enumerate(() if changed else dict.fromkeys(self.params())):
+                counts = self._update_counts.get(param, [])
+                if self._kind.counts_updates and len({count.item() for count in counts}) > 1 and number in entries:
+                    entries[number] = {**entries[number], "step": torch.stack(counts)}
+            if copies:
+                result["state"] = {
+                    k: cloned(entry) if isinstance(entry, dict) else entry for k, entry in entries.items()
+                }
+
+        handle = optimizer.register_state_dict_post_hook(complete, prepend=True)
+        try:
+            return self._plain.state_dict(optimizer) if changed else self._of_followed_state()
+        finally:
+            handle.remove()
+
+    def _of_followed_state(self) -> dict[str, Any]:
+        optimizer = self.optimizer
         for job in self.jobs():
             job.read_update_counts()
         self._show_updated()
@@ -224,14 +246,9 @@ class DaemonState(JobOptimizer):
             optimizer.state = defaultdict(dict, {k: v for k, v in shown.items() if not self.unused(k)})
         self.shows_unused = False
         try:
-            result = self._plain.state_dict(optimizer)
+            return self._plain.state_dict(optimizer)
         finally:
             optimizer.state = shown
-        for number, param in enumerate(dict.fromkeys(self.params())):
-            counts = self._update_counts.get(param, [])
-            if self._kind.counts_updates and len({count.item() for count in counts}) > 1 and number in result["state"]:
-                result["state"][number] = {**result["state"][number], "step": torch.stack(counts)}
-        return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         optimizer, name = self.optimizer, self.name
