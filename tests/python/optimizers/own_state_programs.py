@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from optimizers.optim_cases import full, full_state, parameters_of
-from optimizers.unseen_programs import KINDS, Program, backward, end, model_of, program, train
+from optimizers.unseen_programs import KINDS, Program, backward, end, look, model_of, program, train
 
 __all__ = ["Program"]
 
@@ -73,6 +73,53 @@ def rmsprops_momentum_begins_with_a_load() -> dict[str, Any]:
 @program("own state")
 def momentum_ends_with_a_load() -> dict[str, Any]:
     return _loads_with_momentum("SGD", 0.9, 0.0)
+
+
+@program("own state", daemon=False)
+def rmsprops_momentum_ends_and_begins_again() -> dict[str, Any]:
+    """torch keeps the buffer meanwhile."""
+    model = model_of()
+    optimizer = KINDS["RMSprop"](model.parameters(), centered=False)
+    losses = []
+    for step in range(5):
+        optimizer.param_groups[0]["momentum"] = 0.0 if 2 <= step < 4 else 0.9
+        losses += train(model, optimizer, range(step, step + 1))
+    return end(model, optimizer, losses=losses)
+
+
+@program("own state", daemon=False)
+def loaded_state_has_names_of_the_programs() -> dict[str, Any]:
+    model = model_of()
+    optimizer = KINDS["AdamW"](model.parameters())
+    losses = train(model, optimizer, 2)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for number, entry in saved["state"].items():
+        entry["mine"] = torch.tensor(float(number))
+    optimizer.load_state_dict(saved)
+    losses += train(model, optimizer, range(2, 5))
+    return end(model, optimizer, losses=losses, keys=look(optimizer)["keys"])
+
+
+@program("own state", daemon=False)
+def state_gets_names_of_the_programs() -> dict[str, Any]:
+    model = model_of()
+    optimizer = KINDS["AdamW"](model.parameters())
+    losses = train(model, optimizer, 2)
+    for param in model.parameters():
+        optimizer.state[param]["ema"] = param.detach().clone()
+    losses += train(model, optimizer, range(2, 5))
+    return end(model, optimizer, losses=losses, keys=look(optimizer)["keys"])
+
+
+@program("own state")
+def names_of_the_programs_before_the_first_step() -> dict[str, Any]:
+    """SGD without momentum has no state of its own; what a program puts there stays."""
+    model = model_of()
+    optimizer = KINDS["SGD"](model.parameters(), momentum=0.0)
+    for number, param in enumerate(model.parameters()):
+        optimizer.state[param]["mine"] = number
+    losses = train(model, optimizer, 3)
+    return end(model, optimizer, losses=losses, mine=[optimizer.state[p]["mine"] for p in model.parameters()])
 
 
 @program("own state")

@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from shardd.torch._daemon_optimizers.kinds import Kind, refusal, whole_states
+from shardd.torch._daemon_optimizers.kinds import Kind, foreign_state, refusal, whole_states
 from shardd.torch._daemon_optimizers.loaded_state import Incoming, ParamState, param_state
 from shardd.torch._daemon_optimizers.sharded_params import roots_with
 from shardd.torch._job.job import TorchJob, jobs
@@ -284,7 +284,13 @@ class DaemonState(JobOptimizer):
 
     def _why_not_loaded(self, saved: dict[str, Any]) -> str:
         """Says what in a state dict the daemon does not go on with; empty where it does with all."""
-        return next((why for group in saved["param_groups"] if (why := refusal(self._kind, group))), "")
+        for group in saved["param_groups"]:
+            if why := refusal(self._kind, group):
+                return why
+            for number in group["params"]:
+                if foreign := foreign_state(self._kind, group, saved["state"].get(number)):
+                    return f"state that the daemon's optimizer has not ({foreign})"
+        return ""
 
     def set_state(self, state: dict[str, Any]) -> None:
         """``Optimizer.__setstate__``, which the load calls."""
