@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -137,3 +138,61 @@ def hooks_that_change_a_state_dicts_shape() -> dict[str, Any]:
     kept = {number: {n: full(v) for n, v in e.items()} for number, e in saved["wrapped"]["state"].items()}
     parameters = parameters_of(model)
     return {"losses": losses, "wrapped": wrapped, "kept": kept, "parameters": parameters, "model": model}
+
+
+# Counts of steps that are changed in place, as a warm restart of the bias correction does it.
+
+
+def _counts_change(change: Callable[[torch.Tensor], Any], kind: str = "AdamW") -> dict[str, Any]:
+    model = model_of()
+    optimizer = KINDS[kind](model.parameters())
+    losses = train(model, optimizer, 3)
+    for entry in optimizer.state.values():
+        change(entry["step"])
+    steps = [look(optimizer)["steps"], sorted({float(e["step"]) for e in optimizer.state_dict()["state"].values()})]
+    losses += train(model, optimizer, range(3, 6))
+    return end(model, optimizer, losses=losses, steps=steps)
+
+
+@program("counts in place")
+def counts_are_zeroed() -> dict[str, Any]:
+    return _counts_change(lambda step: step.zero_())
+
+
+@program("counts in place")
+def counts_are_added_to() -> dict[str, Any]:
+    return _counts_change(lambda step: step.add_(100), "Adam")
+
+
+@program("counts in place")
+def counts_are_filled_by_their_data() -> dict[str, Any]:
+    return _counts_change(lambda step: step.data.fill_(50))
+
+
+@program("counts in place")
+def one_count_changes_between_backward_and_step() -> dict[str, Any]:
+    model = model_of()
+    optimizer = KINDS["AdamW"](model.parameters())
+    losses = train(model, optimizer, 2)
+    losses.append(backward(model, 2))
+    next(iter(optimizer.state.values()))["step"] += 10
+    optimizer.step()
+    optimizer.zero_grad()
+    losses += train(model, optimizer, range(3, 5))
+    return end(model, optimizer, losses=losses)
+
+
+@program("counts in place")
+def a_hook_behind_a_load_sets_counts() -> dict[str, Any]:
+    model = model_of()
+    optimizer = KINDS["AdamW"](model.parameters())
+
+    def set_counts(loaded: Any) -> None:
+        for entry in loaded.state.values():
+            entry["step"].fill_(50)
+
+    optimizer.register_load_state_dict_post_hook(set_counts)
+    losses = train(model, optimizer, 2)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    losses += train(model, optimizer, range(2, 5))
+    return end(model, optimizer, losses=losses)

@@ -21,6 +21,7 @@ from shardd.torch._daemon_optimizers.loaded_state import Incoming, ParamState, p
 from shardd.torch._daemon_optimizers.sharded_params import roots_with
 from shardd.torch._job.job import TorchJob, jobs
 from shardd.torch._job.job_optimizer import JobOptimizer
+from shardd.torch._job.update_counts import UpdateCounts
 from shardd.torch._torch_optimizers.optimizer_state import in_form_of
 from shardd.torch._units.place import Place, local_of
 
@@ -139,9 +140,8 @@ class DaemonState(JobOptimizer):
         engine = job.engine
         assert engine is not None
         if job.counts is None:
-            job.counts = torch.zeros(engine.info()["param_count"])
-            engine.set_update_counts(job.counts)
-        counts = job.counts
+            job.counts = UpdateCounts(engine)
+        counts = job.counts.values
         job.read_update_counts()
         engine.set_updated(self._indices(job))
         replaced = False
@@ -188,7 +188,9 @@ class DaemonState(JobOptimizer):
             now = state.get(param, {})
             if len(now) != len(items) or any(now.get(name) is not value for name, value in items):
                 return True
-        return False
+        # Stores into ``step``, which the daemon would not read.
+        shows_counts = self._kind.counts_updates
+        return shows_counts and any(job.counts is not None and job.counts.were_edited() for job in self.jobs())
 
     def _show_updated(self) -> None:
         """Puts into ``state`` what belongs there: all of a job, or as torch's own what has been updated."""

@@ -91,14 +91,16 @@ class DaemonSteps(DaemonState):
         assert engine is not None
         if max_grad_norm > 0:
             job.refuse_tensor_parallel("step with max_grad_norm", "call shardd.torch.clip_grad_norm_ before the step")
-        if len(job.optimizers) > 1:
-            result = self._step_among(job, groups, max_grad_norm, loss_scale)
-            self.last_grad_norm = result["grad_norm"] if max_grad_norm > 0 else None
-            self.last_step_skipped = result["skipped"]
-            return
-        # Groups that one of the two does not have yet have nothing to step: see _with_gradients_of_new_groups.
-        fitting = groups[: job.step_groups] + groups[-1:] * (job.step_groups - len(groups))
-        result = engine.step(fitting, float(max_grad_norm), float(loss_scale), job.trainer_state([]), [], False)
+        try:
+            if len(job.optimizers) > 1:
+                result = self._step_among(job, groups, max_grad_norm, loss_scale)
+            else:
+                # Groups that one of the two does not have yet have nothing to step: see _with_gradients_of_new_groups.
+                fitting = groups[: job.step_groups] + groups[-1:] * (job.step_groups - len(groups))
+                result = engine.step(fitting, float(max_grad_norm), float(loss_scale), job.trainer_state([]), [], False)
+        finally:
+            if job.counts is not None:
+                job.counts.note()
         self.last_grad_norm = result["grad_norm"] if max_grad_norm > 0 else None
         self.last_step_skipped = result["skipped"]
 
