@@ -196,3 +196,40 @@ def a_hook_behind_a_load_sets_counts() -> dict[str, Any]:
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     losses += train(model, optimizer, range(2, 5))
     return end(model, optimizer, losses=losses)
+
+
+# Param groups that are appended to the list itself.
+
+
+def _append_group(optimizer: Any, params: list[Any], **more: Any) -> None:
+    optimizer.param_groups.append({**optimizer.param_groups[0], "params": params, **more})
+
+
+@program("groups in place", daemon=False)
+def a_group_that_is_not_sharded_is_appended() -> dict[str, Any]:
+    model = model_of()
+    beside = torch.nn.Parameter(torch.ones(3))
+    optimizer = KINDS["SGD"](model.parameters())
+    losses = train(model, optimizer, 2)
+    _append_group(optimizer, [beside])
+    for step in range(2, 5):
+        losses.append(backward(model, step))
+        beside.grad = torch.full((3,), float(step))
+        optimizer.step()
+        optimizer.zero_grad()
+    return end(model, optimizer, losses=losses, beside=beside.detach().clone())
+
+
+@program("groups in place")
+def a_sharded_group_is_appended_and_taken_out() -> dict[str, Any]:
+    model = model_of()
+    params = list(model.parameters())
+    optimizer = KINDS["AdamW"](params[1:])
+    losses = train(model, optimizer, 2)
+    model.zero_grad()
+    _append_group(optimizer, params[:1], lr=2e-2)
+    losses += train(model, optimizer, range(2, 4))
+    model.zero_grad()
+    del optimizer.param_groups[1]
+    losses += train(model, optimizer, range(4, 6))
+    return {"losses": losses, "parameters": parameters_of(model), "model": model}

@@ -44,6 +44,7 @@ class DaemonSteps(DaemonState):
         self.last_grad_norm: float | None = None
         self.last_step_skipped = False
         self._groups: list[tuple[Any, ...]] = []  # as they were adopted
+        self._group_count = 0  # of those and of what add_param_group has added since
         self._beside: list[Any] = []  # parameters that no job has
         self._not_served = ""  # why not a group that was added
 
@@ -55,6 +56,7 @@ class DaemonSteps(DaemonState):
     def adopt_job(self, job: TorchJob, resumed: bool) -> None:
         super().adopt_job(job, resumed)
         self._groups, self._not_served = self._facts_of_groups(), ""
+        self._group_count = len(self._groups)
         self._note_beside([*self.jobs(), job])
 
     # The step.
@@ -193,7 +195,8 @@ class DaemonSteps(DaemonState):
             why = refusal(self._kind, group)
             if why:
                 return why
-        if self._groups and self._facts_of_groups()[: len(self._groups)] != self._groups:
+        facts = self._facts_of_groups()
+        if self._groups and (len(facts) != self._group_count or facts[: len(self._groups)] != self._groups):
             return "its param groups were changed otherwise than by add_param_group"
         if any(p.grad is not None and p.requires_grad for p in self._beside):
             return "a parameter that is not sharded has a gradient"
@@ -246,6 +249,7 @@ class DaemonSteps(DaemonState):
     def group_added(self, why: str) -> None:
         """A param group has been added to an optimizer of torch's. ``why`` the daemon cannot serve it: the next step is torch's."""
         self._not_served = why
+        self._group_count = len(self.param_groups)
         attached = self.jobs()
         self._note_beside(attached)
         for job in attached:
