@@ -71,12 +71,16 @@ def _is_shell(optimizer: Optimizer) -> bool:
 
 
 def lists_optimizers(optimizer: Optimizer) -> bool:
-    """Whether it has a list of optimizers which step all its parameters, and no state: a container, whose step is theirs. What it
-    stores itself is an edit in place as any other."""
+    """Whether it has a list, or a dict, of optimizers which step all its parameters, and no state: a container, whose step is theirs.
+    What it stores itself is an edit in place as any other."""
     own = vars(optimizer)
     if own.get("state"):  # a stand-in that torch has not initialised has no such attribute
         return False
-    lists = [value for value in own.values() if type(value) in (list, tuple)]
+    lists: list[Iterable[Any]] = [value for value in own.values() if type(value) in (list, tuple)]
+    dicts = [value.values() for value in own.values() if isinstance(value, dict)]
+    lists += [
+        values for values in dicts if all(issubclass(type(each), Optimizer) for each in values)
+    ]  # of theirs alone
     listed = [each for value in lists for each in value if issubclass(type(each), Optimizer) and each is not optimizer]
     return bool(listed) and _param_ids(optimizer) <= set().union(*map(_param_ids, listed))
 
