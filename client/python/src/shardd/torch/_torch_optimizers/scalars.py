@@ -37,7 +37,7 @@ class Scalars:
         """
         number = place * self._param_count + index
         before = self._lying.get(number)
-        if before is not None and before is not scalar:
+        if before is not None and before is not scalar and before.untyped_storage().nbytes() <= _BYTES:
             _C.place_in(before, torch.empty(_BYTES, dtype=torch.uint8, device=before.device), 0)
         self._lying[number] = scalar
         self._on_gpu[number] = scalar.is_cuda
