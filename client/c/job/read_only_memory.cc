@@ -40,7 +40,11 @@ absl::Status ReadOnlyMemory::Watch() {
                          "a shardd.torch optimizer says in_place_edits=True");
   const int unsharded =
       kind("unsharded parameter ", "the daemon makes what is unsharded; reshard, and write the shard");
-  const int state = kind("optimizer state of ", "the daemon's optimizer updates it; load it into the optimizer");
+  const int state =
+      kind("optimizer state of ",
+           "the daemon's optimizer updates it; load it into the optimizer, or put another tensor in its place; "
+           "a program that stores into it wants torch's optimizers in the trainers (--stock-optimizers, "
+           "install(optimizers=False))");
   for (const ParamPlan& param : plan.plan().params) {
     const FlatParamPlan& flat = plan.flat_of(param);
     const auto add = [&](const MappedSlab& slab, int64_t offset_bytes, DType dtype, int which) {

@@ -66,29 +66,33 @@ def three_of_other_kinds() -> dict[str, Any]:
 
 
 class Container(torch.optim.Optimizer):
-    """Has the parameters and a list of the optimizers that step them, as torchtitan's does; with ``decay`` it stores beside them."""
+    """Has the parameters and a list, or a dict, of the optimizers that step them, as torchtitan's does; with ``decay`` it stores beside
+    them."""
 
-    def __init__(self, optimizers: list[Any], decay: float = 0.0) -> None:
+    def __init__(self, optimizers: list[Any] | dict[str, Any], decay: float = 0.0) -> None:
         self.optimizers, self.decay = optimizers, decay
-        super().__init__([p for o in optimizers for group in o.param_groups for p in group["params"]], {})
+        super().__init__([p for o in self.each() for group in o.param_groups for p in group["params"]], {})
+
+    def each(self) -> list[Any]:
+        return list(self.optimizers.values() if isinstance(self.optimizers, dict) else self.optimizers)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for optimizer in self.optimizers:
+        for optimizer in self.each():
             optimizer.step()
         if self.decay:
             for param in self.param_groups[0]["params"]:
                 param.mul_(1 - self.decay)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        for optimizer in self.optimizers:
+        for optimizer in self.each():
             optimizer.zero_grad(set_to_none)
 
 
-def _contained(decay: float) -> dict[str, Any]:
+def _contained(decay: float, named: bool = False) -> dict[str, Any]:
     model = model_of()
     body, rest = two(model)
-    container, calls = Container([body, rest], decay), [0]
+    container, calls = Container({"body": body, "rest": rest} if named else [body, rest], decay), [0]
     container.register_step_pre_hook(lambda *_: calls.append(calls[-1] + 1))
     losses = []
     for step in range(4):
@@ -101,6 +105,11 @@ def _contained(decay: float) -> dict[str, Any]:
 @program("several")
 def a_container_of_optimizers() -> dict[str, Any]:
     return _contained(decay=0.0)
+
+
+@program("several")
+def a_container_of_named_optimizers() -> dict[str, Any]:
+    return _contained(decay=0.0, named=True)
 
 
 @program("edits")

@@ -195,3 +195,51 @@ def groups_of_plain_tensors() -> dict[str, int]:
     optimizer.step()  # whatever an earlier step that raised has left
     out["a program's"] = optimizer.groups
     return out
+
+
+class Numbered(torch.optim.Adagrad):
+    """Its state has a number that is no tensor."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for param in self.state:
+            self.state[param]["number"] = 7
+
+
+def dropped_state() -> dict[str, Any]:
+    """What is committed of state that the program has dropped, and of a number beside an optimizer without state."""
+    model = model_of("shardd")
+    params = list(model.parameters())
+    optimizer, other = torch.optim.AdamW(params, lr=1e-2), torch.optim.AdamW(params, lr=1e-2)
+    numbered = Numbered(params, lr=1e-2)
+
+    def step(of: Optimizer, number: int, only: int | None = None) -> None:
+        loss_of(model, number, 0, dist.get_rank()).backward()
+        for param in params[:only] if only is not None else ():
+            param.grad = None
+        of.step()
+        model.zero_grad()
+
+    def committed(those: list[Optimizer]) -> set[int]:
+        memory = model._get_fsdp_state()._job.memory
+        packed = memory.pack(those)
+        return set() if packed is None else set(memory._unpacked(packed))
+
+    step(optimizer, 0)
+    step(optimizer, 1)
+    all_of_it = len(committed([optimizer]))
+    optimizer.state.clear()
+    step(optimizer, 2, only=3)
+    after = len(committed([optimizer]))
+    beside = len(optimizer.state)
+    step(numbered, 3)
+    memory = model._get_fsdp_state()._job.memory
+    copied = memory.pack([other, numbered])["copied"].values()
+    return {
+        "dropped": all_of_it - after,
+        "params": len(params),
+        "all": all_of_it,
+        "numbers": [entry["number"] for entry in copied],
+        "others": len(other.state),
+        "beside": beside,
+    }

@@ -59,3 +59,9 @@ def test_a_programs_hook_before_the_first_step_counts(kind: str, hook: str, ever
 def test_shared_sparse_and_foreign_tensors_are_not_cut() -> None:
     (groups,) = run_ranks(stock_memory_scenarios.groups_of_plain_tensors, 1)
     assert groups == {"three": 3, "one of them twice": 1, "one sparse": 1, "a program's": 1}
+
+
+def test_dropped_state_and_empty_state_are_not_committed() -> None:
+    for facts in run_ranks(stock_memory_scenarios.dropped_state, 2):
+        assert facts["all"] == facts["params"] and facts["dropped"] == 3 == facts["params"] - facts["beside"], facts
+        assert facts["others"] == 0 and set(facts["numbers"]) == {7}, facts

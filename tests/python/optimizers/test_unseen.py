@@ -10,10 +10,10 @@ import torch
 
 from cluster import run_ranks
 from node_daemons import nodes, run_on_nodes
-from optimizers import several_open_programs, unseen_scenarios
+from optimizers import own_state_programs, several_open_programs, unseen_scenarios
 from optimizers.unseen_programs import PROGRAMS
 
-assert several_open_programs.__all__  # which adds to them
+assert own_state_programs.__all__ and several_open_programs.__all__  # which adds to them
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from optimizers import several_open_programs  # noqa: F401
+from optimizers import own_state_programs, several_open_programs  # noqa: F401
 from optimizers.unseen_programs import PROGRAMS
 
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from shardd.torch._daemon_optimizers.daemon_state import Plain
 from shardd.torch._daemon_optimizers.daemon_steps import DaemonSteps, say_stays
-from shardd.torch._daemon_optimizers.kinds import kind_of, refusal
+from shardd.torch._daemon_optimizers.kinds import foreign_state, kind_of, refusal
 from shardd.torch._daemon_optimizers.sharded_params import name_of, sharded_ids
 from shardd.torch._daemon_optimizers.whole_params import why_not_whole
 from shardd.torch._job.job import TorchJob, job_of
@@ -67,6 +67,10 @@ def why_not(optimizer: Optimizer) -> str:
             return why
         if group.get("capturable"):
             return "capturable=True keeps the count of steps on the GPU"
+        if kind.counts_updates or kind.state_names or group["momentum"] > 0:  # else what is there stays
+            for param in group["params"]:
+                if foreign := foreign_state(kind, group, optimizer.state.get(param)):
+                    return f"state has names that the daemon's optimizer has not ({foreign})"
     sharded = sharded_ids()
     for param in _params_of(optimizer):
         if param.requires_grad and id(param) not in sharded:

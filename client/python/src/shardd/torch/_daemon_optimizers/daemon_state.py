@@ -16,11 +16,12 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from shardd.torch._daemon_optimizers.kinds import Kind, refusal, whole_states
+from shardd.torch._daemon_optimizers.kinds import Kind, foreign_state, refusal, whole_states
 from shardd.torch._daemon_optimizers.loaded_state import Incoming, ParamState, param_state
 from shardd.torch._daemon_optimizers.sharded_params import roots_with
 from shardd.torch._job.job import TorchJob, jobs
 from shardd.torch._job.job_optimizer import JobOptimizer
+from shardd.torch._job.update_counts import UpdateCounts
 from shardd.torch._torch_optimizers.optimizer_state import in_form_of
 from shardd.torch._units.place import Place, local_of
 
@@ -139,9 +140,8 @@ class DaemonState(JobOptimizer):
         engine = job.engine
         assert engine is not None
         if job.counts is None:
-            job.counts = torch.zeros(engine.info()["param_count"])
-            engine.set_update_counts(job.counts)
-        counts = job.counts
+            job.counts = UpdateCounts(engine)
+        counts = job.counts.values
         job.read_update_counts()
         engine.set_updated(self._indices(job))
         replaced = False
@@ -188,7 +188,9 @@ class DaemonState(JobOptimizer):
             now = state.get(param, {})
             if len(now) != len(items) or any(now.get(name) is not value for name, value in items):
                 return True
-        return False
+        # Stores into ``step``, which the daemon would not read.
+        shows_counts = self._kind.counts_updates
+        return shows_counts and any(job.counts is not None and job.counts.were_edited() for job in self.jobs())
 
     def _show_updated(self) -> None:
         """Puts into ``state`` what belongs there: all of a job, or as torch's own what has been updated."""
@@ -205,15 +207,37 @@ class DaemonState(JobOptimizer):
         return counts is not None and not any(count.item() for count in counts)
 
     def state_dict(self) -> dict[str, Any]:
-        result = self.shown_state_dict()
-        result["state"] = {number: cloned(entry) for number, entry in result["state"].items()}
-        return result
+        return self._state_dict(copies=True)
 
     def shown_state_dict(self) -> dict[str, Any]:
         """As ``state_dict``; moments are DTensors over the daemon's memory, to be read alone."""
+        return self._state_dict(copies=False)
+
+    def _state_dict(self, copies: bool) -> dict[str, Any]:
         optimizer = self.optimizer
-        if not self.chosen and self._state_was_changed():
-            return self._plain.state_dict(optimizer)  # with the next step it is torch's
+        changed = not self.chosen and self._state_was_changed()  # with the next step it is torch's
+
+        def complete(
+            _: Optimizer, result: dict[str, Any]
+        ) -> None:  # the first of the post-hooks, which may change the shape
+            entries = result["state"]
+            for number, param in enumerate(() if changed else dict.fromkeys(self.params())):
+                counts = self._update_counts.get(param, [])
+                if self._kind.counts_updates and len({count.item() for count in counts}) > 1 and number in entries:
+                    entries[number] = {**entries[number], "step": torch.stack(counts)}
+            if copies:
+                result["state"] = {
+                    k: cloned(entry) if isinstance(entry, dict) else entry for k, entry in entries.items()
+                }
+
+        handle = optimizer.register_state_dict_post_hook(complete, prepend=True)
+        try:
+            return self._plain.state_dict(optimizer) if changed else self._of_followed_state()
+        finally:
+            handle.remove()
+
+    def _of_followed_state(self) -> dict[str, Any]:
+        optimizer = self.optimizer
         for job in self.jobs():
             job.read_update_counts()
         self._show_updated()
@@ -224,29 +248,24 @@ class DaemonState(JobOptimizer):
             optimizer.state = defaultdict(dict, {k: v for k, v in shown.items() if not self.unused(k)})
         self.shows_unused = False
         try:
-            result = self._plain.state_dict(optimizer)
+            return self._plain.state_dict(optimizer)
         finally:
             optimizer.state = shown
-        for number, param in enumerate(dict.fromkeys(self.params())):
-            counts = self._update_counts.get(param, [])
-            if self._kind.counts_updates and len({count.item() for count in counts}) > 1 and number in result["state"]:
-                result["state"][number] = {**result["state"][number], "step": torch.stack(counts)}
-        return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         optimizer, name = self.optimizer, self.name
-        if not self.chosen:
-            why = next((w for group in state_dict["param_groups"] if (w := refusal(self._kind, group))), "")
-            if why:
-                self.fall_back_now(f"a state dict with {why}")
-            if why or not self.jobs():
-                self._plain.load_state_dict(optimizer, state_dict)
-                return
         meetings = [job.meeting("load") for job in self.jobs()]
-        agreed = False
+        agreed = not self.chosen and not meetings
 
         def check(_: Optimizer, final: dict[str, Any]) -> dict[str, Any]:  # the last of the pre-hooks
             nonlocal agreed
+            if not self.chosen:
+                why = self._why_not_loaded(final)
+                if why:
+                    agreed = True  # alike on all ranks
+                    self.fall_back_now(f"a state dict with {why}")
+                if why or not meetings:
+                    return final
             self._incoming = self._check_loaded(final)
             agreed = True
             for meeting in meetings:
@@ -264,6 +283,16 @@ class DaemonState(JobOptimizer):
         finally:
             handle.remove()
             self._incoming = None
+
+    def _why_not_loaded(self, saved: dict[str, Any]) -> str:
+        """Says what in a state dict the daemon does not go on with; empty where it does with all."""
+        for group in saved["param_groups"]:
+            if why := refusal(self._kind, group):
+                return why
+            for number in group["params"]:
+                if foreign := foreign_state(self._kind, group, saved["state"].get(number)):
+                    return f"state that the daemon's optimizer has not ({foreign})"
+        return ""
 
     def set_state(self, state: dict[str, Any]) -> None:
         """``Optimizer.__setstate__``, which the load calls."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class DaemonSteps(DaemonState):
         self.last_grad_norm: float | None = None
         self.last_step_skipped = False
         self._groups: list[tuple[Any, ...]] = []  # as they were adopted
+        self._group_count = 0  # of those and of what add_param_group has added since
         self._beside: list[Any] = []  # parameters that no job has
         self._not_served = ""  # why not a group that was added
 
@@ -55,6 +56,7 @@ class DaemonSteps(DaemonState):
     def adopt_job(self, job: TorchJob, resumed: bool) -> None:
         super().adopt_job(job, resumed)
         self._groups, self._not_served = self._facts_of_groups(), ""
+        self._group_count = len(self._groups)
         self._note_beside([*self.jobs(), job])
 
     # The step.
@@ -91,14 +93,16 @@ class DaemonSteps(DaemonState):
         assert engine is not None
         if max_grad_norm > 0:
             job.refuse_tensor_parallel("step with max_grad_norm", "call shardd.torch.clip_grad_norm_ before the step")
-        if len(job.optimizers) > 1:
-            result = self._step_among(job, groups, max_grad_norm, loss_scale)
-            self.last_grad_norm = result["grad_norm"] if max_grad_norm > 0 else None
-            self.last_step_skipped = result["skipped"]
-            return
-        # Groups that one of the two does not have yet have nothing to step: see _with_gradients_of_new_groups.
-        fitting = groups[: job.step_groups] + groups[-1:] * (job.step_groups - len(groups))
-        result = engine.step(fitting, float(max_grad_norm), float(loss_scale), job.trainer_state([]), [], False)
+        try:
+            if len(job.optimizers) > 1:
+                result = self._step_among(job, groups, max_grad_norm, loss_scale)
+            else:
+                # Groups that one of the two does not have yet have nothing to step: see _with_gradients_of_new_groups.
+                fitting = groups[: job.step_groups] + groups[-1:] * (job.step_groups - len(groups))
+                result = engine.step(fitting, float(max_grad_norm), float(loss_scale), job.trainer_state([]), [], False)
+        finally:
+            if job.counts is not None:
+                job.counts.note()
         self.last_grad_norm = result["grad_norm"] if max_grad_norm > 0 else None
         self.last_step_skipped = result["skipped"]
 
@@ -170,10 +174,18 @@ class DaemonSteps(DaemonState):
 
     # Back to torch's.
 
+    def _has_momentum(self, group: Mapping[str, Any]) -> bool:
+        """Of a kind that plans a buffer only with momentum; Muon always has its own."""
+        return bool(self._kind.momentum_state) and group.get("momentum", 0) > 0
+
     def _facts_of_groups(self) -> list[tuple[Any, ...]]:
-        # Of a kind that plans a buffer only with momentum; Muon always has its own.
-        planned = bool(self._kind.momentum_state)
-        return [(planned and group["momentum"] > 0, *map(id, group["params"])) for group in self.param_groups]
+        return [(self._has_momentum(group), *map(id, group["params"])) for group in self.param_groups]
+
+    def _why_not_loaded(self, saved: dict[str, Any]) -> str:
+        facts = zip(self._groups, saved["param_groups"])
+        if any(momentum != self._has_momentum(group) for (momentum, *_), group in facts):
+            return "momentum that begins or ends"
+        return super()._why_not_loaded(saved)
 
     def _why_not_any_more(self) -> str:
         """Says what the program has changed since that the daemon does not do; empty where there is nothing."""
@@ -183,7 +195,8 @@ class DaemonSteps(DaemonState):
             why = refusal(self._kind, group)
             if why:
                 return why
-        if self._groups and self._facts_of_groups()[: len(self._groups)] != self._groups:
+        facts = self._facts_of_groups()
+        if self._groups and (len(facts) != self._group_count or facts[: len(self._groups)] != self._groups):
             return "its param groups were changed otherwise than by add_param_group"
         if any(p.grad is not None and p.requires_grad for p in self._beside):
             return "a parameter that is not sharded has a gradient"
@@ -236,6 +249,7 @@ class DaemonSteps(DaemonState):
     def group_added(self, why: str) -> None:
         """A param group has been added to an optimizer of torch's. ``why`` the daemon cannot serve it: the next step is torch's."""
         self._not_served = why
+        self._group_count = len(self.param_groups)
         attached = self.jobs()
         self._note_beside(attached)
         for job in attached:

@@ -24,6 +24,7 @@ __all__ = [
     "SGD",
     "Kind",
     "adam_kind",
+    "foreign_state",
     "kind_of",
     "out_of_adafactors_range",
     "refusal",
@@ -150,6 +151,17 @@ LION = Kind("OPTIMIZER_KIND_LION", ("exp_avg",), "", False, _lion)
 MUON = Kind("OPTIMIZER_KIND_MUON", ("momentum_buffer",), "", False, _muon, whole="matrix")
 # Of a parameter's rows and columns: ``whole_states`` has what torch's state is.
 ADAFACTOR = Kind("OPTIMIZER_KIND_ADAFACTOR", ("row_var", "col_var"), "", True, _adafactor, whole="parameter")
+
+
+def foreign_state(kind: Kind, group: Mapping[str, Any], entry: Any) -> str:
+    """Names what in a parameter's state the kind has not, in the parameter's group; empty where it has all. None is nothing."""
+    known = {*kind.state_names, *(("variance",) if kind is ADAFACTOR else ())}
+    if kind.counts_updates:
+        known.add("step")
+    if kind.momentum_state and group.get("momentum", 0) > 0:
+        known.add(kind.momentum_state)
+    items = entry.items() if isinstance(entry, Mapping) else ()
+    return ", ".join(str(name) for name, value in items if value is not None and name not in known)
 
 
 def whole_states(kind: Kind, size: Sequence[int]) -> dict[str, tuple[int, ...]]:

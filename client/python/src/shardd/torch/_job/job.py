@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import weakref
@@ -20,6 +19,7 @@ from shardd.torch._job.initial_values import initial_values, write_values
 from shardd.torch._job.job_optimizer import JobOptimizer, stock_optimizers_of
 from shardd.torch._job.leaving import leave_beside
 from shardd.torch._job.refusals import Refusals
+from shardd.torch._job.update_counts import UpdateCounts
 from shardd.torch._process import environment
 from shardd.torch._process.extension import _C
 from shardd.torch._process.progress import Progress
@@ -72,7 +72,7 @@ class TorchJob(Refusals):
         # What the program stores into parameters is this process's own until it is handed in, with the next pass or before.
         self.hands_in = self.passes and not self.copies
         self.memory: OptimizerMemory | None = None  # of torch's optimizers
-        self.counts: torch.Tensor | None = None  # updates by the daemon's optimizer
+        self.counts: UpdateCounts | None = None  # of the daemon's optimizer
         self._writing: list[int] = []  # who has opened a write, innermost last
         self._root = weakref.ref(root)
         engine.set_root(self._root)  # its calls keep the model while they last
@@ -186,10 +186,9 @@ class TorchJob(Refusals):
         root._register_again(state_is_lost=False)
 
     def read_update_counts(self) -> None:
-        """Reads into ``counts`` how many updates the daemon's optimizer has made of each parameter. It is one call to the daemon."""
+        """It is one call to the daemon."""
         assert self.engine is not None and self.counts is not None
-        known = [int(count) for count in json.loads(self.engine.describe()).get("update_counts", [])]  # empty: none yet
-        self.counts.copy_(torch.tensor(known, dtype=self.counts.dtype) if known else torch.zeros_like(self.counts))
+        self.counts.read(self.engine)
 
     def reattach(self) -> None:
         assert self.engine is not None

@@ -1,7 +1,8 @@
 """torch's own optimizers of this process, found without a look at every object of the process.
 
 Python's objects are hundreds of thousands, and to look at all of them takes 95 ms, more than a short-lived model's first step.
-So every optimizer that is made is noted, however that is done (constructed, copied, unpickled): all pass ``__new__``.
+So every optimizer that is made is noted, however that is done (constructed, copied, unpickled): all pass ``__new__``, or where
+another class makes them what torch's ``__init__`` calls.
 """
 
 from __future__ import annotations
@@ -35,15 +36,26 @@ def _some_were_made() -> bool:
 
 _unseen = _some_were_made()  # optimizers of before this module, which nobody has looked for yet
 _new_before = Optimizer.__new__
+_patch_before = Optimizer._patch_step_function
 
 
 def _new(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
-    made = object.__new__(cls) if _new_before is object.__new__ else _new_before(cls, *args, **kwargs)
+    new = _new_before
+    if new is object.__new__:  # torch's class has none: a class that has other bases, too, may find theirs
+        new = super(Optimizer, cls).__new__
+    made = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
     _note(made)
     return made
 
 
+def _patch(optimizer: Any) -> None:
+    """What torch calls where it constructs or unpickles an optimizer: of a class that has another base in front, which makes it."""
+    _patch_before(optimizer)
+    _note(optimizer)
+
+
 Optimizer.__new__ = staticmethod(_new)  # type: ignore[method-assign]
+Optimizer._patch_step_function = _patch  # type: ignore[assignment, method-assign]
 
 
 def _all() -> list[Optimizer]:
@@ -71,12 +83,16 @@ def _is_shell(optimizer: Optimizer) -> bool:
 
 
 def lists_optimizers(optimizer: Optimizer) -> bool:
-    """Whether it has a list of optimizers which step all its parameters, and no state: a container, whose step is theirs. What it
-    stores itself is an edit in place as any other."""
+    """Whether it has a list, or a dict, of optimizers which step all its parameters, and no state: a container, whose step is theirs.
+    What it stores itself is an edit in place as any other."""
     own = vars(optimizer)
     if own.get("state"):  # a stand-in that torch has not initialised has no such attribute
         return False
-    lists = [value for value in own.values() if type(value) in (list, tuple)]
+    lists: list[Iterable[Any]] = [value for value in own.values() if type(value) in (list, tuple)]
+    dicts = [value.values() for value in own.values() if isinstance(value, dict)]
+    lists += [
+        values for values in dicts if all(issubclass(type(each), Optimizer) for each in values)
+    ]  # of theirs alone
     listed = [each for value in lists for each in value if issubclass(type(each), Optimizer) and each is not optimizer]
     return bool(listed) and _param_ids(optimizer) <= set().union(*map(_param_ids, listed))
 

@@ -31,7 +31,7 @@ from shardd.torch._units.flat_shard_param import FlatShardParam
 from shardd.torch._units.place import Place, local_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 logger = logging.getLogger("shardd.torch")
 
@@ -69,6 +69,7 @@ _Layout = tuple[_Value, ...]
 class _Home:
     values: _Layout = ()
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)  # as the optimizer has them
+    owner: Callable[[], Optimizer | None] = lambda: None  # whose state it is; None: that is gone
 
     def holds(self, state: dict[str, Any]) -> bool:
         return len(state) == len(self.values) and all(state.get(name) is tensor for name, tensor in self.tensors)
@@ -128,13 +129,22 @@ class OptimizerMemory:
         """Moves one parameter's; false where there is nothing new. The allocator may keep what it took."""
         index = self._index(param)
         state = optimizer.state.get(param)
-        if index < 0 or not state:
+        if index < 0:
             return False
         home = self._homes.get(index)
+        owner = None if home is None else home.owner()
+        if not state:
+            if home is not None and (owner is None or owner is optimizer):  # the program has dropped it
+                del self._homes[index]
+                self._packed_homes = None
+            return False
         if home is not None and home.holds(state):
+            if owner is not optimizer:
+                home.owner = weakref.ref(optimizer)
             return False
         self._packed_homes = None
-        self._homes[index] = self._take(index, param, state, type(optimizer).__name__)
+        home = self._homes[index] = self._take(index, param, state, type(optimizer).__name__)
+        home.owner = weakref.ref(optimizer)
         return True
 
     def _take(self, index: int, param: Any, state: dict[str, Any], optimizer: str) -> _Home:
@@ -209,8 +219,9 @@ class OptimizerMemory:
         for optimizer in self._optimizers if self._copied else ():
             for param in _params_of(optimizer):
                 index = self._index(param)
-                if index in self._copied:
-                    copied[index] = {n: optimizer.state[param].get(n) for n in self._copied[index]}
+                if index in self._copied and self._homes[index].owner() is optimizer:
+                    state = optimizer.state.get(param, {})
+                    copied[index] = {n: state.get(n) for n in self._copied[index]}
         return {"homes": self._packed_homes, "scalars": self._scalars.pack(), "copied": copied}
 
     def loses(self) -> bool:
@@ -267,6 +278,7 @@ class OptimizerMemory:
             del self._pending[index]
             optimizer.state[param] = state
             home.tensors = [(n, value) for n, value in state.items() if isinstance(value, torch.Tensor)]
+            home.owner = weakref.ref(optimizer)
             self._homes[index] = home
             self._packed_homes = None
             self._optimizers.add(optimizer)

@@ -24,14 +24,22 @@ class Scalars:
         self._host = torch.zeros(_MOST * param_count * _BYTES, dtype=torch.uint8)
         self._gpu: torch.Tensor | None = None
         self._on_gpu = torch.zeros(_MOST * param_count, dtype=torch.bool)
+        self._lying: dict[int, torch.Tensor] = {}  # by number of the place
         self.used = 0  # of each parameter, at most
 
     def takes(self, scalar: torch.Tensor, place: int) -> bool:
         return scalar.numel() == 1 and scalar.element_size() <= _BYTES and place < _MOST
 
     def keep(self, scalar: torch.Tensor, index: int, place: int) -> None:
-        """Moves ``scalar``, which is alone in its storage, into a buffer with its value."""
+        """Moves ``scalar``, which is alone in its storage, into a buffer with its value.
+
+        What lay there, as of another optimizer of the same parameters, moves out with its own.
+        """
         number = place * self._param_count + index
+        before = self._lying.get(number)
+        if before is not None and before is not scalar and before.untyped_storage().nbytes() <= _BYTES:
+            _C.place_in(before, torch.empty(_BYTES, dtype=torch.uint8, device=before.device), 0)
+        self._lying[number] = scalar
         self._on_gpu[number] = scalar.is_cuda
         if scalar.is_cuda and self._gpu is None:
             self._gpu = torch.zeros(self._host.shape, dtype=torch.uint8, device=scalar.device)
