@@ -1,6 +1,11 @@
 // What the sanitizers are told, compiled into every executable of the asan and tsan presets: so a test, the daemon that
 // it starts and a binary run by hand behave alike, with no environment to set.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__has_feature)  // clang, and not GCC, which has the macros
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SHARDD_SANITIZER 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(SHARDD_SANITIZER)
 
 #include <unistd.h>
 

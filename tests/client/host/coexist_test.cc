@@ -9,6 +9,7 @@
 
 #include "tests/client/client_fixture.h"
 #include "tests/testing/build_paths.h"
+#include "tests/testing/sanitizers.h"
 
 namespace shardd::testing_client {
 namespace {
@@ -18,9 +19,9 @@ constexpr int kSomethingIsMissing = 77;
 class Coexist : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Coexist, ATrainerWorksBesideTorchAndAnotherGrpcAndProtobuf) {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP() << "a library with a sanitizer cannot be loaded into a Python without it";
-#endif
+  if (testing::kSanitized) {
+    GTEST_SKIP() << "a library with a sanitizer cannot be loaded into a Python without it";
+  }
   const std::string& source = built::kSourceDir;
   const std::string python = source + "/.venv/bin/python";
   if (access(python.c_str(), X_OK) != 0 || access(built::kLibrary.c_str(), R_OK) != 0) {

@@ -23,8 +23,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr absl::Duration kLimit = absl::Seconds(60);
-
 class DriverTest : public DriverCallsTest, public ::testing::WithParamInterface<CudaKind> {
  protected:
   DriverTest() : DriverCallsTest(GetParam().make()) {}

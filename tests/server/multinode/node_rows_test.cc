@@ -5,6 +5,7 @@
 
 #include "server/multinode/node_member.h"
 #include "tests/server/multinode/node_world.h"
+#include "tests/server/multinode/seeds.h"
 #include "tests/testing/long_run.h"
 
 namespace shardd {
@@ -32,7 +33,7 @@ struct Counts {
 Counts RunSchedules(int nodes, int row, bool extends, int seeds, bool twice = false) {
   Counts counts;
   seeds = testing::LongRun("SHARDD_SCHEDULES", seeds);
-  for (uint64_t seed = 1; seed <= static_cast<uint64_t>(seeds); ++seed) {
+  for (uint64_t seed = 1; seed <= static_cast<uint64_t>(seeds); seed += testing::kSeedStride) {
     NodeWorld world(nodes, seed, /*allow_missing=*/seed % 2 == 0,
                     {.daemons_die = true,
                      .custodians = true,
@@ -64,40 +65,40 @@ Counts RunSchedules(int nodes, int row, bool extends, int seeds, bool twice = fa
 
 TEST(NodeRows, LostStateComesFromTheOtherRow) {
   const Counts counts = RunSchedules(4, 2, /*extends=*/true, 800);
-  EXPECT_GT(counts.restored, 400);
-  EXPECT_GT(counts.by_others, 200);
-  EXPECT_GT(counts.recoveries, 50) << "of node 0";
-  EXPECT_GT(counts.taken_up, 200);
+  EXPECT_GT(counts.restored, testing::InAll(400));
+  EXPECT_GT(counts.by_others, testing::InAll(200));
+  EXPECT_GT(counts.recoveries, testing::InAll(50)) << "of node 0";
+  EXPECT_GT(counts.taken_up, testing::InAll(200));
 }
 
 TEST(NodeRows, LostStateComesFromTheThirdRowWhereTwoLoseIt) {
   const Counts counts = RunSchedules(6, 2, /*extends=*/false, 600);
-  EXPECT_GT(counts.restored, 300);
-  EXPECT_GT(counts.by_others, 150);
-  EXPECT_GT(counts.had_none, 5);
-  EXPECT_GT(counts.asked_again, 5);
+  EXPECT_GT(counts.restored, testing::InAll(300));
+  EXPECT_GT(counts.by_others, testing::InAll(150));
+  EXPECT_GT(counts.had_none, testing::InAll(5));
+  EXPECT_GT(counts.asked_again, testing::InAll(5));
 }
 
 // Who has sent a state is lost while it is made of what has come, or node 0 is, or its link; and some come back with
 // what a machine has kept that was cut off.
 TEST(NodeRows, LostStateComesThoughASecondIsLostMeanwhile) {
   const Counts counts = RunSchedules(4, 2, /*extends=*/false, 1000, /*twice=*/true);
-  EXPECT_GT(counts.restored, 1000);
-  EXPECT_GT(counts.lost_twice, 200);
-  EXPECT_GT(counts.came_older, 100);
-  EXPECT_GT(counts.promised_came, 3);
-  EXPECT_GT(counts.promised_loads_came, 3);
-  EXPECT_GT(counts.made_came, 3);
-  EXPECT_GT(counts.pieces_behind_end, 20);
-  EXPECT_GT(counts.decisions_lost, 5);
-  EXPECT_GT(counts.node0_came_older, 20);
+  EXPECT_GT(counts.restored, testing::InAll(1000));
+  EXPECT_GT(counts.lost_twice, testing::InAll(200));
+  EXPECT_GT(counts.came_older, testing::InAll(100));
+  EXPECT_GT(counts.promised_came, testing::InAll(3));
+  EXPECT_GT(counts.promised_loads_came, testing::InAll(3));
+  EXPECT_GT(counts.made_came, testing::InAll(3));
+  EXPECT_GT(counts.pieces_behind_end, testing::InAll(20));
+  EXPECT_GT(counts.decisions_lost, testing::InAll(5));
+  EXPECT_GT(counts.node0_came_older, testing::InAll(20));
 }
 
 TEST(NodeRows, LostStateComesFromTheThirdRowThoughASecondIsLost) {
   const Counts counts = RunSchedules(6, 2, /*extends=*/false, 600, /*twice=*/true);
-  EXPECT_GT(counts.restored, 600);
-  EXPECT_GT(counts.lost_twice, 100);
-  EXPECT_GT(counts.came_older, 50);
+  EXPECT_GT(counts.restored, testing::InAll(600));
+  EXPECT_GT(counts.lost_twice, testing::InAll(100));
+  EXPECT_GT(counts.came_older, testing::InAll(50));
 }
 
 }  // namespace

@@ -150,7 +150,7 @@ TEST_F(RelayTest, ARefusalIsTheAnswerToTheFirstCall) {
   const std::string call = kPreface + Reset(1);
   ASSERT_EQ(::send(client.get(), call.data(), call.size(), 0), static_cast<ssize_t>(call.size()));
   std::string got;
-  EXPECT_TRUE(PollUntil([&] {
+  EXPECT_TRUE(PollUntil([&, &client = client] {
     got += Drain(client.get());
     return absl::StrContains(got, "100%25 full");
   })) << got;
