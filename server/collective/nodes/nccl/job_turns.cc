@@ -4,16 +4,23 @@
 
 namespace shardd {
 
-TurnLimit JobTurns::Begin(bool alone) {
+TurnLimit JobTurns::Begin(bool alone, bool obeyed) {
   std::fill(reports_.begin(), reports_.end(), TurnReport());
   limit_ = TurnLimit();
-  state_ = alone ? State::kFree : State::kClosing;
+  obeyed_ = obeyed;
+  state_ = alone || !obeyed ? State::kFree : State::kClosing;
   uses_ = true;  // communicators are made
-  if (!alone) {
+  if (state_ == State::kClosing) {
     limit_.round = 1;
     limit_.limited = true;
   }
   return limit_;
+}
+
+bool JobTurns::MayBe(const TurnReport& report) const {
+  if (!report.IsPossible() || report.round > limit_.round) return false;
+  return state_ != State::kLimited || report.round < limit_.round ||
+         (report.issued.sums <= limit_.below.sums && report.issued.moves <= limit_.below.moves);
 }
 
 void JobTurns::Take(const Step& step) {
@@ -28,7 +35,7 @@ JobTurns::Step JobTurns::Next(const NodeTurns::View& view, const TurnReport& own
   step.state = state_;
   step.uses = uses_;
   if (state_ == State::kFree) {
-    if (!view.wanted) return step;
+    if (!view.wanted || !obeyed_) return step;
     step.tells = {limit_.round + 1, true, own.issued};
     step.state = State::kClosing;
     step.uses = true;
@@ -37,6 +44,11 @@ JobTurns::Step JobTurns::Next(const NodeTurns::View& view, const TurnReport& own
   std::vector<const TurnReport*> nodes = {&own};
   for (size_t node = 1; node < reports_.size(); ++node) nodes.push_back(&reports_[node]);
   if (state_ == State::kLimited) return NextOfTurn(view, nodes);
+  if (view.alone) {  // there is nobody to close for
+    step.tells = {limit_.round + 1, false, {}};
+    step.state = State::kFree;
+    return step;
+  }
   TurnCounts furthest = limit_.below;
   for (const TurnReport* const node : nodes) {
     if (node->round != limit_.round) return step;

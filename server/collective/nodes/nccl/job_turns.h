@@ -61,9 +61,12 @@ class JobTurns {
   };
 
   explicit JobTurns(int nodes) : reports_(static_cast<size_t>(nodes)) {}
-  // A generation's communicators are said to all nodes, and with them this limit, in a turn of the job's.
-  TurnLimit Begin(bool alone);
+  // A generation's communicators are said to all nodes, and with them this limit, in a turn of the job's. `obeyed`: all
+  // nodes know of limits; else none is ever said, and the job keeps its turn.
+  TurnLimit Begin(bool alone, bool obeyed = true);
   void OnReport(int node, const TurnReport& report) { reports_[static_cast<size_t>(node)] = report; }
+  // False: no node can be there by what it was told.
+  bool MayBe(const TurnReport& report) const;
   // `own`: node 0's report as of now.
   Step Next(const NodeTurns::View& view, const TurnReport& own) const;
   // The step is being taken.
@@ -80,6 +83,7 @@ class JobTurns {
   TurnLimit limit_;
   State state_ = State::kFree;
   bool uses_ = false;
+  bool obeyed_ = true;
 };
 
 }  // namespace shardd

@@ -132,6 +132,7 @@ void NcclExchange::BeginLocked(uint64_t generation) {
   turns_.limit = TurnLimit();
   turns_.reported = TurnReport();
   turns_.done = TurnCounts();
+  turns_.ended = false;
 }
 
 void NcclExchange::RefuseLocked(const absl::Status& why) {
@@ -168,11 +169,12 @@ uint64_t NcclExchange::UsableNumberLocked() const {
 
 void NcclExchange::OnMessage(int node, const v1::PeerMessage::Exchange& message) {
   if (node < 0 || node >= options_.nodes || node == options_.node || (options_.node != 0 && node != 0)) return;
-  if (message.has_turns() && (message.attempt() == 0 || options_.node != 0)) {
+  if (message.turns().round() > 0) {
     HearTurns(node, message.generation(), message.turns());
     if (message.attempt() == 0) return;
   }
   Report report;
+  report.takes_turns = message.has_turns();
   report.generation = message.generation();
   report.number = message.attempt();
   for (const std::string& bytes : message.nccl_ids()) {
@@ -276,6 +278,7 @@ void NcclExchange::SendReport() {
   message.set_generation(own.generation);
   message.mutable_exchange()->set_generation(own.generation);
   message.mutable_exchange()->set_attempt(own.number);
+  message.mutable_exchange()->mutable_turns();  // this node knows of limits
   mutex_.Unlock();
   options_.send(0, std::move(message));
   mutex_.Lock();
@@ -285,6 +288,8 @@ void NcclExchange::SendReport() {
 void NcclExchange::Decide() {
   const uint64_t generation = generation_;
   bool all_have_them = true;
+  const bool all_take_turns =
+      std::all_of(reports_.begin() + 1, reports_.end(), [](const Report& report) { return report.takes_turns; });
   for (const Report& report : reports_) {
     highest_ = std::max(highest_, report.number);
     all_have_them = all_have_them && report.number != 0 && report.number == reports_[0].number;
@@ -296,7 +301,7 @@ void NcclExchange::Decide() {
   message.set_generation(generation);
   message.mutable_exchange()->set_generation(generation);
   message.mutable_exchange()->set_attempt(decided.number);
-  BeginTurnsLocked(message.mutable_exchange());
+  BeginTurnsLocked(all_take_turns, message.mutable_exchange());
   mutex_.Unlock();
   absl::Status status;
   for (size_t rank = 0; !all_have_them && status.ok() && rank < CommunicatorCount(); ++rank) {

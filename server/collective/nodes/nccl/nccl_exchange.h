@@ -125,6 +125,7 @@ class NcclExchange final : public NodeExchange {
     uint64_t number = 0;
     std::vector<ncclUniqueId> ids;
     absl::Status malformed;
+    bool takes_turns = false;  // the node knows of limits
   };
   struct Turns {
     // Node 0.
@@ -132,6 +133,7 @@ class NcclExchange final : public NodeExchange {
     bool wanted = false;             // as the seat was told last
     std::optional<JobTurns> of_job;  // of the current generation, from its decision on
     std::set<int> gone;              // nodes whose links were lost, and which have said nothing since
+    bool ended = false;              // a link was lost since the current generation's decision, which so ends
     // All nodes, of the current generation.
     TurnLimit limit;
     TurnReport reported;  // node 0 has it
@@ -167,7 +169,7 @@ class NcclExchange final : public NodeExchange {
   // The next of the queue.
   bool MayIssueLocked(const Queue& queue) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // As the generation's communicators are said, which is what `message` does.
-  void BeginTurnsLocked(v1::PeerMessage::Exchange* message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void BeginTurnsLocked(bool obeyed, v1::PeerMessage::Exchange* message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayDecideLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   JobTurns::Step NextTurnLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   TurnReport OwnReportLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

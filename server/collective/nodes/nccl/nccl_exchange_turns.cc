@@ -40,6 +40,9 @@ void SetLimit(const TurnLimit& limit, v1::PeerMessage::Exchange::Turns* turns) {
 bool NcclExchange::MayIssueLocked(const Queue& queue) const {
   const TurnLimit& limit = turns_.limit;
   const bool moves = &queue == &moves_waiting_;
+  // On node 0, from where the turn is given: what is issued behind it would wait on the GPU before the other job's.
+  const bool has_turn = turns_.view.mine && (turns_.view.alone || !turns_.ended);
+  if (options_.node == 0 && options_.seat != nullptr && !has_turn) return false;
   return queue.ready() && (!limit.limited || queue.next < (moves ? limit.below.moves : limit.below.sums));
 }
 
@@ -57,9 +60,9 @@ bool NcclExchange::MayDecideLocked() const {
          !(sums_waiting_.waiting.empty() && moves_waiting_.waiting.empty());
 }
 
-void NcclExchange::BeginTurnsLocked(v1::PeerMessage::Exchange* message) {
+void NcclExchange::BeginTurnsLocked(bool obeyed, v1::PeerMessage::Exchange* message) {
   if (!turns_.of_job.has_value()) turns_.of_job.emplace(options_.nodes);
-  turns_.limit = turns_.of_job->Begin(options_.seat == nullptr || turns_.view.alone);
+  turns_.limit = turns_.of_job->Begin(options_.seat == nullptr || turns_.view.alone, obeyed);
   if (turns_.limit.limited) SetLimit(turns_.limit, message->mutable_turns());
 }
 
@@ -67,10 +70,10 @@ void NcclExchange::BeginTurnsLocked(v1::PeerMessage::Exchange* message) {
 // here: other nodes abort what they have by themselves, and wait for nobody. Nor does one whose node is gone, which
 // ends, unless that node's ranks have all finished: then everything of it is done.
 JobTurns::Step NcclExchange::NextTurnLocked() const {
-  if (phase_ == Phase::kAgreed && turns_.gone.empty()) return turns_.of_job->Next(turns_.view, OwnReportLocked());
+  if (phase_ == Phase::kAgreed && !turns_.ended) return turns_.of_job->Next(turns_.view, OwnReportLocked());
   JobTurns::Step step;
   const bool decides = MayDecideLocked();
-  step.releases = turns_.view.mine && !decides && under_way_ == 0;
+  step.releases = turns_.view.mine && !turns_.view.alone && !decides && under_way_ == 0;
   step.wants = decides || (turns_.view.mine && !step.releases);
   return step;
 }
@@ -101,7 +104,7 @@ void NcclExchange::DoTurnWork() {
     return;
   }
   const JobTurns::Step step = NextTurnLocked();
-  if (phase_ == Phase::kAgreed && turns_.gone.empty()) turns_.of_job->Take(step);
+  if (phase_ == Phase::kAgreed && !turns_.ended) turns_.of_job->Take(step);
   if (step.tells.has_value()) {
     turns_.limit = *step.tells;
     SetLimit(turns_.limit, message.mutable_exchange()->mutable_turns());
@@ -130,18 +133,20 @@ void NcclExchange::HearTurns(int node, uint64_t generation, const v1::PeerMessag
   }
   const TurnReport report = ReportOf(turns);
   if (phase_ != Phase::kAgreed && phase_ != Phase::kAsked) return;
-  if (!report.IsPossible() || !turns_.of_job.has_value()) {
-    return FailLocked(absl::InvalidArgumentError(
-        absl::StrCat("node ", node, " says of its turn what cannot be (got ", report.done.sums, " sums done of ",
-                     report.issued.sums, " issued of ", report.ready.sums, " ready, ", report.done.moves,
-                     " moves done of ", report.issued.moves, " issued of ", report.ready.moves, " ready)")));
+  if (!turns_.of_job.has_value() || !turns_.of_job->MayBe(report)) {
+    return FailLocked(absl::InvalidArgumentError(absl::StrCat(
+        "node ", node, " says of its turn what cannot be (got ", report.done.sums, " sums done of ", report.issued.sums,
+        " issued of ", report.ready.sums, " ready, ", report.done.moves, " moves done of ", report.issued.moves,
+        " issued of ", report.ready.moves, " ready, in round ", report.round, ")")));
   }
   turns_.of_job->OnReport(node, report);
 }
 
 void NcclExchange::OnDown(int node, const absl::Status& /*why*/) {
   absl::MutexLock lock(&mutex_);
-  if (options_.node == 0) turns_.gone.insert(node);
+  if (options_.node != 0) return;
+  turns_.gone.insert(node);
+  turns_.ended = turns_.ended || phase_ == Phase::kAgreed;
 }
 
 std::string NcclExchange::DescribeTurns() const {

@@ -48,7 +48,8 @@ void NodeTurns::SettleLocked() {
   for (Seat* const seat : seats_) {
     View view;
     view.mine = seat == holder_;
-    view.alone = seats_.size() == 1;
+    view.alone = std::none_of(seats_.begin(), seats_.end(),
+                              [seat](const Seat* other) { return other != seat && other->has_wanted_; });
     view.wanted =
         std::any_of(seats_.begin(), seats_.end(), [seat](const Seat* other) { return other != seat && other->wants_; });
     if (view == seat->seen_) continue;
@@ -67,6 +68,7 @@ void NodeTurns::Seat::Want(bool wants) {
   absl::MutexLock lock(&of_->mutex_);
   if (of_->holder_ == this) return;
   wants_ = wants;
+  has_wanted_ = has_wanted_ || wants;
   of_->SettleLocked();
 }
 

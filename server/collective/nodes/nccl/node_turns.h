@@ -23,7 +23,7 @@ class NodeTurns : public std::enable_shared_from_this<NodeTurns> {
   // What a job knows.
   struct View {
     bool mine = false;    // it has the turn
-    bool alone = false;   // there is no other job
+    bool alone = false;   // there is no other job, or none that has ever wanted the turn
     bool wanted = false;  // the other one wants the turn
     bool operator==(const View&) const = default;
   };
@@ -55,6 +55,7 @@ class NodeTurns : public std::enable_shared_from_this<NodeTurns> {
     // Guarded by of_->mutex_.
     Changed changed_;
     bool wants_ = false;
+    bool has_wanted_ = false;
     View seen_;
   };
 

@@ -40,9 +40,12 @@ class NcclTurnsTest : public ::testing::Test {
   struct Job {
     std::vector<std::unique_ptr<NcclExchange>> by_node = std::vector<std::unique_ptr<NcclExchange>>(kNodes);
     bool hold = false;
+    int hold_to = -1;  // a node; -1: all
     Held held;
-    int says_turns = 0;  // messages
-    uint64_t next = 0;   // sequence of a sum
+    bool older = false;   // node 1 is of a build that knows of no turns
+    int says_turns = 0;   // messages
+    uint64_t ready1 = 0;  // sums, as node 1 has said last
+    uint64_t next = 0;    // sequence of a sum
   };
 
   NcclTurnsTest() {
@@ -99,20 +102,23 @@ class NcclTurnsTest : public ::testing::Test {
     for (int node = 0; node < kNodes; ++node) Of(name, node).Begin(generation);
     jobs_[name].next = 0;
   }
-  void Deliver(const std::string& name, int from, int to, const v1::PeerMessage& message) {
+  void Deliver(const std::string& name, int from, int to, v1::PeerMessage message) {
     absl::MutexLock lock(&mutex_);
     Job& job = jobs_[name];
-    if (message.exchange().has_turns()) ++job.says_turns;
-    if (job.hold) {
+    if (job.older) message.mutable_exchange()->clear_turns();
+    if (message.exchange().turns().round() > 0) ++job.says_turns;
+    if (to == 0) job.ready1 = message.exchange().turns().ready_sums();
+    if (job.hold && (job.hold_to < 0 || job.hold_to == to)) {
       job.held.emplace_back(to, message);
     } else if (const auto& exchange = job.by_node[static_cast<size_t>(to)]; exchange != nullptr) {
       exchange->OnMessage(from, message.exchange());
     }
   }
-  // While held, nothing that is said of the job arrives.
-  void Hold(const std::string& name) {
+  // While held, nothing that is said of the job arrives (`to`: at that node).
+  void Hold(const std::string& name, int to = -1) {
     absl::MutexLock lock(&mutex_);
     jobs_[name].hold = true;
+    jobs_[name].hold_to = to;
   }
   void LetGo(const std::string& name) {
     absl::MutexLock lock(&mutex_);
@@ -124,6 +130,15 @@ class NcclTurnsTest : public ::testing::Test {
   int SaysTurns(const std::string& name) {
     absl::MutexLock lock(&mutex_);
     return jobs_[name].says_turns;
+  }
+  // The job's sum on node 1, of which node 0 has heard that it is ready.
+  PendingPtr ReadyOn1(const std::string& name, uint64_t generation, uint64_t sequence) {
+    PendingPtr pending = Sum(name, 1, generation, sequence);
+    Await([&] {
+      absl::MutexLock lock(&mutex_);
+      return jobs_[name].ready1 == sequence + 1;
+    });
+    return pending;
   }
   // One at least, to that node.
   void AwaitHeld(const std::string& name, int to) {
@@ -290,8 +305,7 @@ TEST_F(NcclTurnsTest, ASlowRankHoldsOnlyItsOwnJob) {
 
 TEST_F(NcclTurnsTest, AGenerationThatEndsGivesItsTurnBack) {
   ASSERT_NO_FATAL_FAILURE(OpenBoth());
-  const PendingPtr on1 = Sum("a", 1, 1, 2);
-  Await([&] { return SaysTurns("a") > 0; });
+  const PendingPtr on1 = ReadyOn1("a", 1, 2);
   ExpectSums("b", 1, 1);
   Hold("a");  // node 1 does not hear that it may
   const PendingPtr on0 = Sum("a", 0, 1, 2);
@@ -306,12 +320,14 @@ TEST_F(NcclTurnsTest, AGenerationThatEndsGivesItsTurnBack) {
 
 TEST_F(NcclTurnsTest, ANodeThatHasFinishedHoldsNobody) {
   ASSERT_NO_FATAL_FAILURE(OpenBoth());
-  const std::vector<PendingPtr> last = {Sum("a", 0, 1, 2), Sum("a", 1, 1, 2)};
-  Await([&] { return IsIssued(1, "a 2"); });
-  Hold("a");  // that it is done
-  for (const PendingPtr& pending : last) ExpectSum(pending, 2);
-  Close("a", 1);
+  const PendingPtr on1 = ReadyOn1("a", 1, 2);
+  Hold("a", /*to=*/0);  // that it is done
+  for (const PendingPtr& pending : {on1, Sum("a", 0, 1, 2)}) ExpectSum(pending, 2);
+  AwaitHeld("a", 0);
   const std::vector<PendingPtr> of_b = {Sum("b", 0, 1, 1), Sum("b", 1, 1, 1)};
+  Await([&] { return Of("b", 0).Describe().find("and waits for the next") != std::string::npos; });
+  EXPECT_FALSE(of_b[0]->done.HasBeenNotified());
+  Close("a", 1);
   Of("a", 0).OnDown(1, absl::UnavailableError("the job is closed there"));
   for (const PendingPtr& pending : of_b) ExpectSum(pending, 1);
 }
@@ -331,12 +347,61 @@ TEST_F(NcclTurnsTest, WhoIsLeftAloneIsFreeAgain) {
 
 TEST_F(NcclTurnsTest, AJobWhoseNode0EndsLeavesTheOtherFree) {
   ASSERT_NO_FATAL_FAILURE(OpenBoth());
-  Hold("a");
-  const std::vector<PendingPtr> cut = {Sum("a", 0, 1, 2), Sum("a", 1, 1, 2)};
+  const PendingPtr on1 = ReadyOn1("a", 1, 2);
+  Hold("a", /*to=*/1);  // that it may
+  const PendingPtr cut = Sum("a", 0, 1, 2);
+  Await([&] { return IsIssued(0, "a 2"); });
   Close("a", 0);
-  EXPECT_FALSE(Await(cut[0]).ok());
+  EXPECT_FALSE(Await(cut).ok());
   ExpectSums("b", 1, 5);
   Close("a", 1);
+}
+
+TEST_F(NcclTurnsTest, WhatComesBehindALostLinkIsNotIssued) {
+  ASSERT_NO_FATAL_FAILURE(OpenBoth());
+  Of("a", 0).OnDown(1, absl::UnavailableError("the link is lost"));
+  const PendingPtr cut = Sum("a", 0, 1, 2);
+  ExpectSums("b", 1, 5);
+  EXPECT_FALSE(IsIssued(0, "a 2"));
+  Begin("a", 2);
+  EXPECT_EQ(Await(cut).code(), absl::StatusCode::kAborted);
+  ExpectSums("a", 2, 3);
+  ExpectSums("b", 1, 3);
+}
+
+// Whose other job, refused there, is not. Here it is, so that it wants the turn.
+TEST_F(NcclTurnsTest, NoLimitIsSaidWhereANodeKnowsOfNone) {
+  {
+    absl::MutexLock lock(&mutex_);
+    jobs_["a"].older = true;
+  }
+  Open("a");
+  Begin("a", 1);
+  ExpectSums("a", 1, 2);
+  Open("b");
+  Begin("b", 1);
+  const std::vector<PendingPtr> of_b = {Sum("b", 0, 1, 0), Sum("b", 1, 1, 0)};
+  Await([&] { return Of("b", 0).Describe().find("and waits for the next") != std::string::npos; });
+  ExpectSums("a", 1, 5);
+  Begin("a", 2);
+  ASSERT_NO_FATAL_FAILURE(ExpectSums("a", 2, 5));
+  EXPECT_EQ(SaysTurns("a"), 0);
+  for (const int node : {0, 1}) Close("a", node);
+  for (const PendingPtr& pending : of_b) ExpectSum(pending, 0);
+}
+
+TEST_F(NcclTurnsTest, AJobThatOnlyHasItsPlaceLimitsNobody) {
+  Open("a");
+  Open("b");  // whose ranks have not come
+  Begin("a", 1);
+  ExpectSums("a", 1, 3);
+  Begin("a", 2);
+  ExpectSums("a", 2, 3);
+  EXPECT_EQ(SaysTurns("a"), 0);
+  Begin("b", 1);
+  ExpectSums("b", 1, 3);
+  ExpectSums("a", 2, 3);
+  EXPECT_GT(SaysTurns("a"), 0);
 }
 
 TEST_F(NcclTurnsTest, BothMakeTheirCommunicatorsAnewInTurns) {
@@ -357,6 +422,7 @@ TEST_F(NcclTurnsTest, WhatCannotBeEndsTheGeneration) {
   ASSERT_NO_FATAL_FAILURE(OpenBoth());
   v1::PeerMessage::Exchange message;
   message.set_generation(1);
+  message.mutable_turns()->set_round(1);
   message.mutable_turns()->set_issued_sums(7);
   Of("a", 0).OnMessage(1, message);
   const absl::Status status = Await(Sum("a", 0, 1, 2));

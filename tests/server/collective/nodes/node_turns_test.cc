@@ -50,6 +50,17 @@ TEST_F(NodeTurnsTest, WhoIsAloneHasTheTurnAtOnce) {
   EXPECT_FALSE(a->view.wanted);
 }
 
+TEST_F(NodeTurnsTest, AJobIsThereForTheOtherOnceItHasWantedTheTurn) {
+  const auto a = Enter("a");
+  const auto b = Enter("b");
+  EXPECT_TRUE(a->view.alone && b->view.alone);
+  b->seat->Want(true);
+  EXPECT_FALSE(a->view.alone);
+  EXPECT_TRUE(b->view.alone);
+  b->seat->Release();
+  EXPECT_FALSE(a->view.alone);
+}
+
 TEST_F(NodeTurnsTest, TheTurnGoesRoundWhileBothWantIt) {
   const auto a = Enter("a");
   const auto b = Enter("b");
@@ -172,6 +183,31 @@ TEST_F(JobTurnsTest, AllGoAsFarAsTheFurthestBeforeTheOtherHasItsTurn) {
   EXPECT_FALSE(step.releases || step.tells.has_value()) << "this node has not done all";
   own_ = Sums(1, 9, 5, 5);
   EXPECT_TRUE(Go().releases);
+}
+
+TEST_F(JobTurnsTest, TheOtherLeavesBeforeAllHaveStopped) {
+  job_.Begin(/*alone=*/false);
+  own_ = Sums(1, 0, 0, 0);
+  view_ = {true, true, false};
+  const JobTurns::Step step = Go();
+  ASSERT_TRUE(step.tells.has_value()) << "though the other node has not answered";
+  EXPECT_FALSE(step.tells->limited);
+  EXPECT_EQ(job_.state(), State::kFree);
+}
+
+TEST_F(JobTurnsTest, NodesThatKnowOfNoLimitsAreToldNone) {
+  EXPECT_FALSE(job_.Begin(/*alone=*/false, /*obeyed=*/false).limited);
+  view_ = {true, false, true};
+  own_ = Sums(0, 4, 3, 2);
+  EXPECT_FALSE(Go().tells.has_value());
+}
+
+TEST_F(JobTurnsTest, NobodyIsBeyondItsLimit) {
+  InTurns(2);
+  EXPECT_TRUE(job_.MayBe(Sums(1, 9, 2, 2)));
+  EXPECT_FALSE(job_.MayBe(Sums(1, 9, 3, 2)));
+  EXPECT_FALSE(job_.MayBe(Sums(2, 2, 2, 2))) << "of a limit that was not said";
+  EXPECT_FALSE(job_.MayBe({1, {0, 9}, {0, 1}, {0, 0}}));
 }
 
 TEST_F(JobTurnsTest, WhatASumNeedsIsMovedBeforeTheTurnEnds) {
