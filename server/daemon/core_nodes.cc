@@ -110,6 +110,7 @@ absl::Status Core::AddNodes(int node, std::string link_key, bool late, JobCore::
     by_ranks.nodes = plan.nodes();
     by_ranks.row_nodes = plan.cut_over_nodes ? NodesOfRow(plan) : 0;
     by_ranks.devices = init->devices.by_rank;
+    by_ranks.addresses = join.addresses;
     for (char* const of_rank : staging) by_ranks.greetings.push_back(NcclGather::GreetingOf(plan, of_rank));
     by_ranks.send = [links = nodes->links.get()](int to, v1::PeerMessage message) {
       links->Send(to, std::move(message));

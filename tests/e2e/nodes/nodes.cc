@@ -69,6 +69,7 @@ void Nodes::StartDaemon(int node) {
       testing::FakeCudaEnvironment(gpus_, {absl::StrCat("FAKE_CUDA_DELAY_SEED=", 7 + node)});
   environment.push_back(
       absl::StrCat("NCCL_HOSTID=shardd-test-node-", node));  // NCCL takes no two members on one GPU of a host
+  environment.insert(environment.end(), daemons_find_.begin(), daemons_find_.end());
   started.StartDaemon(flags, "cuda:all", environment);
 }
 

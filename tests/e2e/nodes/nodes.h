@@ -63,6 +63,8 @@ class Nodes : public ::testing::Test {
   // Before Start: every node has so many GPUs, of the fake driver where those are not real, and takes itself for a host
   // of its own.
   void OnGpus(int gpus) { gpus_ = gpus; }
+  // Before Start: daemons on GPUs find this in their environment.
+  void DaemonsFind(const std::vector<std::string>& environment) { daemons_find_ = environment; }
   // Before Start: that node has none of the GPUs of the others, by mistake.
   void WithoutGpus(int node) { without_gpus_ = node; }
   // Before Start: each node has a custodian of its own, which its daemons use one after the other.
@@ -128,6 +130,7 @@ class Nodes : public ::testing::Test {
   int ranks_ = 0;
   int GpusOf(int node) const { return node == without_gpus_ ? 0 : gpus_; }
   int gpus_ = 0;
+  std::vector<std::string> daemons_find_;
   int without_gpus_ = -1;
   bool with_custodians_ = false;
   bool behind_proxies_ = false;

@@ -23,6 +23,7 @@
 #include "common/cuda/driver_api.h"
 #include "tests/fakes/nccl/call.h"
 #include "tests/fakes/nccl/clique.h"
+#include "tests/fakes/nccl/room.h"
 #include "tests/fakes/nccl/shared_clique.h"
 
 namespace shardd::nccl {
@@ -109,6 +110,7 @@ struct Item {
   std::shared_ptr<SharedMember> shared;
   uint64_t number;
   int rank;
+  uint64_t gpu;
   std::vector<Call> calls;
 };
 // FAKE_NCCL_SUM_US: how long the sums of one group take besides.
@@ -119,7 +121,10 @@ std::chrono::microseconds SumTime() {
 void RunItem(void* data) {
   const std::unique_ptr<Item> item(static_cast<Item*>(data));
   if (!item->calls.empty() && !item->calls[0].moves) std::this_thread::sleep_for(SumTime());
-  if (item->shared != nullptr) return item->shared->Run(item->calls);
+  if (item->shared != nullptr) {
+    const Room room(item->gpu, *item->shared);
+    return item->shared->Run(item->calls);
+  }
   item->clique->Run(item->number, item->rank, std::move(item->calls));
 }
 
@@ -132,7 +137,8 @@ ncclResult_t Put(Communicator* comm, cudaStream_t stream, std::vector<Call> call
     for (const Call& call : calls) comm->clique->windows.Use(comm->rank, call.send, 1);
   }
   if (comm->shared != nullptr) comm->shared->Connect(calls, SumsConnect());
-  auto item = std::make_unique<Item>(Item{comm->clique, comm->shared, comm->launches, comm->rank, std::move(calls)});
+  auto item =
+      std::make_unique<Item>(Item{comm->clique, comm->shared, comm->launches, comm->rank, comm->gpu, std::move(calls)});
   const CUresult result = cuLaunchHostFunc(static_cast<CUstream>(stream), RunItem, item.get());
   if (result != CUDA_SUCCESS) return ncclUnhandledCudaError;
   (void)item.release();

@@ -35,6 +35,7 @@ class SharedMember {
   void Run(const std::vector<Call>& calls);
   // Run returns soon, from now on at once.
   void Leave();
+  bool has_left() const { return left_; }
 
  private:
   struct File;

@@ -15,7 +15,13 @@ NcclExchange::NcclExchange(const NcclLibrary& library, const CudaDriver& driver,
       driver_(driver),
       options_(std::move(options)),
       reports_(static_cast<size_t>(options_.nodes)),
-      thread_([this] { Run(); }) {}
+      thread_([this] { Run(); }) {
+  if (options_.seat == nullptr || options_.node != 0) return;
+  options_.seat->Watch([this](const NodeTurns::View& view) {
+    absl::MutexLock lock(&mutex_);
+    turns_.view = view;
+  });
+}
 
 NcclExchange::~NcclExchange() {
   {
@@ -26,9 +32,12 @@ NcclExchange::~NcclExchange() {
     DropLocked(why);
   }
   thread_.join();
-  absl::MutexLock lock(&mutex_);
-  const auto all_done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return unreported_ == 0; };
-  mutex_.Await(absl::Condition(&all_done));
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto all_done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return unreported_ == 0; };
+    mutex_.Await(absl::Condition(&all_done));
+  }
+  if (options_.seat != nullptr) options_.seat->Leave();  // nothing of this job waits on the GPUs any more
 }
 
 absl::Status NcclExchange::Check(const Queue& queue, uint64_t sequence, const Sum& sum) const {
@@ -120,6 +129,10 @@ void NcclExchange::BeginLocked(uint64_t generation) {
   failed_ = absl::OkStatus();
   sums_waiting_.next = 0;
   moves_waiting_.next = 0;
+  turns_.limit = TurnLimit();
+  turns_.reported = TurnReport();
+  turns_.done = TurnCounts();
+  turns_.ended = false;
 }
 
 void NcclExchange::RefuseLocked(const absl::Status& why) {
@@ -156,7 +169,12 @@ uint64_t NcclExchange::UsableNumberLocked() const {
 
 void NcclExchange::OnMessage(int node, const v1::PeerMessage::Exchange& message) {
   if (node < 0 || node >= options_.nodes || node == options_.node || (options_.node != 0 && node != 0)) return;
+  if (message.turns().round() > 0) {
+    HearTurns(node, message.generation(), message.turns());
+    if (message.attempt() == 0) return;
+  }
   Report report;
+  report.takes_turns = message.has_turns();
   report.generation = message.generation();
   report.number = message.attempt();
   for (const std::string& bytes : message.nccl_ids()) {
@@ -172,6 +190,7 @@ void NcclExchange::OnMessage(int node, const v1::PeerMessage::Exchange& message)
         "nodes have other numbers of ranks (got ", report.ids.size(), " ids, want ", CommunicatorCount(), ")"));
   }
   absl::MutexLock lock(&mutex_);
+  turns_.gone.erase(node);
   // May belong to a generation that this node has not begun yet; an older one is obsolete.
   Report& last = reports_[static_cast<size_t>(node)];
   if (report.generation >= generation_ && report.generation >= last.generation) last = std::move(report);
@@ -184,15 +203,19 @@ bool NcclExchange::HaveAllAskedLocked() const {
 }
 
 bool NcclExchange::HasWorkLocked() const {
-  if (ends_ || !refused_.empty()) return true;
+  return ends_ || !refused_.empty() || HasTurnWorkLocked() || HasStepLocked();
+}
+
+bool NcclExchange::HasStepLocked() const {
   if (sums_waiting_.waiting.empty() && moves_waiting_.waiting.empty()) return false;
   switch (phase_) {
     case Phase::kUnasked:
       return true;
     case Phase::kAsked:
-      return options_.node == 0 ? HaveAllAskedLocked() : reports_[0].generation == generation_;
+      return options_.node == 0 ? MayDecideLocked() && (options_.seat == nullptr || turns_.view.mine)
+                                : reports_[0].generation == generation_;
     case Phase::kAgreed:
-      return sums_waiting_.ready() || moves_waiting_.ready();
+      return MayIssueLocked(sums_waiting_) || MayIssueLocked(moves_waiting_);
     case Phase::kFailed:
       return false;  // what arrived then was refused
   }
@@ -206,7 +229,8 @@ void NcclExchange::Run() {
     mutex_.AwaitWithTimeout(absl::Condition(&has_work), under_way_ > 0 ? kAskInterval : absl::InfiniteDuration());
     RefuseWaiting();
     if (under_way_ > 0 && MonotonicNow() - asked_library_ > kAskInterval) AskLibrary();
-    if (!ends_ && refused_.empty() && HasWorkLocked()) Step();
+    if (!ends_ && refused_.empty() && HasTurnWorkLocked()) DoTurnWork();
+    if (!ends_ && refused_.empty() && HasStepLocked()) Step();
   }
 }
 
@@ -235,7 +259,7 @@ void NcclExchange::Step() {
     case Phase::kAsked:
       return options_.node == 0 ? Decide() : UseOrMake();
     case Phase::kAgreed:
-      return IssueNext(moves_waiting_.ready() ? moves_waiting_ : sums_waiting_);
+      return IssueNext(MayIssueLocked(moves_waiting_) ? moves_waiting_ : sums_waiting_);
     case Phase::kFailed:
       return;
   }
@@ -254,6 +278,7 @@ void NcclExchange::SendReport() {
   message.set_generation(own.generation);
   message.mutable_exchange()->set_generation(own.generation);
   message.mutable_exchange()->set_attempt(own.number);
+  message.mutable_exchange()->mutable_turns();  // this node knows of limits
   mutex_.Unlock();
   options_.send(0, std::move(message));
   mutex_.Lock();
@@ -263,6 +288,8 @@ void NcclExchange::SendReport() {
 void NcclExchange::Decide() {
   const uint64_t generation = generation_;
   bool all_have_them = true;
+  const bool all_take_turns =
+      std::all_of(reports_.begin() + 1, reports_.end(), [](const Report& report) { return report.takes_turns; });
   for (const Report& report : reports_) {
     highest_ = std::max(highest_, report.number);
     all_have_them = all_have_them && report.number != 0 && report.number == reports_[0].number;
@@ -274,6 +301,7 @@ void NcclExchange::Decide() {
   message.set_generation(generation);
   message.mutable_exchange()->set_generation(generation);
   message.mutable_exchange()->set_attempt(decided.number);
+  BeginTurnsLocked(all_take_turns, message.mutable_exchange());
   mutex_.Unlock();
   absl::Status status;
   for (size_t rank = 0; !all_have_them && status.ok() && rank < CommunicatorCount(); ++rank) {
@@ -337,6 +365,7 @@ void NcclExchange::UseOrMake() {
 std::string NcclExchange::Describe() const {
   std::vector<std::string> devices;
   for (const int ordinal : options_.ordinals) devices.push_back(absl::StrCat("cuda:", ordinal));
+  const std::string turns = DescribeTurns();
   absl::MutexLock lock(&mutex_);
   const uint64_t usable = UsableNumberLocked();
   std::string text = absl::StrCat(
@@ -357,7 +386,7 @@ std::string NcclExchange::Describe() const {
   absl::StrAppend(&text, "; ", sums_, " sum(s)");
   if (made_ > 1 || (made_ == 1 && usable == 0)) absl::StrAppend(&text, "; made ", made_, " time(s)");
   if (!dropped_.empty()) absl::StrAppend(&text, "; last given up because ", dropped_);
-  return text;
+  return absl::StrCat(text, turns);
 }
 
 }  // namespace shardd

@@ -5,6 +5,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -15,6 +17,8 @@
 #include "absl/time/time.h"
 #include "server/collective/local/fan_out.h"
 #include "server/collective/nccl/nccl_communicator.h"
+#include "server/collective/nodes/nccl/job_turns.h"
+#include "server/collective/nodes/nccl/node_turns.h"
 #include "server/collective/nodes/node_exchange.h"
 
 namespace shardd {
@@ -41,7 +45,8 @@ struct NcclExchangeOptions {
   // none.
   std::vector<char*> greetings;
   NcclCommunicator::Options communicators;
-  std::shared_ptr<void> claim;  // released with the exchange
+  std::vector<std::string> addresses;     // of all nodes, by node: jobs on the same GPUs must have the same
+  std::shared_ptr<NodeTurns::Seat> seat;  // the exchange leaves it; null: it is alone
 };
 
 // Exchange by NCCL: for each local rank one communicator, whose members are that rank's GPUs on all nodes, in the
@@ -63,6 +68,10 @@ struct NcclExchangeOptions {
 // If a generation ends (Begin) while sums are under way or communicators are made, this node aborts them; the other
 // nodes do the same in their own Begin. While sums are under way the exchange also asks NCCL whether communicators are
 // broken, aborts those, and refuses further sums of the generation.
+//
+// Beside another job on the same nodes' GPUs, communicators are made, and sums and moves issued, as its turns allow
+// (job_turns.h): the exchange of node 0 asks for turns (node_turns.h), and says limits, which all nodes obey. A job
+// that is alone has the turn as long as it needs it, and no limit.
 class NcclExchange final : public NodeExchange {
  public:
   using Options = NcclExchangeOptions;
@@ -84,6 +93,7 @@ class NcclExchange final : public NodeExchange {
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Begin(uint64_t generation) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnMessage(int node, const v1::PeerMessage::Exchange& message) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnDown(int node, const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   static constexpr int64_t kGreetingBytes = 64;  // of each direction (GatherStaging::greeting_bytes)
@@ -103,6 +113,11 @@ class NcclExchange final : public NodeExchange {
     uint64_t next = 0;  // sequence to issue next
     std::map<uint64_t, std::shared_ptr<Sum>> waiting;
     bool ready() const { return !waiting.empty() && waiting.begin()->first == next; }
+    uint64_t ready_below() const {
+      uint64_t end = next;
+      for (auto it = waiting.begin(); it != waiting.end() && it->first == end; ++it) ++end;
+      return end;
+    }
   };
   // The last message of a node.
   struct Report {
@@ -110,6 +125,19 @@ class NcclExchange final : public NodeExchange {
     uint64_t number = 0;
     std::vector<ncclUniqueId> ids;
     absl::Status malformed;
+    bool takes_turns = false;  // the node knows of limits
+  };
+  struct Turns {
+    // Node 0.
+    NodeTurns::View view;
+    bool wanted = false;             // as the seat was told last
+    std::optional<JobTurns> of_job;  // of the current generation, from its decision on
+    std::set<int> gone;              // nodes whose links were lost, and which have said nothing since
+    bool ended = false;              // a link was lost since the current generation's decision, which so ends
+    // All nodes, of the current generation.
+    TurnLimit limit;
+    TurnReport reported;  // node 0 has it
+    TurnCounts done;
   };
   // State of the current generation.
   enum class Phase {
@@ -123,6 +151,7 @@ class NcclExchange final : public NodeExchange {
   // call out release the mutex meanwhile.
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   bool HasWorkLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool HasStepLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HaveAllAskedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RefuseWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AskLibrary() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -133,6 +162,20 @@ class NcclExchange final : public NodeExchange {
   // All others that this node moves bytes to or from, on new communicators. OK without moves.
   absl::Status Greet(const Communicators& made) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void IssueNext(Queue& queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Turns (nccl_exchange_turns.cc).
+  bool HasTurnWorkLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DoTurnWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The next of the queue.
+  bool MayIssueLocked(const Queue& queue) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // As the generation's communicators are said, which is what `message` does.
+  void BeginTurnsLocked(bool obeyed, v1::PeerMessage::Exchange* message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayDecideLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  JobTurns::Step NextTurnLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  TurnReport OwnReportLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HearTurns(int node, uint64_t generation, const v1::PeerMessage::Exchange::Turns& turns)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  std::string DescribeTurns() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   size_t CommunicatorCount() const { return options_.devices.size() * (options_.moves ? 2 : 1); }
   // The operations of each rank's device.
@@ -169,6 +212,8 @@ class NcclExchange final : public NodeExchange {
   std::vector<std::pair<Done, absl::Status>> refused_ ABSL_GUARDED_BY(mutex_);
   int under_way_ ABSL_GUARDED_BY(mutex_) = 0;   // issued in any generation and not finished on their streams
   int unreported_ ABSL_GUARDED_BY(mutex_) = 0;  // those, and others whose `done` has not returned
+
+  Turns turns_ ABSL_GUARDED_BY(mutex_);
 
   std::vector<Report> reports_ ABSL_GUARDED_BY(mutex_);  // by node; on other nodes than 0, entry 0 is what to use
   uint64_t number_ ABSL_GUARDED_BY(mutex_) = 0;          // number of communicators_

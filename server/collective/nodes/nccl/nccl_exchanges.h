@@ -6,33 +6,28 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "server/collective/nodes/nccl/nccl_exchange.h"
+#include "server/collective/nodes/nccl/node_turns.h"
 
 namespace shardd {
 
-// This daemon's exchanges by NCCL, one at a time: a sum holds its GPU's stream until all nodes have reached it, and the
-// jobs of several daemons have no common order, so two jobs on the same GPUs would wait for each other for ever.
-// Thread-safe.
+// This daemon's exchanges by NCCL, of at most two jobs at a time, which take turns (node_turns.h). Thread-safe.
 class NcclExchanges {
  public:
   // `ordinals`: the daemon's GPUs, in order.
   NcclExchanges(const NcclLibrary& library, const CudaDriver& driver, std::vector<int> ordinals)
-      : library_(library), driver_(driver), ordinals_(std::move(ordinals)) {}
+      : library_(library), driver_(driver), ordinals_(std::move(ordinals)), turns_(std::make_shared<NodeTurns>()) {}
 
-  // Fills in ordinals, moves and claim: the GPU of rank r of the job is the daemon's r-th, modulo their number; without
-  // greetings there are no moves. FAILED_PRECONDITION: another job has the exchange.
-  absl::StatusOr<std::unique_ptr<NcclExchange>> Make(const std::string& job, NcclExchange::Options options)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Fills in ordinals, moves and seat: the GPU of rank r of the job is the daemon's r-th, modulo their number; without
+  // greetings there are no moves. Errors as NodeTurns::Enter.
+  absl::StatusOr<std::unique_ptr<NcclExchange>> Make(const std::string& job, NcclExchange::Options options);
 
  private:
   const NcclLibrary library_;
   const CudaDriver driver_;
   const std::vector<int> ordinals_;
-  absl::Mutex mutex_;
-  std::weak_ptr<std::string> claim_ ABSL_GUARDED_BY(mutex_);  // name of the job that has the exchange
+  const std::shared_ptr<NodeTurns> turns_;  // exchanges leave it when they end, which may be later
 };
 
 }  // namespace shardd

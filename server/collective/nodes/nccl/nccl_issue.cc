@@ -147,6 +147,7 @@ void NcclExchange::SumIsDone(const std::shared_ptr<Sum>& sum, const Communicator
   {
     absl::MutexLock lock(&mutex_);
     --under_way_;
+    if (sum->generation == generation_) ++(sum->is_move ? turns_.done.moves : turns_.done.sums);
     if (ends_ || sum->generation != generation_) {
       status = absl::AbortedError(absl::StrCat(sum->label, ": the generation has ended (", sum->generation, ")"));
     } else if (!status.ok()) {

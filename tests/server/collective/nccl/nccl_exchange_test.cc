@@ -502,21 +502,29 @@ TEST_F(NcclExchangeTest, IdsThatAreMalformedAreAnErrorOfTheGeneration) {
   ExpectSums(generation, 0);
 }
 
-TEST_F(NcclExchangeTest, OneJobAtATimeHasTheDaemonsGpus) {
+TEST_F(NcclExchangeTest, TwoJobsHaveTheDaemonsGpusAndNoThird) {
   Start(/*nodes=*/1, /*ranks=*/2);
   NcclExchanges exchanges(NcclLibrary(fake_nccl::Table(), 22809), gpus_.driver(), {4, 5});
   const std::vector<Device*> devices = {devices_[4].get(), devices_[5].get(), devices_[4].get()};
   NcclExchangeOptions options;
   options.devices = devices;
   options.send = [](int, v1::PeerMessage) {};
+  options.addresses = {"one:1", "two:1"};
   auto first = exchanges.Make("first", options);
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_THAT((*first)->Describe(), HasSubstr("members here cuda:4, cuda:5, cuda:4"));
-  const absl::Status second = exchanges.Make("second", options).status();
-  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(second.message()), HasSubstr("and job \"first\" is there"));
+  NcclExchangeOptions elsewhere = options;
+  elsewhere.addresses = {"one:1", "three:1"};
+  const absl::Status other = exchanges.Make("second", elsewhere).status();
+  EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(other.message()), HasSubstr("must have the same nodes in the same order"));
+  const auto second = exchanges.Make("second", options);
+  ASSERT_TRUE(second.ok()) << second.status();
+  const absl::Status third = exchanges.Make("third", options).status();
+  EXPECT_EQ(third.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(third.message()), HasSubstr("(there: \"first\" and \"second\")"));
   first->reset();
-  EXPECT_TRUE(exchanges.Make("second", options).ok());
+  EXPECT_TRUE(exchanges.Make("third", options).ok());
 }
 
 }  // namespace
