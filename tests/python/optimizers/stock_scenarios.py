@@ -74,6 +74,30 @@ def both(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return train("torch", kind), train("shardd", kind)
 
 
+def states_beside(impl: str) -> dict[str, Any]:
+    """Two optimizers take turns over the same parameters, and one goes on from state that it had before a load."""
+    model = model_of(impl)
+    params = list(model.parameters())
+    adamw = torch.optim.AdamW(params, lr=1e-2, eps=1e-3)
+    adam = torch.optim.Adam(params, lr=1e-2, betas=(0.5, 0.6), eps=1e-3)
+    early = copy.deepcopy(adamw.state_dict())
+    losses: list[float] = []
+    for step in range(6):
+        losses += train_steps(model, adamw if step % 3 else adam, range(step, step + 1))
+        if step == 1:
+            early = copy.deepcopy(adamw.state_dict())
+    late = adamw.state_dict()
+    adamw.load_state_dict(early)
+    losses += train_steps(model, adamw, range(6, 7))
+    adamw.load_state_dict(late)
+    losses += train_steps(model, adamw, range(7, 8))
+    return {"losses": losses, "states": [full_state(adamw), full_state(adam)], "parameters": parameters_of(model)}
+
+
+def both_beside() -> tuple[dict[str, Any], dict[str, Any]]:
+    return states_beside("torch"), states_beside("shardd")
+
+
 def train_and_be_killed(kind: str, steps: int) -> dict[str, Any]:
     """Goes on where the job is; says where it stands in each step, so that the test can kill it there."""
     from shardd.torch import commit, resume, ride

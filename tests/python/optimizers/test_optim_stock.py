@@ -29,6 +29,18 @@ def test_state_moves_into_the_jobs_memory_and_changes_no_number(kind: str) -> No
         assert ours["counters"]["commits"] == 6
 
 
+def test_state_that_is_held_beside_keeps_its_values() -> None:
+    for theirs, ours in run_ranks(stock_scenarios.both_beside, 2):
+        close(ours["losses"], theirs["losses"], 2e-6)
+        for got, want in zip(ours["states"], theirs["states"], strict=True):
+            assert {entry["step"] for entry in got.values()} == {entry["step"] for entry in want.values()}
+            for index, entry in want.items():
+                for name, value in entry.items():
+                    close(got[index][name], value, 2e-5)
+        for name, value in theirs["parameters"].items():
+            close(ours["parameters"][name], value, 2e-5)
+
+
 def _environment(name: str, restarts: int, hold: str = "") -> dict[str, str]:
     return {"TORCHELASTIC_RUN_ID": name, "TORCHELASTIC_RESTART_COUNT": str(restarts), "HOLD": hold}
 
