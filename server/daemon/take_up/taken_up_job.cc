@@ -108,6 +108,9 @@ absl::Status BeginSnapshotOf(const v1::DecidedStepRecord& step, const TakeUpLog:
   return log->Commit(record, header, TakeUpLog::Counts::kSnapshotBeingTaken);
 }
 
+// A log that says so of a plan that has none is of another job, or torn.
+absl::Status NoSnapshot() { return absl::DataLossError("its values are in a snapshot, and its plan has none"); }
+
 // `step`: what comes first, with the header behind it; null: nothing does.
 absl::Status CompleteSnapshotOnGpus(const ShardPlan& plan, const v1::CustodyJob& job, const JobMemory::Kept& kept,
                                     const TakeUpOn& on, const v1::DecidedStepRecord* step,
@@ -120,6 +123,7 @@ absl::Status CompleteSnapshotOnGpus(const ShardPlan& plan, const v1::CustodyJob&
     SHARDD_RETURN_IF_ERROR(BeginSnapshotOf(*step, header, log));
   }
   const JobSlab* const snapshot = plan.memory.kept_bytes > 0 ? memory->kept() : memory->parameters();
+  if (snapshot == nullptr) return NoSnapshot();
   std::vector<std::vector<DeviceOp>> by_rank;
   for (int rank = 0; rank < plan.world_size; ++rank) {
     by_rank.push_back(KeepOps(plan, memory->pointers(), snapshot->At(0), /*back=*/false, rank));
@@ -324,10 +328,12 @@ absl::StatusOr<TakenUpJob> LeftJob::State::TakeUp(const TakeUpOn& on) {
   }
   result.committed.in_snapshot = in_snapshot;
   if (in_snapshot) {
+    char* const first = mapped.At(plan.memory.kept_bytes > 0 ? "snapshot" : "parameters");
+    if (first == nullptr) return NoSnapshot();
     if (two) {
       result.committed.second_snapshot = left.second;
       // What passes read may have been on its way to the other one.
-      char* const snapshot = mapped.At("snapshot") + (left.second ? plan.memory.snapshot_bytes : 0);
+      char* const snapshot = first + (left.second ? plan.memory.snapshot_bytes : 0);
       SHARDD_RETURN_IF_ERROR(MakeCopies(plan, slabs, snapshot));
     } else if (completes) {
       SHARDD_RETURN_IF_ERROR(BeginSnapshotOf(*decided, header, result.log.get()));
@@ -335,8 +341,7 @@ absl::StatusOr<TakenUpJob> LeftJob::State::TakeUp(const TakeUpOn& on) {
     const bool may_be_in_copies = SnapshotMayBeInCopies(plan) && result.log->may_say_in_copies();
     result.committed.shards_in_copies = completes_snapshot ? may_be_in_copies : left.shards_in_copies;
     if (completes_snapshot) {
-      char* const snapshot = mapped.At(plan.memory.kept_bytes > 0 ? "snapshot" : "parameters");
-      SHARDD_RETURN_IF_ERROR(CompleteSnapshot(plan, slabs, snapshot, may_be_in_copies, left.behind_pass && !completes));
+      SHARDD_RETURN_IF_ERROR(CompleteSnapshot(plan, slabs, first, may_be_in_copies, left.behind_pass && !completes));
       result.log->SnapshotTaken(result.committed.shards_in_copies);
     }
     make_anew("shards");
